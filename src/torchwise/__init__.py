@@ -1,0 +1,59 @@
+"""Torchwise finds the fastest proven-correct way to run a PyTorch model on the machine at hand.
+
+Names are loaded on first use (PEP 562), so that `import torchwise` costs neither torch nor a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchwise.api import Study, apply, optimize, tune
+    from torchwise.errors import TorchwiseError
+    from torchwise.plan import EAGER, Legality, Plan
+    from torchwise.records import Decision
+    from torchwise.workload import Example, Workload
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EAGER": "plan",
+    "Decision": "records",
+    "Example": "workload",
+    "Legality": "plan",
+    "Plan": "plan",
+    "Study": "api",
+    "TorchwiseError": "errors",
+    "Workload": "workload",
+    "apply": "api",
+    "optimize": "api",
+    "tune": "api",
+}
+
+__all__ = [
+    "EAGER",
+    "Decision",
+    "Example",
+    "Legality",
+    "Plan",
+    "Study",
+    "TorchwiseError",
+    "Workload",
+    "__version__",
+    "apply",
+    "optimize",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torchwise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"torchwise.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,155 @@
+"""The fingerprint of machine and software that a measurement holds for.
+
+Standard library only, and no torch: versions are read from package metadata and `torch/version.py`, the
+GPU from `nvidia-smi`, so the fingerprint can be taken where loading torch or creating a CUDA context would cost.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a measurement depends on.
+
+    Every field enters `fingerprint` except `hostname`, so that equal machines share decisions. Load, clocks,
+    free memory and the time of day never enter: they are judged per measurement instead.
+    """
+
+    device: str  # "cpu" or "cuda"
+    hostname: str
+    system: str  # operating system and architecture, such as "Linux x86_64"
+    cpu: str
+    cpus: int  # logical CPUs this process may use
+    python: str
+    torch: str
+    triton: str | None = None
+    cuda: str | None = None  # CUDA version torch was built with
+    gpu: str | None = None
+    gpu_memory_mib: int | None = None
+    gpu_capability: str | None = None
+    driver: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 12 hex digits of SHA-256 over every field but `hostname`."""
+        fields = asdict(self)
+        del fields["hostname"]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+
+    def differences(self, other: Environment) -> list[str]:
+        """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here"; `other` is here."""
+        mine, theirs = asdict(self), asdict(other)
+        return [
+            f"{name}: {mine[name]} there, {theirs[name]} here"
+            for name in mine
+            if name != "hostname" and mine[name] != theirs[name]
+        ]
+
+
+def detect(device: str) -> Environment:
+    """Take the fingerprint of this machine and software for `device` ("cpu" or "cuda")."""
+    gpu = detect_gpu() if device == "cuda" else None
+    return Environment(
+        device=device,
+        hostname=platform.node(),
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cpus=available_cpus(),
+        python=platform.python_version(),
+        torch=torch_version(),
+        triton=package_version("triton") if device == "cuda" else None,
+        cuda=torch_cuda_version() if device == "cuda" else None,
+        gpu=gpu["name"] if gpu else None,
+        gpu_memory_mib=int(gpu["memory_mib"]) if gpu else None,
+        gpu_capability=gpu["capability"] if gpu else None,
+        driver=gpu["driver"] if gpu else None,
+    )
+
+
+def available_cpus() -> int:
+    """Count the logical CPUs that this process may be scheduled on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a distribution, or None where it is absent."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_version() -> str:
+    """Return torch's full version with its build tag ("2.13.0+cpu"), or "absent"."""
+    return _torch_version_field("__version__") or package_version("torch") or "absent"
+
+
+def torch_cuda_version() -> str | None:
+    """Return the CUDA version torch was built with, or None for a CPU build."""
+    return _torch_version_field("cuda")
+
+
+@functools.cache
+def _torch_version_field(field: str) -> str | None:
+    """Read one field of `torch/version.py` as text, which is 1,000 times quicker than importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^{field}\b[^=\n]*=\s*'([^']+)'", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+@functools.cache
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or "unknown"
+
+
+@functools.cache
+def detect_gpu() -> dict[str, str] | None:
+    """Describe the first visible GPU (name, memory_mib, capability, driver) by `nvidia-smi`, or return None."""
+    rows = query_gpu("name,memory.total,compute_cap,driver_version")
+    if not rows:
+        return None
+    return dict(zip(("name", "memory_mib", "capability", "driver"), rows[0], strict=True))
+
+
+def query_gpu(fields: str, table: str = "gpu") -> list[list[str]]:
+    """Ask `nvidia-smi --query-<table>`; return its rows, none where there is no driver.
+
+    Creates no CUDA context. `CUDA_VISIBLE_DEVICES`, where it holds indices, decides which GPU is meant.
+    """
+    command = ["nvidia-smi", f"--query-{table}={fields}", "--format=csv,noheader,nounits"]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    if first == "-1":
+        return []
+    if first and table == "gpu":
+        command.append(f"--id={first}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]

@@ -1,0 +1,61 @@
+"""Every error that Torchwise raises on purpose.
+
+::
+
+    TorchwiseError
+    ├── InputError            what the user gave cannot be used          (exit code 2)
+    │   ├── TargetError       the target names nothing that can be run
+    │   ├── WorkloadError     the factory or the inputs are malformed
+    │   ├── PlanError         an illegal or meaningless combination
+    │   └── StorageError      the store cannot be opened, read or written
+    ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
+    ├── UnsupportedError      this torch or machine lacks what a plan needs
+    └── StalePlanError        a plan no longer fits the live model
+
+A message gives the value and the rule, and the way out where there is one:
+"calls is 0, but must be at least 1".
+"""
+
+from __future__ import annotations
+
+
+class TorchwiseError(Exception):
+    """Base of every error raised on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(TorchwiseError):
+    """What the user gave cannot be used."""
+
+    exit_code = 2
+
+
+class TargetError(InputError):
+    """The target names nothing that can be run."""
+
+
+class WorkloadError(InputError):
+    """A factory, its result, or its inputs are malformed."""
+
+
+class PlanError(InputError):
+    """A plan combines choices that are illegal or mean nothing together."""
+
+
+class StorageError(InputError):
+    """The store cannot be opened, read or written."""
+
+
+class BaselineError(TorchwiseError):
+    """The model, run plainly, fails on its own example inputs: there is nothing to compare with."""
+
+    exit_code = 3
+
+
+class UnsupportedError(TorchwiseError):
+    """This version of torch, or this machine, lacks what a plan needs."""
+
+
+class StalePlanError(TorchwiseError):
+    """A plan was made for a model that has since changed (its weights, its structure, its mode)."""

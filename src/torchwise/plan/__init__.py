@@ -1,0 +1,8 @@
+"""How a workload could run: plans, their legality, and the space of them. Pure data, no torch."""
+
+from torchwise.plan.choice import CHOICES, Choice, register
+from torchwise.plan.legality import Legality
+from torchwise.plan.plan import EAGER, Plan
+from torchwise.plan.space import PlanSpace
+
+__all__ = ["CHOICES", "EAGER", "Choice", "Legality", "Plan", "PlanSpace", "register"]

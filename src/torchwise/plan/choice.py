@@ -1,0 +1,78 @@
+"""One value of one dimension of a plan, with what it costs, what it may change, and what it can gain."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchwise.plan.legality import Legality
+
+Acts = Literal["all", "gemm", "conv", "launch"]
+"""Which part of the baseline's time a choice can act on: all of it, matrix products and convolutions,
+convolutions alone, or the time the device waits for the host."""
+
+Effort = Literal["quick", "standard", "thorough"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One value that a field of a `Plan` can take.
+
+    Attributes:
+        field: the plan's field, or "options" for one compiler option.
+        value: its value; `(name, value)` for an option.
+        legality: how far it may move the answer.
+        complexity: how much it adds to understand and maintain; ties go to the smaller sum.
+        summary: what it does, in a line, for people.
+        devices: where it means anything.
+        modes: "inference", "training".
+        needs: traits the workload must have, as the inspection of the baseline names them.
+        on: choices it only makes sense with, as (field, value).
+        effort: the least effort at which it is tried by itself.
+        compile_factor: compile time as a multiple of a plain compile; 0 for what compiles nothing.
+        acts: which part of the time it can improve.
+        keeps: share of that part that is sure to remain, so that 1 - keeps bounds the gain.
+    """
+
+    field: str
+    value: Any
+    legality: Legality
+    complexity: int
+    summary: str
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    modes: tuple[str, ...] = ("inference", "training")
+    needs: tuple[str, ...] = ()
+    on: tuple[tuple[str, Any], ...] = ()
+    effort: Effort = "standard"
+    compile_factor: float = 1.0
+    acts: Acts = "all"
+    keeps: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, Any]:
+        """What identifies it: the field, and for an option the option's name too."""
+        return (self.field, self.value)
+
+
+ANY = "*"
+"""A value that describes every value of a field that no other choice names; never proposed by itself."""
+
+CHOICES: dict[tuple[str, Any], Choice] = {}
+"""Every registered choice, in the order of `choices/`: the order in which cheap ones come first."""
+
+
+def register(choice: Choice) -> Choice:
+    """Add a choice to the space; a plug-in may call it too. The last one registered under a key holds."""
+    CHOICES[choice.key] = choice
+    return choice
+
+
+def load_choices() -> dict[tuple[str, Any], Choice]:
+    """Import every file in `choices/`, each of which registers its own, and return all choices."""
+    from torchwise.plan import choices
+
+    for module in pkgutil.iter_modules(choices.__path__):
+        importlib.import_module(f"{choices.__name__}.{module.name}")
+    return CHOICES

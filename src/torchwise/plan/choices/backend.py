@@ -1,0 +1,15 @@
+"""Which compiler turns the model into kernels."""
+
+from torchwise.plan.choice import Choice, register
+from torchwise.plan.legality import Legality
+
+INDUCTOR = register(
+    Choice(
+        "backend",
+        "inductor",
+        Legality.REORDERED,
+        complexity=2,
+        summary="torch.compile with Inductor: fuses pointwise work and reductions into its own kernels",
+        effort="quick",
+    )
+)

@@ -1,0 +1,21 @@
+"""Weights as constants of the compiled code."""
+
+from torchwise.plan.choice import Choice, register
+from torchwise.plan.legality import Legality
+
+register(
+    Choice(
+        "options",
+        ("freezing", True),
+        Legality.REORDERED,
+        complexity=3,
+        summary="weights are folded into the compiled code (batch-norm into convolutions, weights prepacked); "
+        "the plan turns stale, and eager answers, when weights change",
+        modes=("inference",),
+        needs=("module", "gemm"),
+        on=(("backend", "inductor"),),
+        compile_factor=1.3,
+        acts="gemm",
+        keeps=0.5,
+    )
+)

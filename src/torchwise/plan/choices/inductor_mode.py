@@ -1,0 +1,89 @@
+"""The modes of `torch.compile`, and the Inductor options that are worth a trial of their own."""
+
+from torchwise.plan.choice import Choice, register
+from torchwise.plan.legality import Legality
+
+ON_INDUCTOR = (("backend", "inductor"),)
+
+register(
+    Choice(
+        "mode",
+        "reduce-overhead",
+        Legality.REORDERED,
+        complexity=2,
+        summary="Inductor inside CUDA graphs; outputs are copied out, so that they may be held across calls",
+        devices=("cuda",),
+        on=ON_INDUCTOR,
+        acts="launch",
+    )
+)
+register(
+    Choice(
+        "mode",
+        "max-autotune-no-cudagraphs",
+        Legality.REORDERED,
+        complexity=2,
+        summary="Inductor picks each matrix product and convolution by timing several kernels",
+        needs=("gemm",),
+        on=ON_INDUCTOR,
+        compile_factor=4.0,
+        acts="gemm",
+        keeps=0.6,
+    )
+)
+register(
+    Choice(
+        "mode",
+        "max-autotune",
+        Legality.REORDERED,
+        complexity=3,
+        summary="max-autotune inside CUDA graphs; outputs are copied out",
+        devices=("cuda",),
+        needs=("gemm",),
+        on=ON_INDUCTOR,
+        effort="thorough",
+        compile_factor=4.5,
+        acts="gemm",
+        keeps=0.6,
+    )
+)
+register(
+    Choice(
+        "options",
+        ("coordinate_descent_tuning", True),
+        Legality.REORDERED,
+        complexity=1,
+        summary="Inductor tunes the launch parameters of each Triton kernel step by step",
+        devices=("cuda",),
+        on=ON_INDUCTOR,
+        effort="thorough",
+        compile_factor=2.0,
+        keeps=0.8,
+    )
+)
+register(
+    Choice(
+        "options",
+        ("combo_kernels", True),
+        Legality.REORDERED,
+        complexity=1,
+        summary="Inductor merges independent small kernels into one launch",
+        devices=("cuda",),
+        on=ON_INDUCTOR,
+        effort="thorough",
+        acts="launch",
+    )
+)
+register(
+    Choice(
+        "options",
+        ("cpp_wrapper", True),
+        Legality.REORDERED,
+        complexity=1,
+        summary="the code around the kernels is C++ instead of Python",
+        on=ON_INDUCTOR,
+        effort="thorough",
+        compile_factor=2.0,
+        keeps=0.8,
+    )
+)

@@ -1,0 +1,17 @@
+"""One compilation for every shape, or one for each."""
+
+from torchwise.plan.choice import Choice, register
+from torchwise.plan.legality import Legality
+
+register(
+    Choice(
+        "shapes",
+        "dynamic",
+        Legality.REORDERED,
+        complexity=1,
+        summary="one compilation serves all shapes of the mix, instead of one each",
+        needs=("several_shapes",),
+        on=(("backend", "inductor"), ("mode", "default")),
+        effort="quick",
+    )
+)

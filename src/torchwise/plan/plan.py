@@ -1,0 +1,144 @@
+"""A plan: one way to run a workload, as frozen data with a canonical form and a stable id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from torchwise.errors import PlanError
+
+SCHEMA = "torchwise.plan/1"
+
+OptionValue = bool | int | str
+"""What a backend option may be; floats are left out so that the canonical form has one spelling."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run a workload; the default is to leave it alone.
+
+    Attributes:
+        precision: "native" (the model's own dtypes and the process's settings), "tf32", "bf16",
+            "autocast_bf16" or "autocast_fp16".
+        memory_format: "preserve" or "channels_last".
+        transforms: names of rewrites, in the order in which they are applied.
+        backend: "eager" or a compiler, such as "inductor".
+        mode: the compiler's mode, in PyTorch's words; "default" for eager.
+        options: compiler options on top of the mode, sorted by name.
+        scope: "whole" compiles the model, "regional" each of its repeated blocks.
+        capture: "none", or what becomes one CUDA graph.
+        shapes: "static" compiles for each shape, "dynamic" once for all.
+        threads: intra-operator threads on the CPU, or None to leave them as they are.
+    """
+
+    precision: str = "native"
+    memory_format: str = "preserve"
+    transforms: tuple[str, ...] = ()
+    backend: str = "eager"
+    mode: str = "default"
+    options: tuple[tuple[str, OptionValue], ...] = ()
+    scope: str = "whole"
+    capture: str = "none"
+    shapes: str = "static"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in self.options)))
+        from torchwise.plan.rules import check  # the rules speak of plans
+
+        check(self)
+
+    @cached_property
+    def id(self) -> str:
+        """First 12 hex digits of the SHA-256 of the canonical JSON: equal plans have equal ids, everywhere."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether this is the baseline: nothing changed at all."""
+        return self == EAGER
+
+    def option(self, name: str) -> OptionValue | None:
+        """Return a compiler option's value, or None where the plan does not set it."""
+        return dict(self.options).get(name)
+
+    def with_choice(self, field: str, value: Any) -> Plan:
+        """Return this plan with one field changed; "options" and "transforms" are added to.
+
+        Raises:
+            PlanError: the result is illegal or meaningless.
+        """
+        if field == "options":
+            value = tuple({**dict(self.options), **dict([value])}.items())
+        elif field == "transforms":
+            value = (*self.transforms, value)
+        return replace(self, **{field: value})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: every field that differs from leaving the model alone, and the schema."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if "options" in given:
+            given["options"] = dict(self.options)
+        if "transforms" in given:
+            given["transforms"] = list(self.transforms)
+        return {"schema": SCHEMA, **given}
+
+    def to_json(self) -> str:
+        """Return the canonical JSON: sorted keys, no spaces, defaults left out."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            PlanError: another schema, an unknown field, a value of the wrong type, or an illegal combination.
+        """
+        if not isinstance(data, dict):
+            raise PlanError(f"a plan is a JSON object, but this is of type {type(data).__name__}")
+        data = dict(data)
+        if (schema := data.pop("schema", None)) != SCHEMA:
+            raise PlanError(f"schema is {schema!r}, but this version reads {SCHEMA!r}")
+        if unknown := set(data) - {f.name for f in fields(cls)}:
+            raise PlanError(f"unknown plan field {sorted(unknown)[0]!r}; a plan has {_field_names()}")
+        if not isinstance(data.get("options", {}), dict) or not isinstance(data.get("transforms", []), list):
+            raise PlanError("options must be a JSON object and transforms a JSON array")
+        data["options"] = tuple(data.get("options", {}).items())
+        data["transforms"] = tuple(data.get("transforms", []))
+        return cls(**data)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Read canonical or any other JSON of a plan.
+
+        Raises:
+            PlanError: it is no JSON, or no plan.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PlanError(f"this is no JSON: {error}") from None
+        return cls.from_dict(data)
+
+    def __str__(self) -> str:
+        """Return the plan in a few words, such as "inductor reduce-overhead + tf32"; "eager" for the baseline."""
+        first = self.backend if self.mode == "default" else f"{self.backend} {self.mode}"
+        words = [first, *self.transforms]
+        words += [f for f in (self.precision, self.memory_format) if f not in ("native", "preserve")]
+        words += [name if value is True else f"{name}={value}" for name, value in self.options]
+        words += [self.scope] if self.scope != "whole" else []
+        words += [f"capture {self.capture}"] if self.capture != "none" else []
+        words += [self.shapes] if self.shapes != "static" else []
+        words += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
+        return " + ".join(words)
+
+
+def _field_names() -> str:
+    return ", ".join(f.name for f in fields(Plan))
+
+
+EAGER = Plan()
+"""The baseline: the model as it is."""

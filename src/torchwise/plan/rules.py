@@ -1,0 +1,66 @@
+"""What a plan may not be: each rule names the value it refuses and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torchwise.errors import PlanError
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
+
+PRECISIONS = ("native", "tf32", "bf16", "autocast_bf16", "autocast_fp16")
+MEMORY_FORMATS = ("preserve", "channels_last")
+SCOPES = ("whole", "regional")
+CAPTURES = ("none", "call")
+SHAPES = ("static", "dynamic")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes in which Inductor itself captures CUDA graphs."""
+
+
+def check(plan: Plan) -> None:
+    """Refuse a plan that is illegal or means nothing.
+
+    Raises:
+        PlanError: with the value and the rule.
+    """
+    for problem in _problems(plan):
+        raise PlanError(problem)
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    for name, allowed in (
+        ("precision", PRECISIONS),
+        ("memory_format", MEMORY_FORMATS),
+        ("scope", SCOPES),
+        ("capture", CAPTURES),
+        ("shapes", SHAPES),
+        ("mode", MODES),
+    ):
+        value = getattr(plan, name)
+        if value not in allowed:
+            yield f"{name} is {value!r}, but must be one of {', '.join(allowed)}"
+    if not isinstance(plan.backend, str) or not plan.backend:
+        yield f"backend is {plan.backend!r}, but must name a backend, such as eager or inductor"
+    if plan.threads is not None and (type(plan.threads) is not int or plan.threads < 1):
+        yield f"threads is {plan.threads!r}, but must be a whole number of at least 1, or left out"
+    for name, value in plan.options:
+        if type(value) not in (bool, int, str):
+            yield f"option {name} is {value!r}, but must be true, false, a whole number or a string"
+    if plan.backend == "eager":
+        for name, value, plain in (
+            ("mode", plan.mode, "default"),
+            ("scope", plan.scope, "whole"),
+            ("shapes", plan.shapes, "static"),
+            ("options", plan.options, ()),
+        ):
+            if value != plain:
+                yield f"{name} is {value!r}, but eager compiles nothing: {name} needs a compiling backend"
+    if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
+        yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
+    if plan.capture != "none" and plan.shapes == "dynamic":
+        yield f"capture is {plan.capture!r}, but a CUDA graph holds for one shape: shapes must be static"
+    if plan.capture != "none" and plan.threads is not None:
+        yield f"threads is {plan.threads}, but a captured call runs on the GPU, where threads mean nothing"

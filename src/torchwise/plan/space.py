@@ -1,0 +1,122 @@
+"""The plans that are legal and mean something for one workload on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from torchwise.errors import PlanError
+from torchwise.plan.choice import ANY, Choice, load_choices
+from torchwise.plan.legality import Legality
+from torchwise.plan.plan import EAGER, Plan
+
+EFFORTS = ("quick", "standard", "thorough")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpace:
+    """Which choices are open, given the device, the workload's traits and what the user allows.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        mode: "inference" or "training".
+        traits: what the inspection found the workload to have, such as "module", "gemm", "repeated_blocks".
+        allow: the furthest legality.
+        effort: "quick", "standard" or "thorough".
+    """
+
+    device: str
+    mode: str
+    traits: frozenset[str]
+    allow: Legality = Legality.REORDERED
+    effort: str = "standard"
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise PlanError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+
+    def choices(self) -> list[Choice]:
+        """List the choices open here, cheapest to compile first."""
+        known = [choice for choice in load_choices().values() if choice.value != ANY]
+        open_here = [choice for choice in known if self.excludes(choice) is None]
+        return sorted(open_here, key=lambda choice: choice.compile_factor)
+
+    def excludes(self, choice: Choice) -> str | None:
+        """Return the reason why a choice is closed here, or None where it is open."""
+        if self.device not in choice.devices:
+            return f"it is for {' and '.join(choice.devices)}, and this is {self.device}"
+        if self.mode not in choice.modes:
+            return f"it is for {' and '.join(choice.modes)}, and this is {self.mode}"
+        if not self.allow.allows(choice.legality):
+            return f"it is {choice.legality}, and only up to {self.allow} is allowed"
+        if missing := [need for need in choice.needs if need not in self.traits]:
+            return f"the workload has no {missing[0].replace('_', ' ')}"
+        if EFFORTS.index(choice.effort) > EFFORTS.index(self.effort):
+            return f"it is tried from effort {choice.effort} on"
+        return None
+
+    def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
+        """Yield every legal plan one choice away from `plan`, with that choice."""
+        for choice in self.choices():
+            if _has(plan, choice) or not all(_matches(plan, field, value) for field, value in choice.on):
+                continue
+            try:
+                yield plan.with_choice(choice.field, choice.value), choice
+            except PlanError:  # a combination that the rules refuse is simply not in the space
+                continue
+
+
+def choices_of(plan: Plan) -> list[Choice]:
+    """List the registered choices that make up `plan`.
+
+    Raises:
+        PlanError: the plan holds a value that nobody registered, so that its legality is unknown.
+    """
+    known = load_choices()
+    found = []
+    for field, value in _parts(plan):
+        choice = known.get((field, value)) or known.get((field, ANY))
+        if choice is None:
+            raise PlanError(f"{field} is {value!r}, which no choice of this version describes")
+        found.append(choice)
+    return found
+
+
+def legality_of(plan: Plan) -> Legality:
+    """Return the furthest legality among the plan's choices; exact for eager."""
+    return max((choice.legality for choice in choices_of(plan)), key=lambda level: level.rank, default=Legality.EXACT)
+
+
+def complexity_of(plan: Plan) -> int:
+    """Return the summed complexity of the plan's choices; 0 for eager. Ties go to the smaller."""
+    return sum(choice.complexity for choice in choices_of(plan))
+
+
+def compile_factor_of(plan: Plan) -> float:
+    """Return how long the plan compiles, as a multiple of a plain compile; 0 for what compiles nothing."""
+    factors = [choice.compile_factor for choice in choices_of(plan) if choice.compile_factor > 0]
+    return math.prod(factors) if factors else 0.0
+
+
+def _parts(plan: Plan) -> Iterator[tuple[str, object]]:
+    for field in fields(Plan):
+        value = getattr(plan, field.name)
+        if field.name in ("options", "transforms"):
+            yield from ((field.name, item) for item in value)
+        elif value != getattr(EAGER, field.name):
+            yield field.name, value
+
+
+def _has(plan: Plan, choice: Choice) -> bool:
+    if choice.field == "options":
+        return plan.option(choice.value[0]) is not None
+    if choice.field == "transforms":
+        return choice.value in plan.transforms
+    return bool(getattr(plan, choice.field) != getattr(EAGER, choice.field) and choice.field != "mode") or (
+        getattr(plan, choice.field) == choice.value
+    )
+
+
+def _matches(plan: Plan, field: str, value: object) -> bool:
+    return bool(getattr(plan, field) == value)

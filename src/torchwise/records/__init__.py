@@ -1,0 +1,26 @@
+"""What was seen: frozen records of measurements, verdicts, trials, studies and decisions; JSON both ways."""
+
+from torchwise.records.decision import Decision
+from torchwise.records.inspection import Inspection
+from torchwise.records.measurement import Measurement
+from torchwise.records.statistics import Interval
+from torchwise.records.study import Study, StudyState
+from torchwise.records.trial import Costs, Failure, FailureKind, Trial, TrialState
+from torchwise.records.verdict import Check, Outcome, Verdict
+
+__all__ = [
+    "Check",
+    "Costs",
+    "Decision",
+    "Failure",
+    "FailureKind",
+    "Inspection",
+    "Interval",
+    "Measurement",
+    "Outcome",
+    "Study",
+    "StudyState",
+    "Trial",
+    "TrialState",
+    "Verdict",
+]

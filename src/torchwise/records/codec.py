@@ -1,0 +1,45 @@
+"""Records to JSON and back, by msgspec: every field is checked against its type when read."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from torchwise.errors import InputError
+
+T = TypeVar("T")
+
+
+def to_builtins(record: Any) -> Any:
+    """Return a record as dicts, lists, strings and numbers."""
+    return msgspec.to_builtins(record)
+
+
+def to_json(record: Any) -> str:
+    """Return a record as one line of JSON. A float that is not finite becomes null, as JSON has none."""
+    return msgspec.json.encode(record).decode()
+
+
+def from_builtins(data: Any, kind: type[T]) -> T:
+    """Read what `to_builtins` wrote.
+
+    Raises:
+        InputError: a field is missing, of another type, or holds a value that its class refuses.
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"this is no {kind.__name__}: {error}") from None
+
+
+def from_json(text: str | bytes, kind: type[T]) -> T:
+    """Read what `to_json` wrote.
+
+    Raises:
+        InputError: it is no JSON, or a field is missing, of another type, or holds a refused value.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:  # ValidationError is one of them
+        raise InputError(f"this is no {kind.__name__}: {error}") from None

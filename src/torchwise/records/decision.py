@@ -1,0 +1,64 @@
+"""What to do, why, and for which model and machine that holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.environment import Environment
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.records import codec
+from torchwise.records.statistics import Interval
+from torchwise.workload import WorkloadSpec
+
+SCHEMA = "torchwise.decision/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, why, and for which model and machine that holds.
+
+    Attributes:
+        plan: the plan to run; `EAGER` says "leave it alone".
+        reason: one sentence.
+        speedup: eager's time over the plan's; None for eager.
+        break_even_calls: calls after which the plan has paid for its compilation; None for eager.
+        saved_s: expected seconds saved over all calls and restarts, costs taken off; 0 for eager.
+        baseline_s: seconds per call of eager, by which the other figures were reached.
+        cold_s: cold compile cost of the plan in seconds.
+        warm_s: warm compile cost per restart in seconds; None where not measured.
+        workload: what was asked.
+        identity: the model and inputs it holds for.
+        environment: the machine and software it holds for.
+        error: largest relative error of the plan against the float64 reference; None for eager.
+    """
+
+    plan: Plan
+    reason: str
+    speedup: Interval | None
+    break_even_calls: Interval | None
+    saved_s: float
+    baseline_s: float
+    cold_s: float
+    warm_s: float | None
+    workload: WorkloadSpec
+    identity: str
+    environment: Environment
+    error: float | None = None
+    schema: str = SCHEMA
+
+    def to_json(self) -> str:
+        """Return the decision as JSON, to be kept beside the model."""
+        return codec.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Decision:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no decision, or of another schema.
+        """
+        decision = codec.from_json(text, cls)
+        if decision.schema != SCHEMA:
+            raise InputError(f"schema is {decision.schema!r}, but this version reads {SCHEMA!r}")
+        return decision

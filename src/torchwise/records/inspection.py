@@ -1,0 +1,35 @@
+"""What the plain model is like: looked at once per study, in a worker, before any candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchwise.records.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What the plain model is like.
+
+    Attributes:
+        identity: `torchwise.workload.identity` of the workload.
+        description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
+        inputs: one line per example, as `describe_example` gives it.
+        traits: what choices may need: "module", "floating", "float32", "gemm", "conv", "repeated_blocks",
+            "several_shapes", "stochastic", "complex".
+        measurement: eager against itself; its speed-up interval should hold 1 and shows the machine's noise.
+        first_call_s: seconds of the first call beyond a steady one.
+        peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
+        shares: share of eager's time by kind of work: "gemm", "conv", "launch"; from PyTorch's profiler.
+        notes: what the user should know, such as a model left in training mode.
+    """
+
+    identity: str
+    description: str
+    inputs: tuple[str, ...]
+    traits: frozenset[str]
+    measurement: Measurement
+    first_call_s: float
+    peak_memory: int | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,53 @@
+"""What the clock said: raw samples of a candidate and of the baseline, taken in alternation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.records.statistics import Interval, median_interval, ratio_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Paired samples; every statistic is derived from them.
+
+    Attributes:
+        candidate_s: seconds per call of the candidate, one value a round (a round may time several calls).
+        baseline_s: seconds per call of eager in the same rounds, as many.
+        calls_per_round: calls behind each value.
+        candidate_device_s: GPU time per call by CUDA events; empty on the CPU.
+        baseline_device_s: likewise for eager.
+        pruned: whether measuring stopped early because the candidate could no longer lead.
+        notes: what the measurement says against itself: noise, drift, foreign load, throttling.
+    """
+
+    candidate_s: tuple[float, ...]
+    baseline_s: tuple[float, ...]
+    calls_per_round: int = 1
+    candidate_device_s: tuple[float, ...] = ()
+    baseline_device_s: tuple[float, ...] = ()
+    pruned: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> Interval:
+        """Baseline time over candidate time: above 1 where the candidate is faster."""
+        return ratio_interval(self.baseline_s, self.candidate_s)
+
+    @property
+    def candidate_time(self) -> Interval:
+        """Seconds per call of the candidate."""
+        return median_interval(self.candidate_s)
+
+    @property
+    def baseline_time(self) -> Interval:
+        """Seconds per call of eager."""
+        return median_interval(self.baseline_s)
+
+    @property
+    def launch_share(self) -> float:
+        """Share of the candidate's time in which the GPU waits for the host; 0 on the CPU."""
+        if not self.candidate_device_s:
+            return 0.0
+        device = median_interval(self.candidate_device_s).mid
+        return min(max(1.0 - device / self.candidate_time.mid, 0.0), 1.0)

@@ -1,0 +1,91 @@
+"""A study: one request, the trials made for it, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torchwise.environment import Environment
+from torchwise.records import codec
+from torchwise.records.decision import Decision
+from torchwise.records.inspection import Inspection
+from torchwise.records.trial import Trial
+from torchwise.workload import WorkloadSpec
+
+SCHEMA = "torchwise.study/1"
+
+
+class StudyState(StrEnum):
+    """Whether the search has ended."""
+
+    RUNNING = "running"
+    DECIDED = "decided"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One request, the trials made for it, and what was decided.
+
+    Attributes:
+        id: the store's key of the study.
+        workload: what was asked.
+        environment: where.
+        inspection: what the plain model is like.
+        allow: the furthest legality allowed.
+        effort: "quick", "standard" or "thorough".
+        state: whether the search has ended.
+        trials: in the order in which they were proposed.
+        excluded: choices that were not tried, each with the reason.
+        decision: set once decided.
+        created_at: seconds since the epoch.
+        seconds: wall time spent on it, all sessions together.
+    """
+
+    id: int
+    workload: WorkloadSpec
+    environment: Environment
+    inspection: Inspection
+    allow: str
+    effort: str
+    state: StudyState = StudyState.RUNNING
+    trials: tuple[Trial, ...] = ()
+    excluded: tuple[str, ...] = ()
+    decision: Decision | None = None
+    created_at: float = 0.0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return schema `torchwise.study/1`: raw samples, with the statistics derived from them beside."""
+        data: dict[str, Any] = codec.to_builtins(self)
+        inspection = data.pop("inspection")
+        data["baseline"] = {
+            **inspection,
+            "seconds_per_call": _derived(self.inspection.measurement.baseline_time),
+        }
+        for trial, row in zip(self.trials, data["trials"], strict=True):
+            row["plan_id"] = trial.plan.id
+            if trial.measurement:
+                row["speedup"] = _derived(trial.measurement.speedup)
+            if trial.verdict:
+                row["verdict"]["outcome"] = trial.verdict.outcome.value
+        return {"schema": SCHEMA, **data}
+
+
+def study_from_dict(data: Mapping[str, Any]) -> Study:
+    """Read what `Study.to_dict` wrote.
+
+    Raises:
+        InputError: another schema, or a field missing or of another type.
+    """
+    from torchwise.errors import InputError
+
+    if data.get("schema") != SCHEMA:
+        raise InputError(f"schema is {data.get('schema')!r}, but this version reads {SCHEMA!r}")
+    return codec.from_builtins({**data, "inspection": data.get("baseline")}, Study)
+
+
+def _derived(interval: object) -> Any:
+    return codec.to_builtins(interval)

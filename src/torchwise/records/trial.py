@@ -1,0 +1,115 @@
+"""One candidate plan, tried: what became of it, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchwise.plan import Plan
+from torchwise.records.measurement import Measurement
+from torchwise.records.verdict import Outcome, Verdict
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. COMPLETE says that it ran, not that it passed: the verdict says that."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    FAIL = "fail"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+class FailureKind(StrEnum):
+    """The ways in which a worker ends without a result."""
+
+    TIMED_OUT = "timed out"
+    DIED = "died"
+    RAISED = "raised"
+    OUT_OF_MEMORY = "out of memory"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker ended without a result.
+
+    Attributes:
+        kind: which of the ways.
+        stage: what the worker was doing: "load", "realize", "compile", "verify", "measure".
+        message: the exception, the signal's name, or the limit that was passed.
+        traceback: of the exception, where there is one.
+    """
+
+    kind: FailureKind
+    stage: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        """Return such as "died in compile: SIGSEGV"."""
+        return f"{self.kind} in {self.stage}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a plan costs besides its calls.
+
+    Attributes:
+        cold_s: seconds that the first calls took beyond steady calls, with empty compile caches.
+        warm_s: the same in a new process with the caches that the cold run left; None where not measured.
+        peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
+        baseline_peak_memory: the same for eager.
+        cache_bytes: size of the compile caches that the plan left.
+    """
+
+    cold_s: float
+    warm_s: float | None = None
+    peak_memory: int | None = None
+    baseline_peak_memory: int | None = None
+    cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One candidate plan, tried.
+
+    Attributes:
+        number: position in the study, from 0.
+        plan: the candidate.
+        state: where it stands.
+        reason: why it was proposed, and then why it ended as it did, in words.
+        failure: set for FAIL when the worker ended without a result.
+        measurement: set once timed.
+        verdict: set once verified.
+        costs: set once compiled.
+        seconds: wall time that the trial took, worker start included.
+        started_at: seconds since the epoch.
+    """
+
+    number: int
+    plan: Plan
+    state: TrialState = TrialState.WAITING
+    reason: str = ""
+    failure: Failure | None = None
+    measurement: Measurement | None = None
+    verdict: Verdict | None = None
+    costs: Costs | None = None
+    seconds: float = 0.0
+    started_at: float = 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it ran, was timed, and every check passed: only such a trial can be decided for."""
+        return (
+            self.state is TrialState.COMPLETE
+            and self.measurement is not None
+            and self.costs is not None
+            and self.verdict is not None
+            and self.verdict.outcome is Outcome.PASS
+        )

@@ -1,0 +1,145 @@
+"""From a target string to a loaded workload.
+
+A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-point group `torchwise.targets`, such as
+`zoo`), `package.module:factory`, or `path/file.py:factory`. A factory is called with those of the keywords
+`device`, `dtype`, `size` and `seed` that its signature names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torchwise.errors import TargetError, TorchwiseError, WorkloadError
+from torchwise.workload.workload import Workload
+
+FORMS = "use zoo:family.name[@size], package.module:factory or path/file.py:factory"
+
+
+def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
+    """Build the workload that `target` names on `device`, with weights and inputs drawn from `seed`.
+
+    Raises:
+        TargetError: the target is malformed, or its file, module or factory does not exist or does not import.
+        WorkloadError: the factory raises, or returns something that is no workload.
+    """
+    import torch
+
+    factory = find_factory(target)
+    torch.manual_seed(seed)
+    try:
+        result = factory(**_accepted(factory, {"device": device, "dtype": torch.float32, "seed": seed}))
+    except TorchwiseError:
+        raise
+    except Exception as error:  # a user's factory may raise anything; it is reported with its own line
+        raise WorkloadError(f"the factory of {target} raised {_summary(error)}") from error
+    return Workload.of(result, name=target).to(device)
+
+
+def check_form(target: str) -> None:
+    """Refuse a target that no form fits, without importing or running anything.
+
+    Raises:
+        TargetError: naming what was found, and the forms there are.
+    """
+    head, colon, name = target.partition(":")
+    if not (head and colon and name):
+        raise TargetError(f"target is {target!r}, which names no factory: {FORMS}")
+    if head.endswith(".py") and not Path(head).is_file():
+        raise TargetError(f"target is {target!r}, but there is no file {head!r} in {Path.cwd()}")
+
+
+def find_factory(target: str) -> Callable[..., Any]:
+    """Return the factory that `target` names, importing what that takes.
+
+    Raises:
+        TargetError: nothing is found there; near misses are named.
+    """
+    check_form(target)
+    head, _, name = target.partition(":")
+    schemes = {entry.name: entry for entry in importlib.metadata.entry_points(group="torchwise.targets")}
+    if head in schemes:
+        return lambda **keywords: schemes[head].load()(name, **keywords)
+    module = _load_file(Path(head), target) if head.endswith(".py") else _import(head, target, schemes)
+    try:
+        found = module
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise TargetError(f"{head} has no {name!r}{_near(name, callables)}") from None
+    if not callable(found):
+        raise TargetError(f"{target} is of type {type(found).__name__}, but a factory must be callable")
+    return found
+
+
+def _load_file(path: Path, target: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise TargetError(f"target is {target!r}, but {path} cannot be read as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Registered, as an import would be: pickling and dataclasses look the module up by name.
+    sys.modules[spec.name] = module
+    _with_path_of(path.resolve().parent, lambda: _executed(spec.loader.exec_module, module, target))  # type: ignore[union-attr]
+    return module
+
+
+def _import(name: str, target: str, schemes: dict[str, Any]) -> ModuleType:
+    try:
+        known = _with_path_of(Path.cwd(), lambda: importlib.util.find_spec(name))
+    except (ModuleNotFoundError, ValueError, ImportError):
+        known = None
+    if known is None:
+        raise TargetError(
+            f"target is {target!r}, but there is no module or target scheme {name!r}"
+            f"{_near(name, list(schemes))}: {FORMS}"
+        )
+    return _with_path_of(Path.cwd(), lambda: _executed(importlib.import_module, name, target))
+
+
+def _executed(action: Callable[[Any], Any], argument: Any, target: str) -> Any:
+    try:
+        return action(argument)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise TargetError(f"importing {target.partition(':')[0]} raised {_summary(error)}") from error
+
+
+def _with_path_of(folder: Path, action: Callable[[], Any]) -> Any:
+    """Run `action` with `folder` importable, as Python itself does for a script's folder."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return action()
+
+
+def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return offered
+    names = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return {name: value for name, value in offered.items() if name in names}
+
+
+def _summary(error: BaseException) -> str:
+    """Return the error with the innermost place it came from: "ValueError: bad (model.py:12)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _near(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; it has {', '.join(sorted(known)[:8])}" if known else ""

@@ -1,0 +1,150 @@
+"""A loaded workload: the callable and the inputs it is tuned for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torchwise.errors import WorkloadError
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One set of inputs, and how often it occurs relative to the others.
+
+    Attributes:
+        args: positional arguments; tensors may sit in nested tuples, lists, dicts, named tuples, dataclasses.
+        kwargs: keyword arguments, likewise.
+        weight: relative frequency of this shape in the mix, above 0.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise WorkloadError(f"weight is {self.weight!r}, but must be above 0")
+
+    def map_tensors(self, function: Callable[[torch.Tensor], Any]) -> Example:
+        """Return this example with `function` applied to each of its tensors."""
+        args, kwargs = trees.map_tensors(function, (self.args, dict(self.kwargs)))
+        return replace(self, args=args, kwargs=kwargs)
+
+    def clone(self) -> Example:
+        """Copy every tensor, so that a call that writes its inputs leaves this example as it was."""
+        args, kwargs = trees.clone((self.args, dict(self.kwargs)))
+        return replace(self, args=args, kwargs=kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What one call must do at the least: floating-point operations, and bytes read plus bytes written."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A callable and its example inputs; what a factory returns when a tuple is not enough.
+
+    Attributes:
+        call: an `nn.Module` or any function of tensors.
+        examples: at least one; several describe a shape mix.
+        name: what reports call it.
+        roofline: least work per call of the first example, where known.
+        reseed: builds the inputs anew from another seed, for verification on several draws.
+    """
+
+    call: Callable[..., Any]
+    examples: tuple[Example, ...]
+    name: str = "model"
+    roofline: Roofline | None = None
+    reseed: Callable[[int], tuple[Example, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.call):
+            raise WorkloadError(f"the model is {_describe(self.call)}, but must be callable")
+        if not self.examples:
+            raise WorkloadError("the workload has no example inputs, but needs at least one")
+
+    @classmethod
+    def of(cls, result: Any, name: str = "model") -> Workload:
+        """Read what a factory returned: a `Workload`, `(callable, args)` or `(callable, args, kwargs)`.
+
+        Raises:
+            WorkloadError: it is none of these; the message says what it is and what is needed.
+        """
+        if isinstance(result, cls):
+            return result
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
+            raise WorkloadError(
+                f"the factory returned {_describe(result)}, but must return (callable, example_args), "
+                "(callable, example_args, example_kwargs) or a torchwise.Workload"
+            )
+        call, args = result[0], result[1]
+        kwargs = result[2] if len(result) == 3 else {}
+        if not callable(call):
+            raise WorkloadError(f"the first item returned is {_describe(call)}, but must be callable")
+        return cls(call, (Example(as_args(args), as_kwargs(kwargs)),), name=name)
+
+    def to(self, device: str) -> Workload:
+        """Move the model (if it is an `nn.Module`) and every input tensor to `device`, in place for the model."""
+        import torch
+
+        if isinstance(self.call, torch.nn.Module):
+            self.call.to(device)
+        reseed = self.reseed
+        return replace(
+            self,
+            examples=_moved(self.examples, device),
+            reseed=(lambda seed: _moved(reseed(seed), device)) if reseed else None,
+        )
+
+
+def as_args(args: Any) -> tuple[Any, ...]:
+    """Read example arguments: a tuple or list of them, or one lone tensor.
+
+    Raises:
+        WorkloadError: it is anything else, which could mean two things.
+    """
+    import torch
+
+    if isinstance(args, torch.Tensor):
+        return (args,)
+    if isinstance(args, (tuple, list)):
+        return tuple(args)
+    raise WorkloadError(f"the example arguments are {_describe(args)}, but must be a tuple such as (x,)")
+
+
+def as_kwargs(kwargs: Any) -> dict[str, Any]:
+    """Read example keyword arguments: a mapping from names to values.
+
+    Raises:
+        WorkloadError: it is no mapping, or a key is no string.
+    """
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise WorkloadError(
+            f"the example keyword arguments are {_describe(kwargs)}, but must be a dict with string keys"
+        )
+    return dict(kwargs)
+
+
+def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
+    return tuple(example.map_tensors(lambda t: _move(t, device)) for example in examples)
+
+
+def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    kind = type(value).__name__
+    return f"{kind} {text}" if len(text) <= 60 else f"an object of type {kind}"
