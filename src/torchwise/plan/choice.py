@@ -34,6 +34,7 @@ class Choice:
         compile_factor: compile time as a multiple of a plain compile; 0 for what compiles nothing.
         acts: which part of the time it can improve.
         keeps: share of that part that is sure to remain, so that 1 - keeps bounds the gain.
+        carries_over: whether a loss on one plan tells of a loss on others, so that it is not tried again.
     """
 
     field: str
@@ -49,6 +50,7 @@ class Choice:
     compile_factor: float = 1.0
     acts: Acts = "all"
     keeps: float = 0.0
+    carries_over: bool = False
 
     @property
     def key(self) -> tuple[str, Any]:

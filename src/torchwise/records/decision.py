@@ -29,6 +29,8 @@ class Decision:
         warm_s: warm compile cost per restart in seconds; None where not measured.
         workload: what was asked.
         identity: the model and inputs it holds for.
+        structure: the model alone, as `torchwise.workload.identity.structure` gives it.
+        inputs: the signatures it was proven on, one line per example.
         environment: the machine and software it holds for.
         error: largest relative error of the plan against the float64 reference; None for eager.
     """
@@ -43,6 +45,8 @@ class Decision:
     warm_s: float | None
     workload: WorkloadSpec
     identity: str
+    structure: str
+    inputs: tuple[str, ...]
     environment: Environment
     error: float | None = None
     schema: str = SCHEMA

@@ -12,7 +12,8 @@ class Inspection:
     """What the plain model is like.
 
     Attributes:
-        identity: `torchwise.workload.identity` of the workload.
+        identity: of the workload, as `torchwise.workload.identity.identity` gives it.
+        structure: of the model alone, as `torchwise.workload.identity.structure` gives it.
         description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
         inputs: one line per example, as `describe_example` gives it.
         traits: what choices may need: "module", "floating", "float32", "gemm", "conv", "repeated_blocks",
@@ -25,6 +26,7 @@ class Inspection:
     """
 
     identity: str
+    structure: str
     description: str
     inputs: tuple[str, ...]
     traits: frozenset[str]

@@ -15,8 +15,9 @@ class Measurement:
         candidate_s: seconds per call of the candidate, one value a round (a round may time several calls).
         baseline_s: seconds per call of eager in the same rounds, as many.
         calls_per_round: calls behind each value.
-        candidate_device_s: GPU time per call by CUDA events; empty on the CPU.
+        candidate_device_s: seconds per call by CUDA events, from the first kernel to the last; empty on the CPU.
         baseline_device_s: likewise for eager.
+        busy_s: seconds per call in which a GPU kernel of the candidate runs, by PyTorch's profiler; None if unknown.
         pruned: whether measuring stopped early because the candidate could no longer lead.
         notes: what the measurement says against itself: noise, drift, foreign load, throttling.
     """
@@ -26,6 +27,7 @@ class Measurement:
     calls_per_round: int = 1
     candidate_device_s: tuple[float, ...] = ()
     baseline_device_s: tuple[float, ...] = ()
+    busy_s: float | None = None
     pruned: bool = False
     notes: tuple[str, ...] = ()
 
@@ -46,8 +48,7 @@ class Measurement:
 
     @property
     def launch_share(self) -> float:
-        """Share of the candidate's time in which the GPU waits for the host; 0 on the CPU."""
-        if not self.candidate_device_s:
+        """Share of the candidate's time in which the GPU waits for the host; 0 on the CPU or where unknown."""
+        if self.busy_s is None:
             return 0.0
-        device = median_interval(self.candidate_device_s).mid
-        return min(max(1.0 - device / self.candidate_time.mid, 0.0), 1.0)
+        return min(max(1.0 - self.busy_s / self.candidate_time.mid, 0.0), 1.0)

@@ -1,1 +1,16 @@
-"""."""
+"""One candidate in one worker process: the job, the worker, and the launcher that survives whatever it does."""
+
+from torchwise.trial.job import Effort, Job, ProcessSettings
+from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
+from torchwise.trial.tryout import inspect_workload, try_plan
+
+__all__ = [
+    "Effort",
+    "Job",
+    "Launcher",
+    "Limits",
+    "ProcessLauncher",
+    "ProcessSettings",
+    "inspect_workload",
+    "try_plan",
+]

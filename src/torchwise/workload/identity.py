@@ -21,18 +21,23 @@ from torchwise.workload.workload import Example, Workload
 
 def identity(workload: Workload, mode: str) -> str:
     """Return 16 hex digits of SHA-256 over everything the module docstring lists."""
-    facts = {
-        "mode": mode,
-        "code": _code(workload.call),
-        "state": _state(workload.call),
-        "inputs": [[example.weight, *describe_example(example)] for example in workload.examples],
-    }
+    inputs = [[example.weight, describe_example(example)] for example in workload.examples]
+    return _digest({"mode": mode, "structure": structure(workload.call), "inputs": inputs})
+
+
+def structure(call: Callable[..., Any]) -> str:
+    """Return 16 hex digits for the model alone: what must be equal for a plan to fit it, whatever the inputs."""
+    return _digest({"code": _code(call), "state": _state(call)})
+
+
+def describe_example(example: Example) -> str:
+    """Describe the inputs in a line: "path dtype[shape] strides" or "path value" for each leaf."""
+    leaves = named_leaves((example.args, dict(example.kwargs)))
+    return "; ".join(f"{path} {_describe_leaf(leaf)}" for path, leaf in leaves)
+
+
+def _digest(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def describe_example(example: Example) -> list[str]:
-    """Describe each leaf as "path dtype[shape] strides", or "path value" for what is no tensor."""
-    return [f"{path} {_describe_leaf(leaf)}" for path, leaf in named_leaves((example.args, dict(example.kwargs)))]
 
 
 def _describe_leaf(leaf: Any) -> str:
@@ -63,7 +68,7 @@ def _code(call: Any) -> list[str]:
 
     if isinstance(call, torch.nn.Module):
         classes = {type(module) for module in call.modules()}
-        return sorted(_source(cls) for cls in classes) + [str(call) if len(str(call)) < 100_000 else ""]
+        return [*sorted(_source(cls) for cls in classes), str(call)]
     if isinstance(call, functools.partial):
         return [*_code(call.func), repr(sorted(call.keywords))]
     if inspect.isfunction(call) or inspect.ismethod(call):

@@ -103,7 +103,8 @@ def _import(name: str, target: str, schemes: dict[str, Any]) -> ModuleType:
             f"target is {target!r}, but there is no module or target scheme {name!r}"
             f"{_near(name, list(schemes))}: {FORMS}"
         )
-    return _with_path_of(Path.cwd(), lambda: _executed(importlib.import_module, name, target))
+    module: ModuleType = _with_path_of(Path.cwd(), lambda: _executed(importlib.import_module, name, target))
+    return module
 
 
 def _executed(action: Callable[[Any], Any], argument: Any, target: str) -> Any:

@@ -14,6 +14,7 @@ def _threads(value: int | str) -> Choice:
         summary="another number of threads for each operator; small operators can lose time waking threads",
         devices=("cpu",),
         compile_factor=0.0,
+        carries_over=True,
     )
 
 

@@ -1,1 +1,13 @@
-"""."""
+"""Compilers by name, one file each: `(callable, plan) -> callable`. A plug-in adds its own to `BACKENDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.plan import Plan
+from torchwise.realize.backends import eager, inductor
+
+Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
+
+BACKENDS: dict[str, Backend] = {"eager": eager.compile, "inductor": inductor.compile}

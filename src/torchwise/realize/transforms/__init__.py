@@ -1,1 +1,1 @@
-"""."""
+"""Rewrites of the model, one file each."""

@@ -1,0 +1,80 @@
+"""Timing calls: wall clock everywhere, CUDA events beside it on a GPU, so that host-bound work is visible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Seconds per call by the wall clock, and by CUDA events (None on the CPU)."""
+
+    wall_s: float
+    device_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Times blocks of calls.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        each: whether to wait for the device after each call (latency) or once per block (throughput).
+    """
+
+    device: str
+    each: bool = True
+
+    def time(self, call: Callable[[], Any], calls: int) -> Reading:
+        """Run `call` `calls` times; return seconds per call."""
+        return self._time_cuda(call, calls) if self.device == "cuda" else self._time_cpu(call, calls)
+
+    def once(self, call: Callable[[], Any]) -> float:
+        """Run `call` once, waiting for the device before and after; return seconds."""
+        self.synchronize()
+        start = time.perf_counter()
+        call()
+        self.synchronize()
+        return time.perf_counter() - start
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def _time_cpu(self, call: Callable[[], Any], calls: int) -> Reading:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return Reading((time.perf_counter() - start) / calls, None)
+
+    def _time_cuda(self, call: Callable[[], Any], calls: int) -> Reading:
+        import torch
+
+        if self.each:
+            readings = [self._time_block(call, 1) for _ in range(calls)]
+            wall = sum(reading[0] for reading in readings)
+            device = sum(reading[1] for reading in readings)
+        else:
+            torch.cuda.synchronize()
+            wall, device = self._time_block(call, calls)
+        return Reading(wall / calls, device / calls)
+
+    @staticmethod
+    def _time_block(call: Callable[[], Any], calls: int) -> tuple[float, float]:
+        import torch
+
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = time.perf_counter()
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        wall = time.perf_counter() - start
+        return wall, begin.elapsed_time(end) / 1e3

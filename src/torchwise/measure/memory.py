@@ -1,0 +1,50 @@
+"""Peak memory of one call, above what was held before it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def peak_memory(call: Callable[[], Any], device: str) -> int | None:
+    """Run `call` once; return the bytes at its peak above what was held before.
+
+    On a GPU this is PyTorch's allocator's own figure. On Linux CPUs it is the rise of the resident set's high-water
+    mark (`VmHWM`, reset through `/proc/self/clear_refs`), which misses allocations that reuse memory already held by
+    the process. Elsewhere it is None.
+    """
+    gc.collect()
+    return _cuda_peak(call) if device == "cuda" else _linux_peak(call)
+
+
+def _cuda_peak(call: Callable[[], Any]) -> int:
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return max(torch.cuda.max_memory_allocated() - before, 0)
+
+
+def _linux_peak(call: Callable[[], Any]) -> int | None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        call()
+        return max(_status("VmHWM") - before, 0)
+    except (OSError, KeyError, ValueError):  # another system, or a container that hides /proc
+        call()
+        return None
+
+
+def _status(field: str) -> int:
+    """Read a field of /proc/self/status, given in kB, as bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise KeyError(field)

@@ -1,0 +1,123 @@
+"""Candidate against baseline, in alternation, until the answer is tight or the time is spent.
+
+Each round times both, one right after the other, in an order that swaps from round to round: a machine that drifts or
+is disturbed hits both alike, and the ratio of a pair cancels it. (The idea of pyperf's and of paired designs at large:
+Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013.)
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchwise.measure.clock import Clock, Reading
+from torchwise.measure.quality import Watch
+from torchwise.records import Measurement
+
+LEAST_ROUND_S = 0.002
+"""A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
+LEAST_ROUNDS = 12
+MOST_ROUNDS = 400
+CHECK_EVERY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """When to stop.
+
+    Attributes:
+        half_width: relative half-width of the 95 % interval of the paired ratio that is tight enough.
+        budget_s: seconds after which measuring stops however wide the interval is.
+    """
+
+    half_width: float = 0.02
+    budget_s: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Calls for each example of the shape mix, with weights that sum to 1."""
+
+    calls: tuple[Callable[[], Any], ...]
+    weights: tuple[float, ...]
+
+    def time(self, clock: Clock, repeats: Sequence[int]) -> Reading:
+        """Return seconds per call of the mix: each example timed by itself, then weighted."""
+        readings = [clock.time(call, n) for call, n in zip(self.calls, repeats, strict=True)]
+        wall = sum(w * reading.wall_s for w, reading in zip(self.weights, readings, strict=True))
+        if readings[0].device_s is None:
+            return Reading(wall, None)
+        return Reading(wall, sum(w * (r.device_s or 0.0) for w, r in zip(self.weights, readings, strict=True)))
+
+
+def measure_pair(
+    candidate: Mix,
+    baseline: Mix,
+    clock: Clock,
+    precision: Precision,
+    *,
+    prune_below: float | None = None,
+) -> Measurement:
+    """Time `candidate` and `baseline` in alternation; both must be warm and verified already.
+
+    Args:
+        candidate: what is tried.
+        baseline: eager, on the same inputs.
+        clock: for the device, and for latency or throughput.
+        precision: when to stop.
+        prune_below: stop as soon as the speed-up's interval lies wholly below this.
+
+    Returns:
+        Raw samples, with what the measurement must say against itself in `notes`.
+    """
+    repeats = {id(mix): [_repeats(clock, call) for call in mix.calls] for mix in (candidate, baseline)}
+    rounds: list[tuple[Reading, Reading]] = []
+    watch = Watch(clock.device)
+    pruned = False
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    deadline = time.perf_counter() + precision.budget_s
+    try:
+        while len(rounds) < MOST_ROUNDS and (len(rounds) < 3 or time.perf_counter() < deadline):
+            rounds.append(_round(candidate, baseline, clock, repeats, swap=len(rounds) % 2 == 1))
+            if len(rounds) >= LEAST_ROUNDS and len(rounds) % CHECK_EVERY == 0:
+                speedup = _record(rounds, 1).speedup
+                pruned = prune_below is not None and speedup.high < prune_below
+                if pruned or speedup.half_width <= precision.half_width:
+                    break
+    finally:
+        if collecting:
+            gc.enable()
+    result = replace(_record(rounds, max(repeats[id(candidate)])), pruned=pruned)
+    return replace(result, notes=tuple(watch.notes(result, precision.half_width)))
+
+
+def _round(
+    candidate: Mix, baseline: Mix, clock: Clock, repeats: dict[int, list[int]], *, swap: bool
+) -> tuple[Reading, Reading]:
+    if swap:
+        second = baseline.time(clock, repeats[id(baseline)])
+        return candidate.time(clock, repeats[id(candidate)]), second
+    first = candidate.time(clock, repeats[id(candidate)])
+    return first, baseline.time(clock, repeats[id(baseline)])
+
+
+def _repeats(clock: Clock, call: Callable[[], Any]) -> int:
+    """Return how many calls fill a block, from two calls that also settle caches."""
+    seconds = min(clock.time(call, 1).wall_s for _ in range(2))
+    return max(1, min(1000, round(LEAST_ROUND_S / max(seconds, 1e-7))))
+
+
+def _record(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:
+    on_device = rounds[0][0].device_s is not None
+    return Measurement(
+        candidate_s=tuple(c.wall_s for c, _ in rounds),
+        baseline_s=tuple(b.wall_s for _, b in rounds),
+        calls_per_round=calls,
+        candidate_device_s=tuple(c.device_s or 0.0 for c, _ in rounds) if on_device else (),
+        baseline_device_s=tuple(b.device_s or 0.0 for _, b in rounds) if on_device else (),
+    )

@@ -1,0 +1,71 @@
+"""Where eager's time goes, roughly: what share a choice can act on, and so what it could gain at the most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+GEMM = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "scaled_dot_product", "flash_attention")
+CONV = ("convolution", "conv1d", "conv2d", "conv3d")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Where the time of one call goes.
+
+    Attributes:
+        shares: share of operator time in "gemm" (matrix products and convolutions) and "conv", each 0 to 1.
+        busy_s: seconds per call in which a GPU kernel runs; None on the CPU.
+    """
+
+    shares: dict[str, float]
+    busy_s: float | None
+
+
+CALLS = 2
+
+
+def profile_of(call: Callable[[], Any], device: str) -> Profile:
+    """Run `call` under PyTorch's profiler.
+
+    Shares are of self time inside operators (GPU time on CUDA), so Python's own time is in neither. Where the profiler
+    cannot be used, or sees nothing (a compiled call has no operators), the result is empty.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    try:
+        with profile(activities=activities) as profiler:
+            for _ in range(CALLS):
+                call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+        events = profiler.key_averages()
+    except RuntimeError:  # another profiler is attached, or the machine's tracing library is missing
+        return Profile({}, None)
+    busy = sum(e.self_device_time_total for e in events) / 1e6 / CALLS if device == "cuda" else None
+    return Profile(_shares(events, device), busy)
+
+
+def _shares(events: Any, device: str) -> dict[str, float]:
+    totals = {"gemm": 0.0, "conv": 0.0, "all": 0.0}
+    for event in events:
+        if not event.key.startswith("aten::"):
+            continue
+        time_us = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+        totals["all"] += time_us
+        if kind := _kind(event.key.removeprefix("aten::")):
+            totals[kind] += time_us
+    if totals["all"] <= 0:
+        return {}
+    conv = totals["conv"] / totals["all"]
+    return {"gemm": totals["gemm"] / totals["all"] + conv, "conv": conv}
+
+
+def _kind(name: str) -> str | None:
+    name = name.strip("_")
+    if any(word in name for word in CONV) or "mkldnn_convolution" in name:
+        return "conv"
+    return "gemm" if name in GEMM or any(word in name for word in GEMM[-2:]) else None

@@ -1,0 +1,76 @@
+"""What a measurement must say against itself: it was noisy, it drifted, the machine was busy, the clocks fell."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import psutil
+
+from torchwise.environment import available_cpus, query_gpu
+from torchwise.records import Measurement
+
+NOISY = 0.25
+"""Relative interquartile range of eager's own samples above which the machine counts as noisy."""
+DRIFTED = 0.10
+"""Relative change of eager from the first third of the rounds to the last above which it counts as drifting."""
+BUSY = 0.5
+"""Share of the other cores' time used by other processes above which the machine counts as busy."""
+
+
+class Watch:
+    """Notes the machine's state when made, and judges a measurement by what changed since."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        psutil.cpu_percent()  # starts the interval that the next call ends
+        self._own = psutil.Process().cpu_times()
+        self._wall = time.time()
+
+    def notes(self, measurement: Measurement, target: float) -> list[str]:
+        """List what speaks against `measurement`, each in a sentence with its figure."""
+        found = [*_spread(measurement), *self._load()]
+        speedup = measurement.speedup
+        if not measurement.pruned and speedup.half_width > target:
+            found.append(
+                f"the interval is ±{speedup.half_width:.1%} after {len(measurement.candidate_s)} rounds, "
+                f"wider than the ±{target:.0%} asked for"
+            )
+        return found + (_gpu() if self._device == "cuda" else [])
+
+    def _load(self) -> list[str]:
+        wall = max(time.time() - self._wall, 1e-6)
+        now = psutil.Process().cpu_times()
+        own = (now.user + now.system - self._own.user - self._own.system) / wall
+        everything = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
+        foreign = everything - own
+        if foreign > BUSY * max(available_cpus() - 1, 1):
+            return [f"other processes used {foreign:.1f} of {psutil.cpu_count()} cores meanwhile"]
+        return []
+
+
+def _spread(measurement: Measurement) -> list[str]:
+    samples = np.asarray(measurement.baseline_s)
+    middle = float(np.median(samples))
+    quartiles = np.quantile(samples, (0.25, 0.75))
+    found = []
+    if (spread := float(quartiles[1] - quartiles[0]) / middle) > NOISY:
+        found.append(f"eager's own time varies by {spread:.0%} between its quartiles: the machine is noisy")
+    third = len(samples) // 3
+    if third >= 3:
+        drift = float(np.median(samples[-third:]) / np.median(samples[:third])) - 1
+        if abs(drift) > DRIFTED:
+            found.append(f"eager drifted by {drift:+.0%} from the first rounds to the last")
+    return found
+
+
+def _gpu() -> list[str]:
+    found = []
+    rows = query_gpu("clocks_event_reasons.hw_slowdown,clocks_event_reasons.sw_thermal_slowdown")
+    if rows and any(cell == "Active" for cell in rows[0]):
+        found.append("the GPU was throttling (hardware or thermal slow-down is active)")
+    others = {int(row[0]) for row in query_gpu("pid", "compute-apps") if row[0].isdigit()}
+    family = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
+    if foreign := others - family:
+        found.append(f"{len(foreign)} other process{'es' * (len(foreign) > 1)} used the GPU meanwhile")
+    return found

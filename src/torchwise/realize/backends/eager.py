@@ -1,0 +1,13 @@
+"""No compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.plan import Plan
+
+
+def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:  # noqa: ARG001 - the shape of a backend
+    """Return `call` as it is."""
+    return call

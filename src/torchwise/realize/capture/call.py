@@ -1,0 +1,187 @@
+"""A whole call as one CUDA graph: inputs are copied in, one launch replays every kernel, outputs are copied out.
+
+Sources: PyTorch's `torch.cuda.graph` documentation (warm-up on a side stream, private pools, registered generators);
+vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idiom.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.signature import Signature, signature_of
+from torchwise.realize.weights import version_of
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+WARM_UP_CALLS = 3
+"""Calls before capture: lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[torch.Tensor]
+    outputs: Any
+    written: list[int]  # positions of the inputs that the call writes to
+
+
+class CapturedCall:
+    """Replays `call` from one CUDA graph per signature.
+
+    Outputs are copies, so they may be held. Inputs that the call writes to are copied back. Random numbers are fresh on
+    each replay, because PyTorch registers the default generator with every graph. Weights changed in place are seen,
+    as the graph reads the same memory; weights that moved lead to a new capture. Calls from several threads take
+    turns, and from several streams wait for each other, as the graph's memory is one.
+
+    Raises (on call):
+        UnsupportedError: gradients are enabled, or a tensor lies elsewhere than on the GPU.
+    """
+
+    def __init__(self, call: Callable[..., Any], module: torch.nn.Module | None, *, device: str, mode: str) -> None:
+        import torch
+
+        if device != "cuda":
+            raise UnsupportedError(f"capture is 'call', but device is {device!r}: only CUDA has graphs")
+        if mode != "inference":
+            raise UnsupportedError(f"capture is 'call', but mode is {mode!r}: one call has no backward pass in it")
+        self._call = call
+        self._module = module
+        self._graphs: dict[tuple[Signature, bool, bool], _Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._lock = threading.Lock()
+        self._stream = torch.cuda.Stream()
+        self._done: torch.cuda.Event | None = None
+        self._last_stream: torch.cuda.Stream | None = None
+        self._weights = self._addresses()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as `call` does, by replay."""
+        import torch
+
+        if torch.is_grad_enabled() and any(t.requires_grad for t in trees.tensors((args, kwargs))):
+            raise UnsupportedError("an input requires gradients, but a captured call computes none")
+        with self._lock:
+            self._follow_streams()
+            self._forget_if_weights_moved()
+            key = (signature_of(args, kwargs), torch.is_autocast_enabled("cuda"), torch.is_inference_mode_enabled())
+            captured = self._graphs.get(key)
+            if captured is None:
+                captured = self._graphs[key] = self._capture(args, kwargs)
+            outputs = self._replay(captured, args, kwargs)
+            self._mark_stream()
+            return outputs
+
+    def close(self) -> None:
+        """Free the graphs and their memory."""
+        with self._lock:
+            self._graphs.clear()
+
+    def _replay(self, captured: _Graph, args: Any, kwargs: Any) -> Any:
+        import torch
+
+        given = trees.tensors((args, kwargs)) if kwargs or captured.written else _flat(args)
+        with torch.no_grad():
+            for static, tensor in zip(captured.inputs, given, strict=True):
+                static.copy_(tensor)
+            captured.graph.replay()
+            for position in captured.written:
+                given[position].copy_(captured.inputs[position])
+            return trees.map_tensors(torch.Tensor.clone, captured.outputs)
+
+    def _capture(self, args: Any, kwargs: Any) -> _Graph:
+        import torch
+
+        # Outside inference mode, whose tensors keep no version by which writes to inputs are noticed.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._captured(args, kwargs)
+
+    def _captured(self, args: Any, kwargs: Any) -> _Graph:
+        import torch
+
+        args, kwargs = trees.map_tensors(_static, (args, kwargs))
+        inputs = trees.tensors((args, kwargs))
+        if outside := [t for t in inputs if t.device.type != "cuda"]:
+            raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays only what is on the GPU")
+        saved = [t.clone() for t in inputs]
+        state = _Kept.of(self._module)
+        generator = torch.cuda.get_rng_state()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP_CALLS):
+                self._call(*args, **kwargs)
+                _write_back(inputs, saved)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.set_rng_state(generator)
+        before = [version_of(t) for t in inputs]
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            outputs = self._call(*args, **kwargs)
+        written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if version_of(t) != v]
+        state.restore()
+        if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
+            raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
+        return _Graph(graph, inputs, outputs, written)
+
+    def _addresses(self) -> list[int]:
+        if self._module is None:
+            return []
+        return [t.data_ptr() for t in (*self._module.parameters(), *self._module.buffers())]
+
+    def _forget_if_weights_moved(self) -> None:
+        if self._module is not None and (addresses := self._addresses()) != self._weights:
+            self._graphs.clear()
+            self._weights = addresses
+
+    def _follow_streams(self) -> None:
+        import torch
+
+        current = torch.cuda.current_stream()
+        if self._done is not None and current != self._last_stream:
+            current.wait_event(self._done)
+
+    def _mark_stream(self) -> None:
+        import torch
+
+        self._last_stream = torch.cuda.current_stream()
+        if self._done is None:
+            self._done = torch.cuda.Event()
+        self._done.record(self._last_stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Buffers as they were before warm-up, so that capturing is not counted as calls (batch-norm statistics)."""
+
+    pairs: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module | None) -> _Kept:
+        return cls([(b, b.clone()) for b in module.buffers()] if module is not None else [])
+
+    def restore(self) -> None:
+        for buffer, saved in self.pairs:
+            if not buffer.equal(saved):
+                buffer.copy_(saved)
+
+
+def _flat(args: Any) -> list[torch.Tensor]:
+    import torch
+
+    if all(type(arg) is torch.Tensor for arg in args):
+        return list(args)
+    return trees.tensors(args)
+
+
+def _static(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _write_back(inputs: list[torch.Tensor], saved: list[torch.Tensor]) -> None:
+    for tensor, original in zip(inputs, saved, strict=True):
+        tensor.copy_(original)

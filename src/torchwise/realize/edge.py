@@ -1,0 +1,117 @@
+"""The edge of a model whose inside runs in another precision or layout: cast on the way in, restore on the way out.
+
+The casts are part of what is compiled, so that Inductor fuses them with the first and last kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.plan import Plan
+from torchwise.workload.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What happens to tensors at the edge.
+
+    Attributes:
+        plan: whose precision and memory format are meant.
+        outputs: dtype, and whether rows are contiguous, of each output tensor of the original.
+        device: "cpu" or "cuda", for autocast.
+    """
+
+    plan: Plan
+    outputs: tuple[tuple[torch.dtype, bool], ...]
+    device: str
+
+    @classmethod
+    def for_plan(cls, plan: Plan, call: Callable[..., Any], example: Example) -> Edge:
+        """Run the original once, where the plan needs an edge, to learn what its outputs look like."""
+        import torch
+
+        from torchwise.workload import trees
+
+        if not cls._needed(plan):
+            return cls(plan, (), "cpu")
+        example = example.clone()
+        devices = {t.device.type for t in trees.tensors((example.args, dict(example.kwargs)))}
+        state = {k: v.clone() for k, v in call.state_dict().items()} if isinstance(call, torch.nn.Module) else {}
+        with torch.no_grad(), torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices)):
+            outputs = trees.tensors(call(*example.args, **example.kwargs))
+            if isinstance(call, torch.nn.Module):
+                _restore(call, state)
+        forms = tuple((t.dtype, t.is_contiguous()) for t in outputs)
+        return cls(plan, forms, "cuda" if "cuda" in devices else "cpu")
+
+    @staticmethod
+    def _needed(plan: Plan) -> bool:
+        return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` with its edge; `call` itself where the plan needs none."""
+        if not self._needed(self.plan):
+            return call
+        from torch.utils import _pytree
+
+        enter, leave = self._enter, self._leave
+
+        def edged(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = _pytree.tree_map(enter, (args, kwargs))
+            with self._autocast():
+                result = call(*args, **kwargs)
+            leaves, spec = _pytree.tree_flatten(result)
+            return _pytree.tree_unflatten(leave(leaves), spec)
+
+        return edged
+
+    def _enter(self, leaf: Any) -> Any:
+        import torch
+
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if self.plan.precision == "bf16" and leaf.is_floating_point():
+            leaf = leaf.to(torch.bfloat16)
+        if self.plan.memory_format == "channels_last" and leaf.dim() == 4:
+            leaf = leaf.to(memory_format=torch.channels_last)
+        return leaf
+
+    def _leave(self, leaves: list[Any]) -> list[Any]:
+        import torch
+
+        restored: list[Any] = []
+        position = 0
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                dtype, contiguous = self.outputs[position]
+                position += 1
+                leaf = leaf.to(dtype)
+                leaf = leaf.contiguous() if contiguous else leaf
+            restored.append(leaf)
+        return restored
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        import torch
+
+        dtypes = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
+        dtype = dtypes.get(self.plan.precision)
+        return torch.autocast(self.device, dtype) if dtype else nullcontext()
+
+
+def _restore(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+    current = module.state_dict()
+    for name, tensor in state.items():
+        if not current[name].equal(tensor):
+            current[name].copy_(tensor)
+
+
+def _cuda_devices(devices: set[str]) -> list[int]:
+    import torch
+
+    return [torch.cuda.current_device()] if "cuda" in devices else []

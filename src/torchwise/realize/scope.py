@@ -1,0 +1,54 @@
+"""Regional compilation: a model made of equal blocks is compiled block by block, once for all of them.
+
+Measured on 12 layers: whole 6.3 s, per block 1.6 s, at the same steady speed (docs/design/facts.md).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchwise.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+LEAST_BLOCKS = 3
+LEAST_SHARE = 0.5
+"""Equal blocks must hold at least this share of the parameters, or compiling the rest is not worth leaving out."""
+
+
+def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the largest group of siblings of one class and one shape, or nothing where none dominates the model."""
+    total = sum(p.numel() for p in module.parameters())
+    best: list[torch.nn.Module] = []
+    for parent in module.modules():
+        groups: dict[tuple[Any, ...], list[torch.nn.Module]] = defaultdict(list)
+        for child in parent.children():
+            shapes = tuple(tuple(p.shape) for p in child.parameters())
+            if shapes and any(True for _ in child.children()):  # a lone Linear is not worth a graph of its own
+                groups[type(child), shapes].append(child)
+        for group in groups.values():
+            if len(group) >= LEAST_BLOCKS and _size(group) >= max(LEAST_SHARE * total, _size(best) + 1):
+                best = group
+    return best
+
+
+def compile_blocks(module: Callable[..., Any], compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Compile the forward of each repeated block of `module`, in place.
+
+    `block.compile()` compiles nothing for PyTorch's built-in classes, without a word; replacing `forward` does.
+
+    Raises:
+        UnsupportedError: the model has no repeated blocks.
+    """
+    blocks = repeated_blocks(module)  # type: ignore[arg-type]
+    if not blocks:
+        raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
+    for block in blocks:
+        block.forward = compiler(block.forward)
+
+
+def _size(modules: list[torch.nn.Module]) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())

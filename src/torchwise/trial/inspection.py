@@ -1,0 +1,142 @@
+"""What the plain model is like: the worker's side of the first job of every study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.errors import BaselineError
+from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
+from torchwise.realize.scope import repeated_blocks
+from torchwise.records import Inspection
+from torchwise.trial.job import Job
+from torchwise.trial.loading import load, runner
+from torchwise.verify import is_stochastic
+from torchwise.workload import Workload, trees
+from torchwise.workload.identity import describe_example, identity, structure
+
+SIGNIFICANT = 0.02
+"""Share of time from which a kind of work counts as a trait."""
+
+
+def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
+    """Look at the plain model: does it run, what is it made of, where does its time go, how steady is the clock.
+
+    Raises:
+        InputError: the target cannot be loaded.
+        BaselineError: the model raises on its own inputs.
+    """
+    import torch
+
+    workload = load(job)
+    mode = job.workload.mode
+    clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
+    stage("run eager")
+    with torch.set_grad_enabled(mode == "training"):
+        writes = _check_runs(workload, mode, job.workload.device)
+        calls = [runner(workload.call, e, mode, restore_inputs=writes) for e in workload.examples]
+        first = sum(clock.once(call) for call in calls)
+        steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
+        stochastic, unsteady = is_stochastic(calls[0])
+        stage("measure")
+        mix = mix_of(calls, workload)
+        measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
+        profile = profile_of(calls[0], job.workload.device)
+        memory = peak_memory(calls[0], job.workload.device)
+    shares = dict(profile.shares)
+    if profile.busy_s is not None:
+        shares["launch"] = min(max(1 - profile.busy_s / measurement.baseline_time.mid, 0.0), 1.0)
+    return Inspection(
+        identity=identity(workload, mode),
+        structure=structure(workload.call),
+        description=_describe(workload),
+        inputs=tuple(describe_example(example) for example in workload.examples),
+        traits=frozenset(_traits(workload, shares, stochastic=stochastic, writes=writes)),
+        measurement=measurement,
+        first_call_s=max(first - steady, 0.0),
+        peak_memory=memory,
+        shares=shares,
+        notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady)),
+    )
+
+
+def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
+    """Return the calls with the workload's weights, made to sum to 1."""
+    total = sum(example.weight for example in workload.examples)
+    return Mix(tuple(calls), tuple(example.weight / total for example in workload.examples))
+
+
+def _check_runs(workload: Workload, mode: str, device: str) -> bool:
+    """Run the model once on each example; return whether it writes to its inputs.
+
+    Raises:
+        BaselineError: it raises.
+    """
+    import torch
+
+    writes = False
+    for example in workload.examples:
+        given = example.clone()
+        try:
+            workload.call(*given.args, **given.kwargs)
+            if mode == "training":
+                runner(workload.call, example, mode)()
+            if device == "cuda":
+                torch.cuda.synchronize()
+        except Exception as error:  # the user's model may raise anything
+            raise BaselineError(
+                f"the model raised {type(error).__name__}: {error}; its inputs were {describe_example(example)}"
+            ) from error
+        pairs = zip(_tensors(given), _tensors(example), strict=True)
+        writes |= any(not torch.equal(now.nan_to_num(), then.nan_to_num()) for now, then in pairs)
+    return writes
+
+
+def _tensors(example: Any) -> list[Any]:
+    return trees.tensors((example.args, dict(example.kwargs)))
+
+
+def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool) -> list[str]:
+    import torch
+
+    module = workload.call if isinstance(workload.call, torch.nn.Module) else None
+    tensors = [t for example in workload.examples for t in _tensors(example)]
+    tensors += [*module.parameters(), *module.buffers()] if module is not None else []
+    dims4 = any(t.dim() == 4 for t in tensors)
+    found = {
+        "module": module is not None,
+        "floating": any(t.is_floating_point() for t in tensors),
+        "float32": any(t.dtype is torch.float32 for t in tensors),
+        "complex": any(t.is_complex() for t in tensors),
+        "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
+        "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
+        "repeated_blocks": module is not None and bool(repeated_blocks(module)),
+        "several_shapes": len({describe_example(example) for example in workload.examples}) > 1,
+        "stochastic": stochastic,
+        "writes_inputs": writes,
+    }
+    return [name for name, present in found.items() if present]
+
+
+def _describe(workload: Workload) -> str:
+    import torch
+
+    if not isinstance(workload.call, torch.nn.Module):
+        return f"function {getattr(workload.call, '__qualname__', type(workload.call).__qualname__)}"
+    count = sum(p.numel() for p in workload.call.parameters())
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in workload.call.parameters()})
+    size = f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} K" if count >= 1e3 else str(count)
+    return ", ".join([type(workload.call).__qualname__, f"{size} parameters", *dtypes])
+
+
+def _notes(workload: Workload, mode: str, *, stochastic: bool, unsteady: bool) -> list[str]:
+    import torch
+
+    notes = []
+    if isinstance(workload.call, torch.nn.Module) and workload.call.training and mode == "inference":
+        notes.append("the model is in training mode: dropout and batch-norm act as in training; eval() changes that")
+    if stochastic:
+        notes.append("the model draws random numbers: candidates are proven in distribution as well")
+    if unsteady:
+        notes.append("eager's own answers differ under one seed: the model is not reproducible run to run")
+    return notes

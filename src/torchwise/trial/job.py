@@ -1,0 +1,129 @@
+"""What a worker is told and what it answers: plain data, no tensors and no models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Costs, Measurement, Verdict
+from torchwise.workload import WorkloadSpec
+
+Task = Literal["inspect", "try", "warm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How carefully one candidate is looked at.
+
+    Attributes:
+        half_width: relative half-width of the speed-up's interval at which measuring stops.
+        measure_s: seconds of measuring after which it stops anyhow.
+        extra_draws: inputs to verify on, beyond the examples.
+        noise_s: seconds for the calls of the distribution tests.
+        reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
+    """
+
+    half_width: float
+    measure_s: float
+    extra_draws: int
+    noise_s: float
+    reproduce_noise: bool = True
+
+
+EFFORTS = {
+    "quick": Effort(0.05, 2.0, extra_draws=1, noise_s=2.0, reproduce_noise=False),
+    "standard": Effort(0.02, 5.0, extra_draws=2, noise_s=5.0),
+    "thorough": Effort(0.01, 15.0, extra_draws=4, noise_s=10.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """Settings of PyTorch in the user's process that change what eager does; the worker takes them over.
+
+    Attributes:
+        matmul_precision: `torch.get_float32_matmul_precision()`.
+        default_dtype: such as "float32".
+        threads: `torch.get_num_threads()`.
+        cudnn_benchmark: `torch.backends.cudnn.benchmark`.
+        cudnn_tf32: `torch.backends.cudnn.allow_tf32`.
+        deterministic: `torch.are_deterministic_algorithms_enabled()`.
+    """
+
+    matmul_precision: str
+    default_dtype: str
+    threads: int
+    cudnn_benchmark: bool
+    cudnn_tf32: bool
+    deterministic: bool
+
+    @classmethod
+    def of_this_process(cls) -> ProcessSettings:
+        """Read them; this imports torch."""
+        import torch
+
+        return cls(
+            torch.get_float32_matmul_precision(),
+            str(torch.get_default_dtype()).removeprefix("torch."),
+            torch.get_num_threads(),
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    def apply(self) -> None:
+        """Set them in this process."""
+        import torch
+
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.set_default_dtype(getattr(torch, self.default_dtype))
+        torch.set_num_threads(self.threads)
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        torch.use_deterministic_algorithms(self.deterministic)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is told.
+
+    Attributes:
+        task: "inspect" the plain model, "try" a plan, or start it "warm" from the caches of a try.
+        workload: what was asked.
+        plan: the candidate.
+        source: file with a live Python model, written by this very run; None to load the target.
+        traits: what the inspection found; empty for the inspection itself.
+        effort: how carefully.
+        prune_below: stop measuring once the speed-up surely lies below this.
+        cache_dir: compile caches of this candidate alone.
+        settings: of the user's process; None for PyTorch's own defaults.
+        steady_s: for "warm": seconds per steady call, known from the try.
+        environment: variables to set in the worker, as the worker's server may be older than their values.
+    """
+
+    task: Task
+    workload: WorkloadSpec
+    plan: Plan = EAGER
+    source: str | None = None
+    traits: frozenset[str] = frozenset()
+    effort: Effort = EFFORTS["standard"]
+    prune_below: float | None = None
+    cache_dir: str = ""
+    settings: ProcessSettings | None = None
+    steady_s: float = 0.0
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def variables(self) -> dict[str, Any]:
+        """Return every environment variable that the worker must see."""
+        caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache_dir, "TRITON_CACHE_DIR": f"{self.cache_dir}/triton"}
+        return {**self.environment, **(caches if self.cache_dir else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a try found; the measurement is missing where the verdict is no pass."""
+
+    costs: Costs
+    verdict: Verdict
+    measurement: Measurement | None = None

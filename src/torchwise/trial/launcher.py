@@ -1,0 +1,186 @@
+"""The parent's side: start a worker, hear its stages, and end it when its time or memory is spent.
+
+Workers are forked from a server that has PyTorch loaded and has never touched CUDA, so that a start costs
+milliseconds and the parent needs neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import psutil
+
+from torchwise import errors
+from torchwise.records import Failure, FailureKind, codec
+from torchwise.trial import worker
+from torchwise.trial.job import Job
+
+PRELOAD = ["torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"]
+POLL_S = 0.05
+LOG_TAIL = 600
+
+OnStage = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker may use before it is ended.
+
+    Attributes:
+        time_s: wall seconds.
+        memory_bytes: resident memory of the worker and its children.
+    """
+
+    time_s: float
+    memory_bytes: int
+
+    @classmethod
+    def of_this_machine(cls, time_s: float) -> Limits:
+        """Grant nine tenths of the memory that is free now: the rest keeps the user's own program alive."""
+        return cls(time_s, int(psutil.virtual_memory().available * 0.9))
+
+
+class Launcher(Protocol):
+    """Runs jobs somewhere else. Must never raise for what a candidate does."""
+
+    def run(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
+        """Run `job`; return the worker's record as JSON, or why there is none.
+
+        Raises:
+            InputError: the user's target or inputs cannot be used.
+            BaselineError: the plain model fails.
+        """
+        ...
+
+
+class ProcessLauncher:
+    """Runs each job in a process of its own on this machine."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+
+    def run(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
+        """Run `job` in a new process; see `Launcher.run`."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
+            log = Path(folder, "output")
+            process = self._context.Process(target=worker.main, args=(job, sender, str(log)))
+            with _without_main():
+                process.start()
+            sender.close()
+            try:
+                return _Conversation(process, receiver, limits, on_stage, log).outcome()
+            finally:
+                _end(process)
+                receiver.close()
+
+
+class _Conversation:
+    def __init__(
+        self, process: BaseProcess, receiver: Connection, limits: Limits, on_stage: OnStage, log: Path
+    ) -> None:
+        self._process = process
+        self._receiver = receiver
+        self._limits = limits
+        self._on_stage = on_stage
+        self._log = log
+        self._stage = "start"
+
+    def outcome(self) -> str | Failure:
+        """Listen until the worker answers, dies, or passes a limit."""
+        deadline = time.monotonic() + self._limits.time_s
+        while True:
+            if self._receiver.poll(POLL_S):
+                try:
+                    kind, payload = self._receiver.recv()
+                except EOFError:
+                    return self._died()
+                answer = self._hear(kind, payload)
+                if answer is not None:
+                    return answer
+                continue
+            if time.monotonic() > deadline:
+                limit = f"passed its limit of {self._limits.time_s:.0f} s"
+                return Failure(FailureKind.TIMED_OUT, self._stage, limit)
+            if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
+                message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
+                return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
+
+    def _hear(self, kind: str, payload: str) -> str | Failure | None:
+        if kind == "stage":
+            self._stage = payload
+            self._on_stage(payload)
+            return None
+        if kind == "failure":
+            return codec.from_json(payload, Failure)
+        if kind == "error":
+            name, _, message = payload.partition("|")
+            raise getattr(errors, name)(message)
+        return payload
+
+    def _died(self) -> Failure:
+        self._process.join(10)
+        code = self._process.exitcode
+        name = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        tail = self._log.read_text(errors="replace")[-LOG_TAIL:].strip() if self._log.exists() else ""
+        return Failure(FailureKind.DIED, self._stage, name, tail)
+
+
+def _end(process: BaseProcess) -> None:
+    """Kill the worker's whole group: a compiler that it started must not outlive it."""
+    if process.pid is None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # Before setsid the worker shares its server's group, which must live on.
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.is_alive():
+        process.kill()
+    process.join(10)
+
+
+def _resident(pid: int | None) -> int:
+    """Sum the resident memory of a process and its children, in bytes; 0 once it is gone."""
+    if pid is None:
+        return 0
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total
+
+
+_main_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the user's script while a worker starts.
+
+    multiprocessing would run the script again in the worker, and a script that calls `tune` without an
+    `if __name__ == "__main__"` guard would call it again there. Nothing of it is needed: models travel by value.
+    """
+    with _main_lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main

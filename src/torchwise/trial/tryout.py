@@ -1,0 +1,101 @@
+"""One trial from the parent's side: launch, listen, and turn whatever comes back into a record."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torchwise.errors import BaselineError
+from torchwise.records import Costs, Failure, Inspection, Outcome, Trial, TrialState, codec
+from torchwise.trial.job import Attempt, Job
+from torchwise.trial.launcher import Launcher, Limits
+
+OnStage = Callable[[str], None]
+
+
+def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Inspection:
+    """Look at the plain model in a worker.
+
+    Raises:
+        InputError: the target or its inputs cannot be used.
+        BaselineError: the plain model raises, dies, hangs or runs out of memory.
+    """
+    answer = launcher.run(job, limits, on_stage)
+    if isinstance(answer, Failure):
+        detail = f"\n{answer.traceback}" if answer.traceback else ""
+        raise BaselineError(f"the model itself, run plainly, {answer}{detail}")
+    return codec.from_json(answer, Inspection)
+
+
+def try_plan(
+    launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage, *, warm: bool = True
+) -> Trial:
+    """Try `trial.plan` in a worker, and start it once more from warm caches if it beat eager.
+
+    Args:
+        launcher: where the workers run.
+        job: of task "try".
+        trial: as it was claimed, state RUNNING.
+        limits: of each worker.
+        on_stage: hears the stages as they are entered.
+        warm: whether the warm cost is wanted at all.
+
+    Returns:
+        The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
+    """
+    start = time.monotonic()
+    with _own_caches() as folder:
+        job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
+        answer = launcher.run(job, limits, on_stage)
+        if isinstance(answer, Failure):
+            finished = replace(trial, state=TrialState.FAIL, failure=answer, reason=str(answer))
+        else:
+            finished = _judged(trial, codec.from_json(answer, Attempt))
+        if warm and _is_worth_a_warm_start(finished):
+            finished = _with_warm_cost(launcher, job, finished, limits, on_stage)
+    return replace(finished, seconds=time.monotonic() - start)
+
+
+def _judged(trial: Trial, attempt: Attempt) -> Trial:
+    verdict, measurement = attempt.verdict, attempt.measurement
+    found = replace(trial, verdict=verdict, measurement=measurement, costs=attempt.costs)
+    if verdict.outcome is not Outcome.PASS or measurement is None:
+        return replace(found, state=TrialState.COMPLETE, reason=f"not proven: {verdict.reason}")
+    if measurement.pruned:
+        reason = f"stopped early at {measurement.speedup}×: it could no longer lead"
+        return replace(found, state=TrialState.PRUNED, reason=reason)
+    return replace(found, state=TrialState.COMPLETE, reason=f"proven, {measurement.speedup}× eager's speed")
+
+
+def _is_worth_a_warm_start(trial: Trial) -> bool:
+    """Only a plan that beat eager can be decided for, and only one that compiles has a warm cost of its own."""
+    return bool(
+        trial.is_proven and trial.measurement and trial.measurement.speedup.low > 1 and trial.plan.backend != "eager"
+    )
+
+
+def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
+    assert trial.measurement is not None
+    assert trial.costs is not None
+    job = replace(job, task="warm", steady_s=trial.measurement.candidate_time.mid)
+    answer = launcher.run(job, limits, on_stage)
+    if isinstance(answer, Failure):
+        # It worked cold and not warm: a restart in production would be the one that fails.
+        failure = replace(answer, message=f"in a second process, from warm caches: {answer.message}")
+        return replace(trial, state=TrialState.FAIL, failure=failure, reason=str(failure))
+    costs: Costs = replace(trial.costs, warm_s=codec.from_json(answer, float))
+    return replace(trial, costs=costs)
+
+
+@contextmanager
+def _own_caches() -> Iterator[str]:
+    """Give a candidate an empty cache of its own, so that no other candidate's compilation flatters its cold cost."""
+    folder = tempfile.mkdtemp(prefix="torchwise-cache-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

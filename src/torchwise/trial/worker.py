@@ -1,0 +1,94 @@
+"""The child's side: do one job, say at which stage it stands, answer with one record, and end.
+
+Messages to the parent are pairs of strings: ("stage", name), ("result", JSON), ("failure", JSON of a `Failure`), or
+("error", "ClassName|message") for an error of the user's that ends the whole study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError
+from torchwise.records import Failure, FailureKind, codec
+from torchwise.trial.job import Job
+
+Stage = Callable[[str], None]
+TRACEBACK_LINES = 40
+
+
+def main(job: Job, connection: Connection, log: str) -> None:
+    """Run `job` in this process, which is the worker's own; everything it prints goes to the file `log`."""
+    _become_leader()
+    os.environ.update(job.variables())
+    _redirect_output(log)
+    stage = ["load"]
+
+    def enter(name: str) -> None:
+        stage[0] = name
+        connection.send(("stage", name))
+
+    try:
+        connection.send(("result", codec.to_json(_run(job, enter))))
+    except BaseException as error:  # whatever a candidate raises is this trial's result, and nobody else's problem
+        connection.send(_report(error, stage[0]))
+    connection.close()
+    sys.stdout.flush()
+    # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
+    os._exit(0)
+
+
+def _run(job: Job, stage: Stage) -> Any:
+    from torchwise.trial import candidate, inspection
+
+    tasks = {"inspect": inspection.inspect, "try": candidate.attempt, "warm": candidate.start_warm}
+    return tasks[job.task](job, stage)
+
+
+def _report(error: BaseException, stage: str) -> tuple[str, str]:
+    if isinstance(error, (InputError, BaselineError)):
+        return ("error", f"{type(error).__name__}|{error}")
+    text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
+    failure = Failure(_kind(error), stage, f"{type(error).__name__}: {error}"[:2000], text[-8000:])
+    if isinstance(error, TorchwiseError):
+        failure = Failure(_kind(error), stage, str(error))
+    return ("failure", codec.to_json(failure))
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, UnsupportedError):
+        return FailureKind.UNSUPPORTED
+    # The CPU's allocator raises a plain RuntimeError, CUDA's its own OutOfMemoryError.
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if "OutOfMemoryError" in names or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return FailureKind.OUT_OF_MEMORY
+    return FailureKind.RAISED
+
+
+def _become_leader() -> None:
+    """Head a process group, so that the parent's kill takes compilers along, and never outlive the parent."""
+    with contextlib.suppress(OSError):  # already a leader
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        # If memory runs out, let the kernel end the candidate and not the user's program.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    gc.enable()
+
+
+def _redirect_output(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,194 @@
+"""Two observations against a third: is the candidate no further from the reference than eager is?
+
+Error is relative, in the root mean square over a tensor and in the worst element (scaled by the reference's own root
+mean square). A candidate passes when each error is within a stated factor of eager's, plus a few roundings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.records import Check, Outcome
+from torchwise.verify.observe import Observation
+
+if TYPE_CHECKING:
+    import torch
+
+RMS_FACTOR = 4.0
+"""Times eager's error that a candidate's error may be. PyTorch's own benchmarks use 2 to 3, and 10 for small tensors;
+reordering a sum legitimately moves its error by such factors, a wrong answer moves it by hundreds."""
+WORST_FACTOR = 10.0
+ROUNDINGS = 32.0
+"""Roundings of the candidate's dtype that are always granted: eager may hit the reference exactly, by luck."""
+ROUNDINGS_WITHOUT_REFERENCE = 1024.0
+"""The same where eager itself is the reference, whose own error is then unknown (1e-4 in float32, as PyTorch's own
+benchmarks tolerate)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far a tensor is from the reference, relative to the reference's root mean square."""
+
+    rms: float
+    worst: float
+
+
+def compare(
+    candidate: Observation,
+    native: Observation,
+    floor: Observation,
+    reference: Observation | None,
+    epsilon: float | None,
+) -> list[Check]:
+    """Hold a candidate's observation against the others.
+
+    Args:
+        candidate: what is judged.
+        native: eager as it is: decides structure, dtypes, shapes, strides and aliases.
+        floor: eager at the candidate's precision: decides how large an error is normal.
+        reference: the model in float64; None where it cannot run, then `native` stands in for it.
+        epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
+    """
+    structure = _structure(candidate, native)
+    if structure.outcome is not Outcome.PASS:
+        return [structure]
+    return [structure, _values(candidate, native, floor, reference, epsilon)]
+
+
+def _structure(candidate: Observation, native: Observation) -> Check:
+    def failed(detail: str) -> Check:
+        return Check("structure", Outcome.FAIL, detail)
+
+    ours, theirs = dict(candidate.leaves), dict(native.leaves)
+    if list(ours) != list(theirs):
+        odd = sorted(set(ours) ^ set(theirs)) or ["their order"]
+        return failed(f"the outputs differ in structure at {odd[0]}")
+    for name, leaf in ours.items():
+        if problem := _form_problem(leaf, theirs[name]):
+            return failed(f"{name} {problem}")
+    if candidate.aliases != native.aliases:
+        return failed(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
+    return Check("structure", Outcome.PASS, f"{len(ours)} values agree in form, dtype, shape, strides and aliasing")
+
+
+def _pairs(observation: Observation) -> str:
+    return ", ".join(f"output {o} / input {i}" for o, i in sorted(observation.aliases)) or "none"
+
+
+def _form_problem(ours: Any, theirs: Any) -> str | None:
+    import torch
+
+    if not isinstance(theirs, torch.Tensor):
+        if isinstance(ours, torch.Tensor) or type(ours) is not type(theirs):
+            return f"is of type {type(ours).__name__}, in eager {type(theirs).__name__}"
+        return None
+    if not isinstance(ours, torch.Tensor):
+        return f"is of type {type(ours).__name__}, in eager a tensor"
+    for what in ("dtype", "shape", "device", "layout"):
+        if getattr(ours, what) != getattr(theirs, what):
+            return f"has {what} {getattr(ours, what)}, in eager {getattr(theirs, what)}"
+    if ours.layout is torch.strided and _strides(ours) != _strides(theirs):
+        return f"has strides {tuple(ours.stride())}, in eager {tuple(theirs.stride())}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Return the strides that mean anything: those of dimensions longer than 1."""
+    return [s for size, s in zip(tensor.shape, tensor.stride(), strict=True) if size > 1] if tensor.numel() else []
+
+
+def _values(
+    candidate: Observation,
+    native: Observation,
+    floor: Observation,
+    reference: Observation | None,
+    epsilon: float | None,
+) -> Check:
+    import torch
+
+    worst: Errors | None = None
+    normal = Errors(0.0, 0.0)
+    plain, floors, references = dict(native.leaves), dict(floor.leaves), dict((reference or native).leaves)
+    for name, leaf in candidate.leaves:
+        if not isinstance(leaf, torch.Tensor):
+            if problem := _plain_problem(leaf, plain[name]):
+                return Check("values", Outcome.FAIL, f"{name} {problem}")
+            continue
+        against = references.get(name)
+        if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
+            return Check("values", Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
+        granted = _granted(leaf, epsilon, has_reference=reference is not None)
+        problem, errors, usual = _tensor_problem(leaf, floors[name], against, granted)
+        if problem:
+            return Check("values", Outcome.FAIL, f"{name} {problem}", errors.rms, usual.rms)
+        if worst is None or errors.rms > worst.rms:
+            worst, normal = errors, usual
+    if worst is None:
+        return Check("values", Outcome.PASS, "every value is equal (there is no tensor among them)")
+    yardstick = "the float64 reference" if reference else "eager (there is no float64 reference)"
+    detail = f"error {worst.rms:.2g} against {yardstick}, eager's own is {normal.rms:.2g}"
+    return Check("values", Outcome.PASS, detail, worst.rms, normal.rms)
+
+
+def _granted(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
+    import torch
+
+    if epsilon is None:
+        epsilon = torch.finfo(leaf.dtype).eps if leaf.is_floating_point() or leaf.is_complex() else 0.0
+    return epsilon * (ROUNDINGS if has_reference else ROUNDINGS_WITHOUT_REFERENCE)
+
+
+def _plain_problem(ours: Any, theirs: Any) -> str | None:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        close = abs(ours - theirs) <= 1e-4 * max(abs(theirs), 1e-12) or (ours != ours and theirs != theirs)
+        return None if close else f"is {ours!r}, in eager {theirs!r}"
+    if isinstance(ours, (bool, int, str, bytes, type(None))) and ours != theirs:
+        return f"is {ours!r}, in eager {theirs!r}"
+    return None
+
+
+def _tensor_problem(
+    ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor, granted: float
+) -> tuple[str | None, Errors, Errors]:
+    if not (ours.is_floating_point() or ours.is_complex()):
+        return _discrete_problem(ours, floor, reference)
+    wrong = reference.isfinite() & ~ours.isfinite()
+    if bool(wrong.any()):
+        at = f"in {int(wrong.sum())} of {wrong.numel()} elements"
+        return f"is not finite {at} where the reference is", Errors(1.0, 1.0), errors_of(floor, reference)
+    errors, normal = errors_of(ours, reference), errors_of(floor, reference)
+    if errors.rms > RMS_FACTOR * normal.rms + granted:
+        return f"is off by {errors.rms:.2g} (root mean square), eager by {normal.rms:.2g}", errors, normal
+    if errors.worst > WORST_FACTOR * (normal.worst + granted):
+        return f"is off by {errors.worst:.2g} in its worst element, eager by {normal.worst:.2g}", errors, normal
+    return None, errors, normal
+
+
+def _discrete_problem(
+    ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor
+) -> tuple[str | None, Errors, Errors]:
+    """Judge whole numbers and booleans: a rounding may flip an argmax, but not more often than eager's own does."""
+    reference = reference.to(ours.dtype)
+    count = max(ours.numel(), 1)
+    wrong = float((ours != reference).sum()) / count
+    normal = float((floor != reference).sum()) / count
+    if wrong > RMS_FACTOR * normal:
+        return f"differs in {wrong:.2%} of its elements, eager in {normal:.2%}", Errors(wrong, 1), Errors(normal, 1)
+    return None, Errors(wrong, 0), Errors(normal, 0)
+
+
+def errors_of(tensor: torch.Tensor, reference: torch.Tensor) -> Errors:
+    """Return the errors of `tensor` over the elements where both are finite.
+
+    Where the reference is zero throughout, errors are absolute.
+    """
+    from torchwise.verify.reference import widened
+
+    both = tensor.isfinite() & reference.isfinite()
+    exact = widened(reference)[both]
+    if exact.numel() == 0:
+        return Errors(0.0, 0.0)
+    off = (widened(tensor)[both] - exact).abs()
+    scale = float(exact.abs().square().mean().sqrt()) or 1.0
+    return Errors(float(off.square().mean().sqrt()) / scale, float(off.max()) / scale)

@@ -1,0 +1,124 @@
+"""Run a call once under a seed and keep everything it did: outputs, written inputs, buffers, aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.workload import trees
+from torchwise.workload.loss import loss_of
+from torchwise.workload.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+Aliases = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one call did.
+
+    Attributes:
+        leaves: every output with its path, every input after the call, every buffer after the call, and in training
+            every gradient; tensors are copies.
+        outputs: the outputs themselves, as the caller would hold them.
+        aliases: pairs (output, input) of positions that share memory.
+    """
+
+    leaves: tuple[tuple[str, Any], ...]
+    outputs: Any
+    aliases: Aliases
+
+
+def observe(
+    call: Callable[..., Any],
+    module: torch.nn.Module | None,
+    example: Example,
+    *,
+    seed: int,
+    training: bool = False,
+    under: AbstractContextManager[Any] | None = None,
+) -> Observation:
+    """Run `call` on a copy of `example` from `seed`, then put the module's state back as it was.
+
+    Args:
+        call: what to run.
+        module: whose buffers and gradients the call touches; None for a plain function.
+        example: inputs; never written.
+        seed: of all of PyTorch's generators.
+        training: whether to run a backward pass too, from `torchwise.workload.loss.loss_of` the outputs.
+        under: a context for the call itself.
+    """
+    import torch
+
+    example = example.clone()
+    inputs = (example.args, dict(example.kwargs))
+    kept = {name: b.detach().clone() for name, b in module.named_buffers()} if module is not None else {}
+    torch.manual_seed(seed)
+    with under or nullcontext(), torch.enable_grad() if training else torch.no_grad():
+        outputs = call(*example.args, **example.kwargs)
+        gradients = _gradients(outputs, module, inputs) if training else []
+    after = _buffers(module)
+    if module is not None:
+        _restore(module, kept)
+    leaves = [
+        *trees.named_leaves(outputs, "output"),
+        *trees.named_leaves(inputs, "input after the call "),
+        *after,
+        *gradients,
+    ]
+    copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
+    return Observation(copied, outputs, _aliases(outputs, inputs))
+
+
+def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
+    """Return the gradient of every parameter and input that requires one, for a loss all outputs enter."""
+    import torch
+
+    wanted: list[tuple[str, torch.Tensor]] = []
+    wanted += [(f"gradient of {n}", p) for n, p in module.named_parameters()] if module is not None else []
+    wanted += [(f"gradient of input {i}", t) for i, t in enumerate(trees.tensors(inputs))]
+    wanted = [(name, t) for name, t in wanted if t.requires_grad]
+    loss = loss_of(outputs)
+    if loss is None:
+        return []
+    found = torch.autograd.grad(loss, [t for _, t in wanted], allow_unused=True)
+    return [(name, gradient) for (name, _), gradient in zip(wanted, found, strict=True)]
+
+
+def _buffers(module: torch.nn.Module | None) -> list[tuple[str, Any]]:
+    if module is None:
+        return []
+    return [(f"buffer {name} after the call", b.detach().clone()) for name, b in module.named_buffers()]
+
+
+def _restore(module: torch.nn.Module, kept: dict[str, torch.Tensor]) -> None:
+    """Write back only what changed, so that versions of untouched buffers stay as they are."""
+    import torch
+
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in kept and not torch.equal(buffer, kept[name]):
+                buffer.copy_(kept[name])
+
+
+def _aliases(outputs: Any, inputs: Any) -> Aliases:
+    ours, theirs = trees.tensors(outputs), trees.tensors(inputs)
+    addresses = [_storage(t) for t in theirs]
+    return frozenset((i, addresses.index(a)) for i, t in enumerate(ours) if (a := _storage(t)) and a in addresses)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without one storage
+        return 0
+
+
+def _is_tensor(leaf: Any) -> bool:
+    import torch
+
+    return isinstance(leaf, torch.Tensor)

@@ -1,0 +1,102 @@
+"""The reference: the model in float64, drawing the same random numbers that eager draws in its own precision.
+
+Source of the idea of a float64 yardstick: PyTorch's own benchmarks (`torch._dynamo.utils.same` with `fp64_ref`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwise.workload.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+
+def float64_of(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a module in float64 / complex128; a function as it is, for its inputs decide its precision.
+
+    Raises:
+        Exception: whatever copying the module raises; the caller falls back to eager.
+    """
+    import torch
+
+    if not isinstance(call, torch.nn.Module):
+        return call
+    reference: torch.nn.Module = copy.deepcopy(call)._apply(widened)
+    return reference
+
+
+def widen(example: Example) -> Example:
+    """Return the example in float64 / complex128; integers and booleans stay."""
+    return example.map_tensors(lambda t: widened(t.detach()).requires_grad_(t.requires_grad))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a floating tensor in float64, a complex one in complex128, any other as it is."""
+    import torch
+
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+@contextlib.contextmanager
+def as_reference() -> Iterator[None]:
+    """Run what is inside in float64 by default, with random numbers drawn in float32 and then widened."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with MatchedNoise():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class MatchedNoise(TorchDispatchMode):
+    """Draws in float32 whatever is asked for in float64: then one seed gives eager and reference the same noise.
+
+    PyTorch's generators give other numbers for another dtype, so without this a stochastic model could be compared
+    with its reference in distribution only.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Redirect the operators that draw; pass every other on."""
+        import torch
+
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if name in _LIKE and args[0].dtype is torch.float64 and kwargs.get("dtype") in (None, torch.float64):
+            narrow = {k: v for k, v in kwargs.items() if k != "dtype"}
+            return func(args[0].float(), *args[1:], **narrow).double()
+        if name in _IN_PLACE and args[0].dtype is torch.float64:
+            drawn = func(args[0].float(), *_narrowed(args[1:]), **kwargs)
+            return args[0].copy_(drawn)
+        if name in _FACTORIES and kwargs.get("dtype", torch.get_default_dtype()) in (None, torch.float64):
+            return func(*args, **{**kwargs, "dtype": torch.float32}).double()
+        if name == "bernoulli" and args[0].dtype is torch.float64:
+            return func(args[0].float(), *args[1:], **kwargs).double()
+        if name == "native_dropout" and args[0].dtype is torch.float64:
+            kept, mask = func(args[0].float(), *args[1:], **kwargs)
+            del kept
+            scale = 1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0
+            return args[0] * mask * scale, mask
+        return func(*args, **kwargs)
+
+
+_LIKE = {"randn_like", "rand_like"}
+_IN_PLACE = {"normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_"}
+_FACTORIES = {"randn", "rand", "normal"}
+
+
+def _narrowed(args: Any) -> Any:
+    import torch
+
+    return [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.float64 else a for a in args]

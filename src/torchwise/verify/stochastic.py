@@ -1,0 +1,167 @@
+"""Models that draw random numbers: is the candidate's noise the same noise, and is it fresh on every call?
+
+Outputs of many calls of eager and of the candidate on one input are reduced to a few scalars per call, and each scalar
+is compared by a two-sample Kolmogorov-Smirnov test. The scalars are standardised by a third, separate set of eager
+calls, so that under the null hypothesis the two compared sets are exchangeable and the false-alarm rate is what it
+says. Over all tests of one candidate together it is `FALSE_ALARM_RATE` (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchwise.records import Check, Outcome
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+FALSE_ALARM_RATE = 1e-3
+"""Chance that a candidate whose noise is exactly eager's is rejected, over all tests of a verdict together."""
+LEAST_CALLS, MOST_CALLS = 40, 120
+PROJECTIONS = 8
+ELEMENTS = 8
+NEGLIGIBLE = 0.02
+"""At a lower precision than the model's own: relative change of a scalar's spread or place, in units of the noise,
+that is put down to rounding, however significant it is."""
+
+Samples = NDArray[np.float64]
+
+
+def is_stochastic(call: Callable[[], Any]) -> tuple[bool, bool]:
+    """Return whether two calls differ under different seeds, and whether they differ under one seed."""
+    import torch
+
+    def answers(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        return [t.detach().clone() for t in trees.tensors(call())]
+
+    first, again, other = answers(1), answers(1), answers(2)
+    return not _equal(first, other), not _equal(first, again)
+
+
+def check_noise(
+    candidate: Callable[[], Any], eager: Callable[[], Any], *, budget_s: float, exact_precision: bool, seed: int = 0
+) -> list[Check]:
+    """Compare the distribution and the independence of a candidate's noise with eager's.
+
+    Args:
+        candidate: one call on fixed inputs.
+        eager: the same inputs, eager at the candidate's precision.
+        budget_s: seconds for all calls together; at least `LEAST_CALLS` are made of each.
+        exact_precision: whether the candidate computes in the model's own precision, so that nothing is negligible.
+        seed: of the generators, once before each series, never in between.
+    """
+    start = time.perf_counter()
+    calibration = collect(eager, LEAST_CALLS, seed + 1)
+    each = (time.perf_counter() - start) / LEAST_CALLS
+    calls = int(np.clip(budget_s / max(each, 1e-6) / 2, LEAST_CALLS, MOST_CALLS))
+    return judge(
+        collect(candidate, calls, seed + 2), collect(eager, calls, seed + 3), calibration, exact=exact_precision
+    )
+
+
+def collect(call: Callable[[], Any], calls: int, seed: int) -> Samples:
+    """Call `calls` times in a row from one seed; return the floating outputs as a matrix (calls, elements)."""
+    import torch
+
+    torch.manual_seed(seed)
+    rows = []
+    for _ in range(calls):
+        parts = [t.detach() for t in trees.tensors(call()) if t.is_floating_point() or t.is_complex()]
+        flat = [(torch.view_as_real(t) if t.is_complex() else t).double().flatten().cpu() for t in parts]
+        rows.append(torch.cat(flat).numpy())
+    return np.stack(rows)
+
+
+def judge(candidate: Samples, eager: Samples, calibration: Samples, *, exact: bool) -> list[Check]:
+    """Compare two matrices of outputs (calls, elements), standardised by a third.
+
+    Returns:
+        A check of the distribution and one of the independence of successive calls.
+    """
+    if not np.isfinite(candidate).all() and np.isfinite(eager).all():
+        return [Check("distribution", Outcome.FAIL, "outputs are not finite where eager's are")]
+    spread = calibration.std(axis=0)
+    noisy = spread > 1e-6 * max(float(np.abs(calibration).max()), 1e-30)
+    if not noisy.any():
+        return [Check("distribution", Outcome.NOT_COMPARABLE, "eager's outputs do not vary in the calibration calls")]
+    middle = calibration.mean(axis=0)[noisy]
+    ours, theirs = ((s[:, noisy] - middle) / spread[noisy] for s in (candidate, eager))
+    tests = [*_scalars(ours.shape[1]), ("products of successive calls", _successive)]
+    level = FALSE_ALARM_RATE / len(tests)
+    failures = [f for name, scalar in tests if (f := _differs(name, scalar(ours), scalar(theirs), level, exact))]
+    dependent = [f for f in failures if f.name == "independence"]
+    shifted = [f for f in failures if f.name == "distribution"]
+    said = f"no difference over {len(tests)} tests of {len(ours)} calls each, false-alarm rate {FALSE_ALARM_RATE:g}"
+    return [
+        shifted[0] if shifted else Check("distribution", Outcome.PASS, said),
+        dependent[0] if dependent else Check("independence", Outcome.PASS, "successive calls vary as eager's do"),
+    ]
+
+
+Scalar = Callable[[Samples], Samples]
+
+
+def _scalars(elements: int) -> list[tuple[str, Scalar]]:
+    """Return what each call is reduced to; where and how is fixed by a seed of its own."""
+    rng = np.random.default_rng(20_240_607)
+    signs = rng.choice((-1.0, 1.0), (PROJECTIONS, elements)) / np.sqrt(elements)
+    places = rng.choice(elements, min(ELEMENTS, elements), replace=False)
+    return [
+        ("mean", lambda z: z.mean(axis=1)),
+        ("mean square", lambda z: (z**2).mean(axis=1)),
+        ("mean fourth power", lambda z: (z**4).mean(axis=1)),
+        ("products of neighbours", lambda z: (z[:, 1:] * z[:, :-1]).mean(axis=1) if elements > 1 else z[:, 0]),
+        *((f"projection {i}", lambda z, v=vector: z @ v) for i, vector in enumerate(signs)),
+        *((f"element {place}", lambda z, p=place: z[:, p]) for place in places.tolist()),
+    ]
+
+
+def _successive(z: Samples) -> Samples:
+    """Return the mean product of calls 1 and 2, 3 and 4, …: near 1 where noise repeats, near 0 where it is fresh."""
+    even = len(z) // 2 * 2
+    return np.asarray((z[0:even:2] * z[1:even:2]).mean(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    shift: float
+    scale: float
+
+
+def _differs(name: str, ours: Samples, theirs: Samples, level: float, exact: bool) -> Check | None:
+    from scipy.stats import ks_2samp
+
+    p_value = float(ks_2samp(ours, theirs).pvalue)
+    if p_value >= level:
+        return None
+    effect = _effect(ours, theirs)
+    if not exact and max(abs(effect.shift), abs(effect.scale)) < NEGLIGIBLE:
+        return None
+    kind = "independence" if name.startswith("products of successive") else "distribution"
+    detail = (
+        f"{name} differs from eager's: median {np.median(ours):.3g} against {np.median(theirs):.3g} in units of "
+        f"eager's noise, p = {p_value:.1g} below {level:.1g}"
+    )
+    return Check(kind, Outcome.FAIL, detail)
+
+
+def _effect(ours: Samples, theirs: Samples) -> _Effect:
+    """Return the difference of medians and of spreads, in units of the noise (the samples are standardised)."""
+    shift = float(np.median(ours) - np.median(theirs))
+    return _Effect(shift, float(ours.std() - theirs.std()))
+
+
+def _equal(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
+    import torch
+
+    return all(
+        torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(ours, theirs, strict=True)
+    )

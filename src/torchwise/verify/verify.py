@@ -1,0 +1,167 @@
+"""All checks of one candidate, cheapest first; the first that fails ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.records import Check, Outcome, Verdict
+from torchwise.verify.compare import compare, errors_of
+from torchwise.verify.draws import draws
+from torchwise.verify.held import check_held
+from torchwise.verify.observe import Observation, observe
+from torchwise.verify.reference import as_reference, float64_of, widen
+from torchwise.verify.stochastic import check_noise
+from torchwise.workload.workload import Example, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+EPSILON = {"tf32": 2.0**-10, "bf16": 2.0**-7, "autocast_bf16": 2.0**-7, "autocast_fp16": 2.0**-10}
+"""Spacing at 1 of the numbers that a precision computes in; native computes in each tensor's own dtype."""
+MATCHED = 1e-2
+"""Error of eager against the reference above which a stochastic model's noise was evidently not matched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is verified, with what it is held against.
+
+    Attributes:
+        workload: the model as it is, and its examples.
+        candidate: what is judged.
+        floor: eager at the candidate's precision; the model itself at native precision.
+        precision: of the candidate.
+        reproducible: for a stochastic model, the candidate drawing eager's own random numbers, or None.
+        stochastic: whether the model draws random numbers.
+        training: whether gradients are compared too.
+    """
+
+    workload: Workload
+    candidate: Callable[..., Any]
+    floor: Callable[..., Any]
+    precision: str = "native"
+    reproducible: Callable[..., Any] | None = None
+    stochastic: bool = False
+    training: bool = False
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The model, where it is a module."""
+        import torch
+
+        return self.workload.call if isinstance(self.workload.call, torch.nn.Module) else None
+
+
+def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.0) -> Verdict:
+    """Judge a candidate; nothing of the model is changed by it.
+
+    Args:
+        subject: what is judged, and against what.
+        extra_draws: draws of the inputs beyond the examples themselves.
+        noise_budget_s: seconds for the calls that the distribution tests need.
+    """
+    checks: list[Check] = []
+    for check in _checks(subject, extra_draws, noise_budget_s):
+        checks.append(check)
+        if check.outcome is Outcome.FAIL:
+            break
+    return Verdict(tuple(checks))
+
+
+def _checks(subject: Subject, extra_draws: int, noise_budget_s: float) -> Iterator[Check]:
+    inputs = draws(subject.workload, extra_draws)
+    if not subject.stochastic:
+        yield from _deterministic(subject, subject.candidate, inputs)
+    else:
+        yield from _noisy(subject, inputs, noise_budget_s)
+    yield check_held(subject.candidate, subject.workload.call, inputs[0], inputs[-1])
+
+
+def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
+    reference = _Reference(subject)
+    for position, example in enumerate(inputs):
+        native = _run(subject, subject.workload.call, example, position)
+        if native is None:
+            if position >= len(subject.workload.examples):
+                continue  # the model refuses a draw that was made up for it
+            yield Check("values", Outcome.NOT_COMPARABLE, "eager fails on its own example")
+            return
+        floor = native if subject.floor is subject.workload.call else _run(subject, subject.floor, example, position)
+        if floor is None:
+            yield Check("values", Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
+            return
+        ours = observe(candidate, subject.module, example, seed=position, training=subject.training)
+        yield from compare(ours, native, floor, reference.on(example, position), EPSILON.get(subject.precision))
+
+
+def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator[Check]:
+    """Judge the arithmetic under eager's own random numbers where that can be, then the candidate's own noise."""
+    if subject.reproducible is not None and _noise_is_matched(subject, inputs[0]):
+        yield from _deterministic(subject, subject.reproducible, inputs)
+    example = inputs[0]
+
+    def once(call: Callable[..., Any]) -> Callable[[], Any]:
+        import torch
+
+        def run() -> Any:
+            given = example.clone()
+            with torch.no_grad():
+                return call(*given.args, **given.kwargs)
+
+        return run
+
+    yield from check_noise(
+        once(subject.candidate),
+        once(subject.floor),
+        budget_s=budget_s,
+        exact_precision=subject.precision == "native",
+    )
+
+
+def _noise_is_matched(subject: Subject, example: Example) -> bool:
+    native, reference = _run(subject, subject.workload.call, example, 0), _Reference(subject).on(example, 0)
+    if native is None or reference is None:
+        return False
+    pairs = zip(native.leaves, reference.leaves, strict=False)
+    tensors = [(a, b) for (_, a), (_, b) in pairs if hasattr(a, "is_floating_point") and a.is_floating_point()]
+    return all(a.shape == b.shape and errors_of(a, b).rms < MATCHED for a, b in tensors)
+
+
+def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int) -> Observation | None:
+    """Observe a call, or return None where it raises."""
+    try:
+        return observe(call, subject.module, example, seed=seed, training=subject.training)
+    except Exception:  # eager may raise anything on a made-up draw or at another precision; the caller says which
+        return None
+
+
+class _Reference:
+    """The model in float64, made once; where it cannot be made or run, the reference is eager itself."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        try:
+            self._call: Callable[..., Any] | None = float64_of(subject.workload.call)
+        except Exception:  # a module may refuse to be copied or widened in any way it likes
+            self._call = None
+
+    def on(self, example: Example, seed: int) -> Observation | None:
+        """Observe the reference on an example, or return None where it cannot run."""
+        import torch
+
+        if self._call is None:
+            return None
+        module = self._call if isinstance(self._call, torch.nn.Module) else None
+        try:
+            return observe(
+                self._call,
+                module,
+                widen(example),
+                seed=seed,
+                training=self._subject.training,
+                under=as_reference(),
+            )
+        except Exception:  # float64 is a courtesy of the model: it may hard-code a dtype anywhere
+            return None

@@ -1,0 +1,24 @@
+"""The loss that stands in for a training workload's own: every floating output enters, smoothly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+
+def loss_of(outputs: Any) -> torch.Tensor | None:
+    """Return the sum over floating outputs of their mean square; None where no output depends on a parameter.
+
+    A lone scalar output is taken for a loss already, and returned as it is.
+    """
+    import torch
+
+    found = [t for t in trees.tensors(outputs) if t.requires_grad]
+    if len(found) == 1 and found[0].dim() == 0 and found[0].is_floating_point():
+        return found[0]
+    terms = [(t.abs() if t.is_complex() else t).square().mean() for t in found]
+    return torch.stack([term.double() for term in terms]).sum() if terms else None
