@@ -1,1 +1,253 @@
-"""Wiring."""
+"""The Python interface: `tune`, `apply`, `optimize`."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchwise import environment
+from torchwise.errors import InputError, StalePlanError
+from torchwise.plan import Legality, Plan
+from torchwise.records import Decision, Trial
+from torchwise.records import Study as StudyRecord
+from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+
+if TYPE_CHECKING:
+    from torchwise.runtime import OptimizedFunction, OptimizedModule
+
+logger = logging.getLogger("torchwise")
+
+
+class Study:
+    """What tuning found; shows itself as a table on a terminal and as a page in a notebook.
+
+    Attributes:
+        record: everything, as it is stored.
+    """
+
+    def __init__(self, record: StudyRecord) -> None:
+        self.record = record
+
+    @property
+    def decision(self) -> Decision:
+        """What to do, and why."""
+        assert self.record.decision is not None, "tune returns decided studies only"
+        return self.record.decision
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every candidate that was tried."""
+        return self.record.trials
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return schema `torchwise.study/1`."""
+        return self.record.to_dict()
+
+    def save_html(self, path: str | Path) -> None:
+        """Write a self-contained page."""
+        from torchwise.report import write_html
+
+        write_html(self.record, Path(path))
+
+    def save_json(self, path: str | Path) -> None:
+        """Write schema `torchwise.study/1`."""
+        from torchwise.report import write_json
+
+        write_json(self.record, Path(path))
+
+    def __rich__(self) -> Any:
+        from torchwise.report import render_study
+
+        return render_study(self.record)
+
+    def _repr_html_(self) -> str:
+        from torchwise.report import render_html
+
+        return render_html(self.record)
+
+    def __repr__(self) -> str:
+        return f"<Study {self.record.id} of {self.record.workload.target}: {self.decision.reason}>"
+
+
+def tune(
+    model: Callable[..., Any] | Workload | str,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    calls: int = DEFAULT_CALLS,
+    restarts: int = 1,
+    allow: Legality | str = Legality.REORDERED,
+    effort: str = "standard",
+    budget: float | None = None,
+    objective: str = "latency",
+    mode: str = "inference",
+    device: str | None = None,
+    plans: Iterable[Plan] | None = None,
+    store: str | None = None,
+    fresh: bool = False,
+    progress: bool = True,
+) -> Study:
+    """Find the fastest proven way to run `model` on this machine.
+
+    Candidates run in processes of their own; nothing is compiled in this one, and the model is not changed.
+
+    Args:
+        model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
+        args: example arguments, a tuple (or one tensor).
+        kwargs: example keyword arguments.
+        examples: several example inputs with weights, in place of `args`.
+        calls: calls expected over the lifetime that is decided for.
+        restarts: process starts over that lifetime.
+        allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
+        effort: "quick", "standard" or "thorough".
+        budget: seconds of search after which no further trial starts; None for the effort's own.
+        objective: "latency", "throughput" or "memory".
+        mode: "inference" or "training" (with a backward pass).
+        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        plans: try exactly these instead of searching.
+        store: URL or file of the store; by default in the user's data directory.
+        fresh: forget what is stored for this workload and measure anew.
+        progress: whether to show what is being tried.
+
+    Raises:
+        InputError: an argument cannot be used, or the model cannot be sent to a worker.
+        BaselineError: the model raises on its own inputs.
+    """
+    from torchwise.report import Progress
+    from torchwise.store import open_storage
+    from torchwise.study import Request, Silent, run_study
+    from torchwise.trial import ProcessLauncher, ProcessSettings
+
+    workload = _workload(model, args, kwargs, examples)
+    name = model if isinstance(model, str) else f"live:{_name(model)}"
+    spec = WorkloadSpec(
+        name,
+        device=device or (_device(workload) if workload else "cpu"),  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        objective=objective,  # type: ignore[arg-type]
+        calls=calls,
+        restarts=restarts,
+    )
+    request = Request(
+        spec, Legality.of(allow), effort, budget, tuple(plans) if plans is not None else None, fresh=fresh
+    )
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
+        if workload is not None:
+            from torchwise.trial.loading import save
+
+            source = str(Path(folder, "model.pt"))
+            save(replace(workload, name=name), source)
+            request = replace(request, source=source, settings=ProcessSettings.of_this_process())
+        shown: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
+        with shown as listener:
+            return Study(run_study(request, storage, ProcessLauncher(), listener))
+
+
+def apply(
+    model: Callable[..., Any], decision: Decision | Study, *, strict: bool = False
+) -> OptimizedModule | OptimizedFunction:
+    """Return `model` running by what was decided; the model itself is not changed.
+
+    A decision for another machine, another torch or another model is stale and never trusted: the original then answers
+    every call, and a warning says why.
+
+    Args:
+        model: what the decision was made for.
+        decision: of `tune`, or read with `Decision.from_json`.
+        strict: raise for a stale decision instead.
+
+    Raises:
+        StalePlanError: with `strict`, the decision does not hold here.
+    """
+    import torch
+
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+
+    decision = decision.decision if isinstance(decision, Study) else decision
+    model = unwrap(model)
+    stale = _stale_because(model, decision)
+    if stale and strict:
+        raise StalePlanError(f"the decision is stale ({stale}): tune again")
+    if stale:
+        logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
+    refusal = f"the decision is stale ({stale})" if stale else None
+    if isinstance(model, torch.nn.Module):
+        return OptimizedModule(model, decision, refusal)
+    return OptimizedFunction(model, decision, refusal)
+
+
+def optimize(
+    model: Callable[..., Any],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> OptimizedModule | OptimizedFunction:
+    """Tune and apply: return `model` running in the fastest proven way.
+
+    A decision that is stored for the same model, inputs and machine is reused, so that only the first start searches.
+
+    Args:
+        model: an `nn.Module` or a function.
+        args: as for `tune`.
+        kwargs: as for `tune`.
+        **options: as for `tune`.
+    """
+    if isinstance(model, (str, Workload)):
+        raise InputError(f"model is of type {type(model).__name__}, but optimize needs the module or function itself")
+    return apply(model, tune(model, args, kwargs, **options))
+
+
+def _workload(
+    model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
+) -> Workload | None:
+    """Return a live workload, or None for a target string.
+
+    Raises:
+        InputError: inputs are missing, given twice, or given for a target that brings its own.
+    """
+    given = args is not None or kwargs is not None
+    if isinstance(model, (str, Workload)):
+        if given or examples is not None:
+            raise InputError(
+                "a target or a Workload brings its own example inputs, but args, kwargs or examples are given"
+            )
+        return model if isinstance(model, Workload) else None
+    if examples is not None:
+        if given:
+            raise InputError("examples and args or kwargs are given, but only one of them can be meant")
+        return Workload(model, tuple(examples))
+    if not given:
+        raise InputError("no example inputs are given, but tuning needs them: tune(model, (x,))")
+    return Workload.of((model, () if args is None else args, kwargs or {}))
+
+
+def _name(model: Any) -> str:
+    call = model.call if isinstance(model, Workload) else model
+    return str(getattr(call, "__qualname__", type(call).__qualname__))
+
+
+def _device(workload: Workload) -> str:
+    import torch
+
+    from torchwise.workload import trees
+
+    found = [t.device.type for e in workload.examples for t in trees.tensors((e.args, dict(e.kwargs)))]
+    if isinstance(workload.call, torch.nn.Module):
+        found += [p.device.type for p in workload.call.parameters()]
+    return "cuda" if "cuda" in found else "cpu"
+
+
+def _stale_because(model: Any, decision: Decision) -> str | None:
+    from torchwise.workload.identity import structure
+
+    if different := decision.environment.differences(environment.detect(decision.environment.device)):
+        return "; ".join(different)
+    if structure(model) != decision.structure:
+        return "the model's code, mode or structure of weights is another"
+    return None

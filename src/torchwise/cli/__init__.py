@@ -1,1 +1,54 @@
-"""."""
+"""The command line: one file per command. Heavy imports stay inside the commands, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from torchwise import __version__
+from torchwise.cli.doctor import doctor
+from torchwise.cli.plans import plans
+from torchwise.cli.report import report
+from torchwise.cli.tune import tune
+from torchwise.errors import TorchwiseError
+
+app = typer.Typer(
+    name="torchwise",
+    help="Find the fastest proven-correct way to run a PyTorch model on this machine, and what it is worth.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(tune)
+app.command()(doctor)
+app.command()(report)
+app.add_typer(plans, name="plans")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"torchwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that go before a command."""
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 decided, 2 bad input, 3 the model itself fails, 130 interrupted."""
+    try:
+        app()
+    except TorchwiseError as error:
+        typer.echo(f"torchwise: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("torchwise: interrupted; finished trials are kept, and the same command goes on", err=True)
+        sys.exit(130)

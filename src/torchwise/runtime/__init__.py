@@ -1,1 +1,6 @@
-"""."""
+"""A decided plan in a live program: proven signatures take the plan, everything else the original."""
+
+from torchwise.runtime.dispatch import Dispatcher, Statistics
+from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
+
+__all__ = ["Dispatcher", "OptimizedFunction", "OptimizedModule", "Statistics", "unwrap"]

@@ -1,0 +1,5 @@
+"""`python -m torchwise.cli`."""
+
+from torchwise.cli import main
+
+main()

@@ -1,0 +1,68 @@
+"""`torchwise doctor`: is this machine ready, and if not, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from torchwise.doctor import Finding
+
+SCHEMA = "torchwise.doctor/1"
+STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
+
+
+def doctor(
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the findings to this file.")] = None,
+) -> None:
+    """Say whether this machine can tune well, and what to do where it cannot. Exits with 1 if something is bad."""
+    from rich.console import Console
+
+    from torchwise.doctor import Status, diagnose
+
+    console = Console()
+    with Console(stderr=True).status("looking at this machine, and compiling a small function"):
+        findings = diagnose()
+    console.print(_table(findings))
+    count = {status: sum(finding.status is status for finding in findings) for status in Status}
+    console.print(_closing(count[Status.BAD], count[Status.WARN]))
+    if json is not None:
+        _write(json, findings)
+    raise typer.Exit(1 if count[Status.BAD] else 0)
+
+
+def _table(findings: list[Finding]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "what", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        mark = Text(finding.status.value, style=STYLES[finding.status.value])
+        table.add_row(mark, Text(finding.topic), Text(finding.found), Text(finding.advice))
+    return table
+
+
+def _closing(bad: int, warnings: int) -> str:
+    noted = f"{warnings} warning{'s' * (warnings != 1)}"
+    if bad:
+        return f"\n{bad} must be mended, {noted}."
+    return f"\nReady, with {noted}." if warnings else "\nReady."
+
+
+def _write(path: Path, findings: list[Finding]) -> None:
+    import json
+    from dataclasses import asdict
+
+    from torchwise.errors import InputError
+
+    data = {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
+    try:
+        path.write_text(json.dumps(data, indent=2) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

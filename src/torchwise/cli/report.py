@@ -1,0 +1,33 @@
+"""`torchwise report`: show a stored study again, or write it as a page or as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    study: Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a file written with --json.")],
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write JSON (schema torchwise.study/1).")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
+    ] = None,
+) -> None:
+    """Show a stored study: the decision, every candidate, and why each lost."""
+    from rich.console import Console
+
+    from torchwise.cli.lookup import find_study
+    from torchwise.cli.tune import check_writable
+    from torchwise.report import render_study, write_html, write_json
+
+    for file in (json, html):
+        check_writable(file)
+    found = find_study(study, store)
+    Console().print(render_study(found))
+    if json:
+        write_json(found, json)
+    if html:
+        write_html(found, html)

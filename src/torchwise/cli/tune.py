@@ -1,0 +1,93 @@
+"""`torchwise tune`: find the fastest proven way to run a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchwise.workload.spec import DEFAULT_CALLS
+
+
+def tune(
+    target: Annotated[
+        str, typer.Argument(help="zoo:family.name[@size], package.module:factory or path/file.py:factory")
+    ],
+    calls: Annotated[int, typer.Option(help="Calls expected over the lifetime that is decided for.")] = DEFAULT_CALLS,
+    restarts: Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")] = 1,
+    allow: Annotated[
+        str,
+        typer.Option(help="How far answers may move: exact, reordered, reduced (precision) or swapped."),
+    ] = "reordered",
+    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which no further trial starts.", show_default="by effort"),
+    ] = None,
+    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
+    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
+    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
+    plan: Annotated[
+        list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching; may be repeated.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is stored; measure anew.")] = False,
+    store: Annotated[
+        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the study as JSON (schema torchwise.study/1).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the study as a self-contained page.")] = None,
+) -> None:
+    """Try candidate plans for a model, each proven and timed in its own process; decide by expected cost.
+
+    Exit codes: 0 decided (also "stay with eager"), 2 bad input, 3 the model itself fails, 130 interrupted.
+    """
+    from rich.console import Console
+
+    from torchwise.environment import detect_gpu
+    from torchwise.plan import Legality, Plan
+    from torchwise.report import Progress, render_study, write_html, write_json
+    from torchwise.store import open_storage
+    from torchwise.study import Request, run_study
+    from torchwise.trial import ProcessLauncher
+    from torchwise.workload import WorkloadSpec
+    from torchwise.workload.target import check_form
+
+    check_form(target)
+    spec = WorkloadSpec(
+        target,
+        device=device or ("cuda" if detect_gpu() else "cpu"),  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        objective=objective,  # type: ignore[arg-type]
+        calls=calls,
+        restarts=restarts,
+        seed=seed,
+    )
+    plans = tuple(Plan.from_json(text) for text in plan) if plan else None
+    request = Request(spec, Legality.of(allow), effort, budget, plans, fresh=fresh)
+    for file in (json, html):
+        check_writable(file)
+    with open_storage(store) as storage, Progress() as progress:
+        study = run_study(request, storage, ProcessLauncher(), progress)
+    Console().print(render_study(study))
+    if json:
+        write_json(study, json)
+    if html:
+        write_html(study, html)
+
+
+def check_writable(file: Path | None) -> None:
+    """Refuse a path that could not be written, before minutes are spent on what goes there.
+
+    Raises:
+        InputError: its folder does not exist, or it is a folder itself.
+    """
+    from torchwise.errors import InputError
+
+    if file is None:
+        return
+    if file.is_dir():
+        raise InputError(f"{file} is a folder, but must be a file to write to")
+    if not file.resolve().parent.is_dir():
+        raise InputError(f"{file} cannot be written: there is no folder {file.resolve().parent}")

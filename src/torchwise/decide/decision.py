@@ -1,0 +1,143 @@
+"""From trials to one decision, and the sentence that says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchwise.decide.economics import Economics
+from torchwise.decide.history import History
+from torchwise.environment import Environment
+from torchwise.plan import EAGER
+from torchwise.plan.space import complexity_of
+from torchwise.records import Decision, Trial
+
+TIE = 0.02
+"""Plans whose intervals overlap and whose expected costs differ by less than this share are tied."""
+LESS_MEMORY = 0.95
+"""With the objective "memory", a plan must need less than this share of eager's peak."""
+
+
+def decide(history: History, environment: Environment) -> Decision:
+    """Choose among the proven plans; eager where none surely pays."""
+    chosen = _lightest(history) if history.workload.objective == "memory" else _cheapest(history)
+    economics = history.economics
+    stay = Decision(
+        plan=EAGER,
+        reason="",
+        speedup=None,
+        break_even_calls=None,
+        saved_s=0.0,
+        baseline_s=economics.baseline_s,
+        cold_s=0.0,
+        warm_s=None,
+        workload=history.workload,
+        identity=history.inspection.identity,
+        structure=history.inspection.structure,
+        inputs=history.inspection.inputs,
+        environment=environment,
+    )
+    if chosen is None:
+        return replace(stay, reason=_why_eager(history))
+    assert chosen.measurement is not None
+    assert chosen.costs is not None
+    return replace(
+        stay,
+        plan=chosen.plan,
+        reason=_why(chosen, history),
+        speedup=chosen.measurement.speedup,
+        break_even_calls=economics.break_even_calls(chosen),
+        saved_s=economics.baseline_cost - economics.cost(chosen).mid,
+        cold_s=chosen.costs.cold_s,
+        warm_s=chosen.costs.warm_s,
+        error=chosen.verdict.error if chosen.verdict else None,
+    )
+
+
+def _cheapest(history: History) -> Trial | None:
+    """Return the simplest of the plans that are tied for the least expected cost; None where none surely pays."""
+    economics = history.economics
+    paying = [t for t in history.trials if t.is_proven and economics.surely_pays(t)]
+    if not paying:
+        return None
+    best = economics.cost(min(paying, key=lambda t: economics.cost(t).mid))
+    tied = [t for t in paying if economics.cost(t).overlaps(best) and economics.cost(t).mid <= best.mid * (1 + TIE)]
+    return min(tied, key=lambda t: (complexity_of(t.plan), economics.cost(t).mid))
+
+
+def _lightest(history: History) -> Trial | None:
+    """Return the proven plan of least peak memory that is surely lighter than eager and not slower."""
+
+    def share(trial: Trial) -> float:
+        costs = trial.costs
+        if costs is None or costs.peak_memory is None or not costs.baseline_peak_memory:
+            return 1.0
+        return costs.peak_memory / costs.baseline_peak_memory
+
+    economics = history.economics
+    fitting = [
+        t
+        for t in history.trials
+        if t.is_proven and share(t) < LESS_MEMORY and economics.cost(t).mid <= economics.baseline_cost * (1 + TIE)
+    ]
+    return min(fitting, key=lambda t: (share(t), complexity_of(t.plan)), default=None)
+
+
+def _why(chosen: Trial, history: History) -> str:
+    economics = history.economics
+    assert chosen.measurement is not None
+    assert chosen.costs is not None
+    speed = f"Run {chosen.plan}: {chosen.measurement.speedup} times eager's speed"
+    break_even = economics.break_even_calls(chosen)
+    if history.workload.objective == "memory" and chosen.costs.peak_memory is not None:
+        needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
+        return f"{speed}, with {needs} against eager's {(chosen.costs.baseline_peak_memory or 0) / 2**20:.0f} MiB."
+    if break_even is None or break_even.mid < 1:
+        paid = "with nothing to pay back"
+    else:
+        paid = f"paid back after {_count(break_even.mid)} of your {history.workload.calls:,} calls"
+    saved = economics.baseline_cost - economics.cost(chosen).mid
+    return f"{speed}, proven right, {paid}; it saves about {_duration(saved)}."
+
+
+def _why_eager(history: History) -> str:
+    economics = history.economics
+    proven = [t for t in history.trials if t.is_proven]
+    faster = [t for t in proven if t.measurement and t.measurement.speedup.low > 1]
+    if faster:
+        best = max(faster, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
+        return f"Stay with eager: {_shortfall(best, economics)}."
+    if proven:
+        best = max(proven, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
+        assert best.measurement is not None
+        return (
+            f"Stay with eager: nothing proven was surely faster; the best, {best.plan}, "
+            f"reached {best.measurement.speedup} times its speed."
+        )
+    if any(t.state.is_finished for t in history.trials):
+        return "Stay with eager: no candidate was both right and faster."
+    total = _duration(economics.baseline_cost)
+    return (
+        f"Stay with eager: all {economics.calls:,} calls take {total}, less than compiling would, "
+        "and nothing that compiles nothing could gain."
+    )
+
+
+def _shortfall(best: Trial, economics: Economics) -> str:
+    assert best.measurement is not None
+    break_even = economics.break_even_calls(best)
+    needed = f"pays back only after {_count(break_even.mid)} calls" if break_even else "may never pay back"
+    return (
+        f"{best.plan} runs at {best.measurement.speedup} times its speed, but compiles for "
+        f"{_duration(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
+    )
+
+
+def _count(calls: float) -> str:
+    return f"{max(round(calls), 1):,}"
+
+
+def _duration(seconds: float) -> str:
+    for limit, divisor, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.3g} {unit}"
+    return f"{seconds / 86_400:.3g} days"

@@ -1,0 +1,63 @@
+"""What a plan costs over its life, from intervals rather than points.
+
+    cost = cold compile + (restarts - 1) * warm compile + calls * seconds per call
+
+The first process start pays the cold compile, every later one the warm compile. Seconds per call are eager's, divided
+by the paired speed-up: candidates were timed in different processes at different times, and only their ratio to eager
+in the same minute compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.records import Interval, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Economics:
+    """Costs of plans over a number of calls and restarts.
+
+    Attributes:
+        baseline_s: seconds per call of eager.
+        calls: calls over the lifetime.
+        restarts: process starts over the lifetime, at least 1.
+    """
+
+    baseline_s: float
+    calls: int
+    restarts: int = 1
+
+    @property
+    def baseline_cost(self) -> float:
+        """Seconds that eager takes for everything."""
+        return self.calls * self.baseline_s
+
+    def overhead(self, trial: Trial) -> float:
+        """Return the seconds of compiling over all restarts; a warm cost that is unknown counts as cold."""
+        assert trial.costs is not None, "only a compiled trial has costs"
+        warm = trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
+        return trial.costs.cold_s + (self.restarts - 1) * warm
+
+    def seconds_per_call(self, trial: Trial) -> Interval:
+        """Return what a call of the plan takes on the scale of the baseline."""
+        assert trial.measurement is not None, "only a timed trial has a speed"
+        speedup = trial.measurement.speedup
+        return Interval(*(self.baseline_s / factor for factor in (speedup.high, speedup.mid, speedup.low)))
+
+    def cost(self, trial: Trial) -> Interval:
+        """Return the expected seconds for everything: compiling, and all calls."""
+        each, fixed = self.seconds_per_call(trial), self.overhead(trial)
+        return Interval(*(fixed + self.calls * seconds for seconds in (each.low, each.mid, each.high)))
+
+    def break_even_calls(self, trial: Trial) -> Interval | None:
+        """Return after how many calls the plan has paid for its compilation; None where it may never."""
+        each, fixed = self.seconds_per_call(trial), self.overhead(trial)
+        gains = [self.baseline_s - seconds for seconds in (each.low, each.mid, each.high)]
+        if gains[-1] <= 0:
+            return None
+        return Interval(*(fixed / gain for gain in gains))
+
+    def surely_pays(self, trial: Trial) -> bool:
+        """Whether the plan costs less than eager even at the slow end of its interval."""
+        return self.cost(trial).high < self.baseline_cost

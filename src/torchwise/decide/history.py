@@ -1,0 +1,81 @@
+"""What is known when the next plan is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchwise.decide.economics import Economics
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.space import compile_factor_of
+from torchwise.records import Inspection, Trial
+from torchwise.workload import WorkloadSpec
+
+PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 8.0}
+"""Seconds of a plain compile, assumed until one was seen (small models take 5 to 20 s on two cores)."""
+WARM_SHARE = 0.3
+"""Warm compile over cold, assumed until seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One study, as far as it has come.
+
+    Attributes:
+        workload: what was asked.
+        inspection: what the plain model is like.
+        trials: every trial, those still running included.
+    """
+
+    workload: WorkloadSpec
+    inspection: Inspection
+    trials: tuple[Trial, ...]
+
+    @property
+    def economics(self) -> Economics:
+        """Costs on this study's baseline, calls and restarts."""
+        return Economics(self.inspection.measurement.baseline_time.mid, self.workload.calls, self.workload.restarts)
+
+    def tried(self, plan: Plan) -> Trial | None:
+        """Return the trial of a plan, or None."""
+        return next((trial for trial in self.trials if trial.plan == plan), None)
+
+    def timed(self) -> Iterator[Trial]:
+        """Yield every trial with a measurement and a passing verdict, pruned ones included."""
+        return (t for t in self.trials if t.measurement is not None and t.costs is not None)
+
+    def seconds_of(self, plan: Plan) -> float:
+        """Return the seconds per call of a plan that was timed (or of eager), on the baseline's scale."""
+        trial = self.tried(plan)
+        if trial is None or trial.measurement is None:
+            return self.economics.baseline_s
+        return self.economics.seconds_per_call(trial).mid
+
+    def launch_gap_s(self, plan: Plan) -> float:
+        """Return the seconds per call in which the GPU waits for the host under a plan."""
+        trial = self.tried(plan)
+        if plan == EAGER or trial is None or trial.measurement is None:
+            return self.inspection.shares.get("launch", 0.0) * self.economics.baseline_s
+        return trial.measurement.launch_share * self.seconds_of(plan)
+
+    def incumbent(self) -> Plan:
+        """Return the proven plan of least expected cost; eager where none surely pays."""
+        economics = self.economics
+        paying = [t for t in self.trials if t.is_proven and economics.surely_pays(t)]
+        best = min(paying, key=lambda t: economics.cost(t).mid, default=None)
+        return best.plan if best else EAGER
+
+    def fastest_compiled(self) -> Plan | None:
+        """Return the quickest plan that compiles, even one slower than eager: its launch gaps may still be removed."""
+        compiled = [t for t in self.timed() if t.plan.backend != "eager"]
+        best = min(compiled, key=lambda t: self.economics.seconds_per_call(t).mid, default=None)
+        return best.plan if best else None
+
+    def predicted_overhead(self, plan: Plan) -> float:
+        """Predict the seconds of compiling a plan over all restarts, from the compiles seen so far."""
+        factor = compile_factor_of(plan)
+        seen = [
+            (t.costs.cold_s, compile_factor_of(t.plan)) for t in self.trials if t.costs and t.plan.backend != "eager"
+        ]
+        plain = min((cold / f for cold, f in seen if f > 0), default=PLAIN_COMPILE_S[self.workload.device])
+        return factor * plain * (1 + (self.workload.restarts - 1) * WARM_SHARE)

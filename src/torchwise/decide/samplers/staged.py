@@ -1,0 +1,137 @@
+"""Cheap candidates first; an expensive one only when its best possible gain can pay for it.
+
+The search is a descent: from the leading plan (and from the quickest compiled one, whose launch gaps may still be
+removed) every plan one choice away is bounded by what that choice could gain at the most, given where the time goes.
+What cannot pay its compilation over the remaining calls is excluded, with the figures. Of the rest the one that
+compiles quickest is tried next, and every result moves the leader and the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torchwise.decide.history import History
+from torchwise.decide.samplers.base import Proposal
+from torchwise.plan import EAGER, Choice, Plan, PlanSpace
+from torchwise.plan.space import complexity_of
+
+LEAST_GAIN = 0.02
+"""A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
+LOST = 0.95
+"""Speed relative to its base below which a choice counts as having lost."""
+MOST_TRIALS = {"quick": 4, "standard": 16, "thorough": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One plan that could be tried: from where, by which choice, and what it could save and would cost."""
+
+    plan: Plan
+    base: Plan
+    choice: Choice
+    gain_s: float  # per call, over the leader, at the very best
+    overhead_s: float  # of compiling, over all restarts
+
+    def problem(self, history: History) -> str | None:
+        """Return why it is not worth trying, or None."""
+        leader_s = history.seconds_of(history.incumbent())
+        if self.gain_s < LEAST_GAIN * leader_s:
+            gain = max(self.gain_s, 0.0) / leader_s
+            return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
+        saved = self.gain_s * history.workload.calls
+        if saved < self.overhead_s:
+            return (
+                f"over {history.workload.calls:,} calls it could save at most {saved:.3g} s, "
+                f"and compiling takes about {self.overhead_s:.3g} s"
+            )
+        return None
+
+
+_PARTS = {
+    "all": "the whole call",
+    "gemm": "matrix products and convolutions",
+    "conv": "convolutions",
+    "launch": "the gaps between kernels",
+}
+
+
+class StagedSampler:
+    """The default sampler; see `Sampler`.
+
+    Args:
+        space: the choices that are open.
+        hints: plans that were decided for before, on another machine or for an earlier version of the model: tried
+            first, and never trusted.
+    """
+
+    def __init__(self, space: PlanSpace, hints: Sequence[Proposal] = ()) -> None:
+        self._space = space
+        self._hints = tuple(hints)
+
+    def ask(self, history: History) -> Proposal | None:
+        """Return the most promising affordable plan that was not tried, or None."""
+        if len(history.trials) >= MOST_TRIALS[self._space.effort]:
+            return None
+        for hint in self._hints:
+            if not hint.plan.is_eager and history.tried(hint.plan) is None:
+                return hint
+        worth = [option for option in self._options(history) if option.problem(history) is None]
+        if not worth:
+            return None
+        best = min(worth, key=lambda o: (o.overhead_s, complexity_of(o.plan), -o.gain_s, o.plan.id))
+        base = "eager" if best.base == EAGER else str(best.base)
+        bound = best.gain_s / history.seconds_of(history.incumbent())
+        return Proposal(best.plan, f"{best.choice.summary}; on {base} it could save up to {min(bound, 1):.0%}")
+
+    def excluded(self, history: History) -> list[str]:
+        """List the untried neighbours of the leader that cannot pay, and the choices closed from the start."""
+        found = {str(o.plan): o.problem(history) for o in self._options(history)}
+        if len(history.trials) >= MOST_TRIALS[self._space.effort]:
+            limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
+            found = {plan: problem or limit for plan, problem in found.items()}
+        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem]
+
+    def _options(self, history: History) -> Iterator[_Option]:
+        leader = history.incumbent()
+        bases = dict.fromkeys([leader, history.fastest_compiled() or EAGER, EAGER])
+        seen: set[Plan] = set()
+        for base in bases:
+            for plan, choice in self._space.neighbours(base):
+                if plan in seen or history.tried(plan) is not None or self._lost_before(history, choice):
+                    continue
+                seen.add(plan)
+                best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
+                gain_s = history.seconds_of(leader) - best_s
+                yield _Option(plan, base, choice, gain_s, history.predicted_overhead(plan))
+
+    @staticmethod
+    def _bound_s(history: History, base: Plan, choice: Choice) -> float:
+        """Return the seconds per call that a choice could save on `base` at the very most."""
+        total = history.seconds_of(base)
+        eager_s = history.economics.baseline_s
+        if choice.acts == "launch":
+            part = history.launch_gap_s(base)
+        elif choice.acts in ("gemm", "conv"):
+            part = history.inspection.shares.get(choice.acts, 1.0) * eager_s
+        else:
+            part = total
+        return (1 - choice.keeps) * min(part, total)
+
+    def _lost_before(self, history: History, choice: Choice) -> bool:
+        """Whether a choice whose effect carries over already lost on another plan."""
+        if not choice.carries_over:
+            return False
+        for trial in history.timed():
+            if getattr(trial.plan, choice.field) != choice.value:
+                continue
+            without = _without(trial.plan, choice)
+            if without == EAGER or history.tried(without) is not None:
+                return history.seconds_of(without) / history.seconds_of(trial.plan) < LOST
+        return False
+
+
+def _without(plan: Plan, choice: Choice) -> Plan:
+    from dataclasses import replace
+
+    return replace(plan, **{choice.field: getattr(EAGER, choice.field)})

@@ -1,0 +1,136 @@
+"""Which of two answers a call: the plan, where it was proven for such a call, or else the original."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchwise.realize import Realized, Signature, realize, signature_of
+from torchwise.records import Decision
+from torchwise.workload import Example, trees
+from torchwise.workload.identity import describe_example
+
+logger = logging.getLogger("torchwise")
+
+MOST_FAILURES = 3
+"""Failures of the plan after which the original answers for good."""
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What became of the calls so far.
+
+    Attributes:
+        optimized: calls that the plan answered.
+        original: calls that the original answered, by reason.
+    """
+
+    optimized: int = 0
+    original: Counter[str] = field(default_factory=Counter)
+
+
+class Dispatcher:
+    """Answers calls by a decided plan where it is proven, and by the original everywhere else.
+
+    The plan answers a call whose inputs have a signature it was proven on (a plan with dynamic shapes: the same dtypes
+    and ranks), in the grad mode it was proven in. It is realised on the first such call. A failure of the plan answers
+    from the original on that very call, is logged once, and after `MOST_FAILURES` the plan is given up. If the original
+    raises as well, its error is the caller's.
+    """
+
+    def __init__(self, original: Callable[..., Any], decision: Decision, refusal: str | None = None) -> None:
+        self.original = original
+        self.decision = decision
+        self.statistics = Statistics()
+        self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
+        self._known: dict[Signature, str | None] = {}
+        self._realized: Realized | None = None
+        self._failures = 0
+        self._logged: set[str] = set()
+        self._training = getattr(original, "training", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does."""
+        refusal = self._refusal or self._why_not(args, kwargs)
+        if refusal is not None:
+            return self._original(refusal, args, kwargs)
+        try:
+            result = self._optimized(args, kwargs)(*args, **kwargs)
+        except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
+            self._count_failure(error)
+            return self._original(f"the plan failed ({type(error).__name__})", args, kwargs)
+        self.statistics.optimized += 1
+        return result
+
+    def close(self) -> None:
+        """Give up the plan and free what it holds; the original answers from now on."""
+        self._refusal = "closed"
+        if self._realized is not None:
+            self._realized.close()
+            self._realized = None
+
+    def _optimized(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        if self._realized is None:
+            workload = self.decision.workload
+            self._realized = realize(
+                self.original, self.decision.plan, Example(args, kwargs), device=workload.device, mode=workload.mode
+            )
+        return self._realized.call
+
+    def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.statistics.original[reason] += 1
+        if reason not in self._logged:
+            self._logged.add(reason)
+            level = logging.INFO if self.decision.plan.is_eager else logging.WARNING
+            logger.log(level, "torchwise: the original answers, because %s", reason)
+        return self.original(*args, **kwargs)
+
+    def _why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return why the plan may not answer this call, or None."""
+        import torch
+
+        if self.decision.workload.mode == "inference" and torch.is_grad_enabled() and self._needs_grad(args, kwargs):
+            return "gradients are enabled, and the plan was proven without: call it under torch.no_grad()"
+        if torch.is_autocast_enabled(self.decision.workload.device):
+            return "autocast is enabled, and the plan was proven without"
+        if getattr(self.original, "training", None) != self._training:
+            return "the model changed between train() and eval() since the plan was applied"
+        key = signature_of(args, kwargs)
+        if key not in self._known:
+            self._known[key] = self._unproven(args, kwargs)
+        return self._known[key]
+
+    def _needs_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        import torch
+
+        if isinstance(self.original, torch.nn.Module) and any(p.requires_grad for p in self.original.parameters()):
+            return True
+        return any(t.requires_grad for t in trees.tensors((args, kwargs)))
+
+    def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        elsewhere = {t.device.type for t in trees.tensors((args, kwargs))} - {self.decision.workload.device}
+        if elsewhere:
+            return f"an input lies on {elsewhere.pop()}, and the plan was proven on {self.decision.workload.device}"
+        given = describe_example(Example(args, kwargs))
+        if given in self.decision.inputs:
+            return None
+        if self.decision.plan.shapes == "dynamic" and _ranks(given) in {_ranks(i) for i in self.decision.inputs}:
+            return None
+        return f"the plan was not proven on inputs such as {given}"
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            logger.warning("torchwise: plan %s failed, the original answers", self.decision.plan, exc_info=error)
+        if self._failures >= MOST_FAILURES:
+            self.close()
+            self._refusal = f"the plan failed {self._failures} times, last with {type(error).__name__}: {error}"
+
+
+def _ranks(description: str) -> str:
+    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks."""
+    return re.sub(r"\d+(?=[,\]\)])", "·", description)

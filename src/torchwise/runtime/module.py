@@ -1,0 +1,121 @@
+"""Drop-in wrappers: a module that is optimised and looks like the original, and the same for functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchwise.records import Decision
+from torchwise.runtime.dispatch import Dispatcher, Statistics
+
+
+class OptimizedModule(torch.nn.Module):
+    """Runs a module by a decided plan; every parameter, buffer, submodule and attribute is the original's own.
+
+    Checkpoints carry no prefix and load into the bare module and back. What the plan cannot answer, or fails at, the
+    original answers (`Dispatcher`).
+    """
+
+    def __init__(self, original: torch.nn.Module, decision: Decision, refusal: str | None = None) -> None:
+        super().__init__()
+        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal)
+        # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[shared] = original.__dict__[shared]
+        self.__dict__["training"] = original.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original's forward does."""
+        return self._torchwise(*args, **kwargs)
+
+    @property
+    def decision(self) -> Decision:
+        """What was decided for this model."""
+        return self._dispatcher.decision
+
+    @property
+    def statistics(self) -> Statistics:
+        """What became of the calls so far."""
+        return self._dispatcher.statistics
+
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        dispatcher: Dispatcher = self.__dict__["_torchwise"]
+        return dispatcher
+
+    def train(self, mode: bool = True) -> OptimizedModule:
+        """Set the original's mode, and so this one's."""
+        self._dispatcher.original.train(mode)  # type: ignore[attr-defined]
+        self.__dict__["training"] = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the original's own state, unprefixed."""
+        state: dict[str, Any] = self._dispatcher.original.state_dict(*args, **kwargs)  # type: ignore[attr-defined]
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load into the original."""
+        return self._dispatcher.original.load_state_dict(state_dict, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the original's attribute; only asked for what this object has not."""
+        if name == "_torchwise":  # while unpickling, before there is an original
+            raise AttributeError(name)
+        return getattr(self._dispatcher.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the attribute on the original, where its code will look for it."""
+        if "_torchwise" in self.__dict__:
+            setattr(self._dispatcher.original, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete the original's attribute."""
+        delattr(self._dispatcher.original, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as the original and the decision: compiled code is made anew."""
+        return (OptimizedModule, (self._dispatcher.original, self.decision))
+
+    def extra_repr(self) -> str:
+        """Say by which plan it runs."""
+        return f"plan: {self.decision.plan}"
+
+
+class OptimizedFunction:
+    """Runs a function by a decided plan; see `Dispatcher`."""
+
+    def __init__(self, original: Callable[..., Any], decision: Decision, refusal: str | None = None) -> None:
+        functools.update_wrapper(self, original, updated=())
+        self._dispatcher = Dispatcher(original, decision, refusal)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does."""
+        return self._dispatcher(*args, **kwargs)
+
+    @property
+    def decision(self) -> Decision:
+        """What was decided for this function."""
+        return self._dispatcher.decision
+
+    @property
+    def statistics(self) -> Statistics:
+        """What became of the calls so far."""
+        return self._dispatcher.statistics
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as the original and the decision."""
+        return (OptimizedFunction, (self._dispatcher.original, self.decision))
+
+
+def unwrap(optimized: Any) -> Any:
+    """Return the original behind an optimised module or function; anything else as it is."""
+    dispatcher = getattr(optimized, "__dict__", {}).get("_torchwise") or getattr(optimized, "__dict__", {}).get(
+        "_dispatcher"
+    )
+    return dispatcher.original if isinstance(dispatcher, Dispatcher) else optimized

@@ -1,0 +1,58 @@
+"""Who is told how a study goes, while it goes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torchwise.plan import Plan
+from torchwise.records import Inspection, Interval, Trial
+
+
+class Listener(Protocol):
+    """Told of every step of a study, in order. Must not raise."""
+
+    def inspecting(self) -> None:
+        """The plain model is being looked at."""
+
+    def inspected(self, inspection: Inspection) -> None:
+        """The plain model was looked at."""
+
+    def trying(self, number: int, plan: Plan, reason: str) -> None:
+        """A trial starts."""
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage."""
+
+    def finished(self, trial: Trial) -> None:
+        """A trial ended."""
+
+    def leading(self, plan: Plan, speedup: Interval | None) -> None:
+        """Another plan leads."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know, such as a stored decision that was reused or is stale."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def inspecting(self) -> None:
+        """Say nothing."""
+
+    def inspected(self, inspection: Inspection) -> None:
+        """Say nothing."""
+
+    def trying(self, number: int, plan: Plan, reason: str) -> None:
+        """Say nothing."""
+
+    def stage(self, name: str) -> None:
+        """Say nothing."""
+
+    def finished(self, trial: Trial) -> None:
+        """Say nothing."""
+
+    def leading(self, plan: Plan, speedup: Interval | None) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""

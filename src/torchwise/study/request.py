@@ -1,0 +1,57 @@
+"""One request to tune: what, how far, how long, and where from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.errors import InputError
+from torchwise.plan import Legality, Plan
+from torchwise.plan.space import EFFORTS
+from torchwise.trial import ProcessSettings
+from torchwise.workload import WorkloadSpec
+
+BUDGET_S = {"quick": 120.0, "standard": 900.0, "thorough": 7200.0}
+"""Seconds of search per effort, where the user names none: it ends sooner when nothing more can pay."""
+TRIAL_S = {"quick": 120.0, "standard": 600.0, "thorough": 1800.0}
+"""Seconds after which one candidate is ended; the longest compile among the reference workloads took 238 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to tune.
+
+    Attributes:
+        workload: what is run, for how many calls, to what end.
+        allow: the furthest legality.
+        effort: "quick", "standard" or "thorough".
+        budget_s: seconds of search after which no further trial starts; None for the effort's own.
+        plans: try exactly these instead of searching; None to search.
+        source: file with a live Python model for the workers; None to load the target.
+        settings: PyTorch's settings in the user's process; None for its defaults.
+        fresh: forget what is stored for this workload and measure anew.
+    """
+
+    workload: WorkloadSpec
+    allow: Legality = Legality.REORDERED
+    effort: str = "standard"
+    budget_s: float | None = None
+    plans: tuple[Plan, ...] | None = None
+    source: str | None = None
+    settings: ProcessSettings | None = None
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
+
+    @property
+    def search_s(self) -> float:
+        """Seconds of search after which no further trial starts."""
+        return BUDGET_S[self.effort] if self.budget_s is None else self.budget_s
+
+    @property
+    def trial_s(self) -> float:
+        """Seconds after which one worker is ended."""
+        return TRIAL_S[self.effort]

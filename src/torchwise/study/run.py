@@ -1,0 +1,221 @@
+"""The loop of a study: ask, claim, try, store; and when nothing more is worth trying, decide.
+
+Everything that is known lies in the store after every step, so that a study that was killed goes on where it stood, and
+several processes may work on one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torchwise import environment
+from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide, prune_below
+from torchwise.environment import Environment
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.space import EFFORTS, PlanSpace, legality_of
+from torchwise.records import Decision, Inspection, Study, StudyState, Trial, TrialState
+from torchwise.store import Owner, Storage, StudyKey
+from torchwise.study.listener import Listener
+from torchwise.study.request import Request
+from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
+from torchwise.trial.job import EFFORTS as CARE
+
+HEARTBEAT_S = 30.0
+WAIT_S = 1.0
+
+
+def run_study(request: Request, storage: Storage, launcher: Launcher, listener: Listener) -> Study:
+    """Tune: inspect, try candidates until nothing more is worth it, decide, and store all of it.
+
+    A study of the same workload, machine and rules is gone on with; one that was decided already for the same calls,
+    restarts and effort is returned as it is.
+
+    Raises:
+        InputError: the target or its inputs cannot be used.
+        BaselineError: the plain model fails.
+        KeyboardInterrupt: the user interrupted; what is finished is kept, and the same request goes on from there.
+    """
+    here = environment.detect(request.workload.device)
+    listener.inspecting()
+    inspection = inspect_workload(
+        launcher, _job(request, "inspect"), Limits.of_this_machine(request.trial_s), listener.stage
+    )
+    listener.inspected(inspection)
+    draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
+    key = StudyKey.of(draft)
+    if request.fresh and (stored := storage.find_study(key)):
+        storage.delete_study(stored.id)
+    study = storage.create_study(key, draft)
+    if _is_settled(study, request):
+        listener.note("decided already for this model, machine and number of calls; --fresh measures anew")
+        return study
+    return _Loop(request, storage, launcher, listener, study.id, here, inspection).run()
+
+
+def _is_settled(study: Study, request: Request) -> bool:
+    decided = study.decision
+    return (
+        study.state is StudyState.DECIDED
+        and decided is not None
+        and request.plans is None
+        and (decided.workload.calls, decided.workload.restarts) == (request.workload.calls, request.workload.restarts)
+        and EFFORTS.index(study.effort) >= EFFORTS.index(request.effort)
+    )
+
+
+def _job(request: Request, task: str) -> Job:
+    return Job(
+        task,  # type: ignore[arg-type]
+        request.workload,
+        source=request.source,
+        effort=CARE[request.effort],
+        settings=request.settings,
+    )
+
+
+class _Loop:
+    def __init__(
+        self,
+        request: Request,
+        storage: Storage,
+        launcher: Launcher,
+        listener: Listener,
+        study_id: int,
+        here: Environment,
+        inspection: Inspection,
+    ) -> None:
+        self._request = request
+        self._storage = storage
+        self._launcher = launcher
+        self._listener = listener
+        self._id = study_id
+        self._here = here
+        self._inspection = inspection
+        self._owner = Owner.current()
+        self._start = time.monotonic()
+        self._leader = EAGER
+        self._sampler = self._choose_sampler()
+
+    def run(self) -> Study:
+        try:
+            with self._heartbeat():
+                while time.monotonic() - self._start < self._request.search_s:
+                    self._storage.reclaim(self._id)
+                    proposal = self._sampler.ask(self._history())
+                    if proposal is not None:
+                        self._try(proposal)
+                    elif self._others_at_work():
+                        time.sleep(WAIT_S)
+                    else:
+                        break
+        except BaseException:
+            self._conclude(StudyState.INTERRUPTED)
+            raise
+        return self._conclude(StudyState.DECIDED)
+
+    def _history(self) -> History:
+        """Read what is known, other processes' trials included; the calls are those asked for now."""
+        study = self._storage.get_study(self._id)
+        return History(self._request.workload, study.inspection, study.trials)
+
+    def _others_at_work(self) -> bool:
+        return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
+
+    def _try(self, proposal: Proposal) -> None:
+        trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner)
+        if trial is None:  # another process was quicker; the next history holds it
+            return
+        try:
+            finished = self._launch(trial)
+        except BaseException:
+            self._storage.release_trial(self._id, trial.number)
+            raise
+        self._storage.finish_trial(self._id, finished)
+        self._listener.finished(finished)
+        self._report_leader()
+
+    def _launch(self, trial: Trial) -> Trial:
+        self._listener.trying(trial.number, trial.plan, trial.reason)
+        history = self._history()
+        job = replace(
+            _job(self._request, "try"),
+            traits=self._inspection.traits,
+            # A plan that the user named is measured to its end, whoever leads.
+            prune_below=prune_below(history) if self._request.plans is None else None,
+        )
+        limits = Limits.of_this_machine(self._request.trial_s)
+        return try_plan(self._launcher, job, trial, limits, self._listener.stage)
+
+    def _report_leader(self) -> None:
+        history = self._history()
+        leader = history.incumbent()
+        if leader != self._leader:
+            self._leader = leader
+            trial = history.tried(leader)
+            self._listener.leading(leader, trial.measurement.speedup if trial and trial.measurement else None)
+
+    def _conclude(self, state: StudyState) -> Study:
+        history = self._history()
+        known = any(trial.state.is_finished for trial in history.trials)
+        decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
+        excluded = self._sampler.excluded(history)
+        if state is StudyState.DECIDED and time.monotonic() - self._start >= self._request.search_s:
+            excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
+        self._storage.conclude(
+            self._id, state=state, decision=decision, excluded=excluded, seconds=time.monotonic() - self._start
+        )
+        return self._storage.get_study(self._id)
+
+    def _choose_sampler(self) -> Sampler:
+        request, inspection = self._request, self._inspection
+        if request.plans is not None:
+            return ListedSampler(request.plans)
+        space = PlanSpace(
+            request.workload.device, request.workload.mode, inspection.traits, request.allow, request.effort
+        )
+        return StagedSampler(space, self._hints())
+
+    def _hints(self) -> list[Proposal]:
+        """Return plans decided for under this target elsewhere or before a change: stale, so proven anew."""
+        hints: dict[Plan, Proposal] = {}
+        for decision in self._storage.decisions(target=self._request.workload.target):
+            if decision.plan in hints or decision.plan.is_eager or not self._is_open(decision.plan):
+                continue
+            if why := self._stale_because(decision):
+                reason = f"decided for before, and stale ({why}): proven anew"
+                self._listener.note(f"{decision.plan} was {reason}")
+                hints[decision.plan] = Proposal(decision.plan, reason)
+        return list(hints.values())
+
+    def _stale_because(self, decision: Decision) -> str | None:
+        if different := decision.environment.differences(self._here):
+            return different[0]
+        if decision.structure != self._inspection.structure:
+            return "the model's code or the structure of its weights changed"
+        if decision.identity != self._inspection.identity:
+            return "the inputs changed"
+        return None
+
+    def _is_open(self, plan: Plan) -> bool:
+        return self._request.allow.allows(legality_of(plan))
+
+    @contextmanager
+    def _heartbeat(self) -> Iterator[None]:
+        """Say every now and then that this process lives, for processes on other hosts that cannot look."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(HEARTBEAT_S):
+                self._storage.heartbeat(self._owner)
+
+        thread = threading.Thread(target=beat, daemon=True, name="torchwise-heartbeat")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
