@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchwise.decide.economics import Economics
 from torchwise.decide.history import History
 from torchwise.environment import Environment
-from torchwise.plan import EAGER
+from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import complexity_of
 from torchwise.records import Decision, Trial
 
@@ -106,7 +106,7 @@ def _why_eager(history: History) -> str:
     if faster:
         best = max(faster, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
         return f"Stay with eager: {_shortfall(best, economics)}."
-    if proven:
+    if proven and not _too_few_calls(history):
         best = max(proven, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
         assert best.measurement is not None
         return (
@@ -114,12 +114,18 @@ def _why_eager(history: History) -> str:
             f"reached {best.measurement.speedup} times its speed."
         )
     if any(t.state.is_finished for t in history.trials):
-        return "Stay with eager: no candidate was both right and faster."
-    total = _duration(economics.baseline_cost)
-    return (
-        f"Stay with eager: all {economics.calls:,} calls take {total}, less than compiling would, "
-        "and nothing that compiles nothing could gain."
-    )
+        return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
+    return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
+
+
+def _too_few_calls(history: History) -> str:
+    """Say why nothing was compiled, where that is why."""
+    overhead = history.predicted_overhead(Plan(backend="inductor"))
+    total = history.economics.baseline_cost
+    if total > overhead or any(t.plan.backend != "eager" for t in history.trials):
+        return ""
+    calls = f"{history.workload.calls:,} calls" if history.workload.calls > 1 else "one call"
+    return f" Compiling would take about {_duration(overhead)}, and {calls} take {_duration(total)} altogether."
 
 
 def _shortfall(best: Trial, economics: Economics) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,8 @@ def peak_memory(call: Callable[[], Any], device: str) -> int | None:
     """Run `call` once; return the bytes at its peak above what was held before.
 
     On a GPU this is PyTorch's allocator's own figure. On Linux CPUs it is the rise of the resident set's high-water
-    mark (`VmHWM`, reset through `/proc/self/clear_refs`), which misses allocations that reuse memory already held by
-    the process. Elsewhere it is None.
+    mark (`VmHWM`, reset through `/proc/self/clear_refs`), after the C library was asked to return what it holds unused,
+    as memory that is only reused does not show. Elsewhere it is None.
     """
     gc.collect()
     return _cuda_peak(call) if device == "cuda" else _linux_peak(call)
@@ -31,6 +33,8 @@ def _cuda_peak(call: Callable[[], Any]) -> int:
 
 
 def _linux_peak(call: Callable[[], Any]) -> int | None:
+    with contextlib.suppress(OSError, AttributeError):  # a C library without malloc_trim, such as musl
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")

@@ -30,6 +30,7 @@ from torchwise.trial import worker
 from torchwise.trial.job import Job
 
 PRELOAD = ["torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"]
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 POLL_S = 0.05
 LOG_TAIL = 600
 
@@ -80,7 +81,7 @@ class ProcessLauncher:
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
             process = self._context.Process(target=worker.main, args=(job, sender, str(log)))
-            with _without_main():
+            with _clean_start():
                 process.start()
             sender.close()
             try:
@@ -167,20 +168,28 @@ def _resident(pid: int | None) -> int:
     return total
 
 
-_main_lock = threading.Lock()
+_start_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the user's script while a worker starts.
+def _clean_start() -> Iterator[None]:
+    """Hide the user's script, and keep the workers' server from touching CUDA, while a worker starts.
 
     multiprocessing would run the script again in the worker, and a script that calls `tune` without an
     `if __name__ == "__main__"` guard would call it again there. Nothing of it is needed: models travel by value.
+
+    Importing Inductor asks whether there is a GPU, and in torch 2.11 that alone initialises the driver, after which no
+    fork of the server can use CUDA. With this variable PyTorch asks NVML instead. The first start begins the server.
     """
-    with _main_lock:
-        main = sys.modules["__main__"]
+    with _start_lock:
+        main, asked = sys.modules["__main__"], os.environ.get(NVML_CHECK)
         sys.modules["__main__"] = ModuleType("__main__")
+        os.environ[NVML_CHECK] = "1"
         try:
             yield
         finally:
             sys.modules["__main__"] = main
+            if asked is None:
+                del os.environ[NVML_CHECK]
+            else:
+                os.environ[NVML_CHECK] = asked

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +56,12 @@ def observe(
 
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
-    kept = {name: b.detach().clone() for name, b in module.named_buffers()} if module is not None else {}
-    torch.manual_seed(seed)
-    with under or nullcontext(), torch.enable_grad() if training else torch.no_grad():
-        outputs = call(*example.args, **example.kwargs)
-        gradients = _gradients(outputs, module, inputs) if training else []
-    after = _buffers(module)
-    if module is not None:
-        _restore(module, kept)
+    with state_kept(module):
+        torch.manual_seed(seed)
+        with under or nullcontext(), torch.enable_grad() if training else torch.no_grad():
+            outputs = call(*example.args, **example.kwargs)
+            gradients = _gradients(outputs, module, inputs) if training else []
+        after = _buffers(module)
     leaves = [
         *trees.named_leaves(outputs, "output"),
         *trees.named_leaves(inputs, "input after the call "),
@@ -95,14 +93,19 @@ def _buffers(module: torch.nn.Module | None) -> list[tuple[str, Any]]:
     return [(f"buffer {name} after the call", b.detach().clone()) for name, b in module.named_buffers()]
 
 
-def _restore(module: torch.nn.Module, kept: dict[str, torch.Tensor]) -> None:
-    """Write back only what changed, so that versions of untouched buffers stay as they are."""
+@contextmanager
+def state_kept(module: torch.nn.Module | None) -> Iterator[None]:
+    """Put a module's buffers back afterwards; only those that changed, so that versions of the others stay."""
     import torch
 
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            if name in kept and not torch.equal(buffer, kept[name]):
-                buffer.copy_(kept[name])
+    kept = {name: b.detach().clone() for name, b in module.named_buffers()} if module is not None else {}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers() if module is not None else ():
+                if name in kept and not torch.equal(buffer, kept[name]):
+                    buffer.copy_(kept[name])
 
 
 def _aliases(outputs: Any, inputs: Any) -> Aliases:

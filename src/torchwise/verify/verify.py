@@ -10,7 +10,7 @@ from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import compare, errors_of
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
-from torchwise.verify.observe import Observation, observe
+from torchwise.verify.observe import Observation, observe, state_kept
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.verify.stochastic import check_noise
 from torchwise.workload.workload import Example, Workload
@@ -63,10 +63,11 @@ def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.
         noise_budget_s: seconds for the calls that the distribution tests need.
     """
     checks: list[Check] = []
-    for check in _checks(subject, extra_draws, noise_budget_s):
-        checks.append(check)
-        if check.outcome is Outcome.FAIL:
-            break
+    with state_kept(subject.module):
+        for check in _checks(subject, extra_draws, noise_budget_s):
+            checks.append(check)
+            if check.outcome is Outcome.FAIL:
+                break
     return Verdict(tuple(checks))
 
 

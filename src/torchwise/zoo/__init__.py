@@ -1,1 +1,8 @@
-"""."""
+"""The reference workloads: real programs from five fields, on which Torchwise itself is judged.
+
+One file per family holds the programs; `catalogue` lists them as pure data; `registry` turns a name into a workload.
+"""
+
+from torchwise.zoo.registry import Entry, list_workloads, load
+
+__all__ = ["Entry", "list_workloads", "load"]

@@ -6,6 +6,7 @@ vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idi
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,8 +121,12 @@ class CapturedCall:
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(generator)
         before = [version_of(t) for t in inputs]
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            outputs = self._call(*args, **kwargs)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                outputs = self._call(*args, **kwargs)
+        except BaseException:
+            _settle_generator()
+            raise
         written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if version_of(t) != v]
         state.restore()
         if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
@@ -168,6 +173,14 @@ class _Kept:
         for buffer, saved in self.pairs:
             if not buffer.equal(saved):
                 buffer.copy_(saved)
+
+
+def _settle_generator() -> None:
+    """End the generator's capture, which a capture that failed leaves open: every later draw would raise."""
+    import torch
+
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
 
 
 def _flat(args: Any) -> list[torch.Tensor]:

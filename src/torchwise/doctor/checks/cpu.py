@@ -1,0 +1,55 @@
+"""CPU threads against CPUs, the load, and the frequency policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torchwise.doctor.facts import Facts
+from torchwise.doctor.finding import Finding, ok, warn
+
+BUSY = 0.5
+"""Load, as a share of all CPUs, from which timings on the CPU suffer."""
+SLOW_GOVERNORS = ("powersave", "conservative", "ondemand")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Judge the number of threads, the load and the frequency policy."""
+    yield _threads(facts)
+    yield _load(facts)
+    if facts.governor in SLOW_GOVERNORS:
+        yield warn(
+            "CPU frequency",
+            f"governor {facts.governor}: the clock moves while it is timed",
+            "sudo cpupower frequency-set --governor performance, while tuning",
+        )
+    elif facts.governor:
+        yield ok("CPU frequency", f"governor {facts.governor}")
+
+
+def _threads(facts: Facts) -> Finding:
+    topic, given = "CPU threads", facts.environ.get("OMP_NUM_THREADS")
+    usable = facts.cpus if facts.quota is None else min(facts.cpus, math.ceil(facts.quota))
+    mend = f"set OMP_NUM_THREADS={usable}"
+    if given is not None and not (given.isdecimal() and int(given) > 0):
+        return warn(topic, f"OMP_NUM_THREADS is {given!r}, but must be a whole number of at least 1", mend)
+    probed = facts.probe.get("threads")
+    threads = int(given) if given else int(probed.detail) if probed and not probed.failed else facts.cpus
+    if threads > usable and usable < facts.cpus:
+        limit = f"the container may use {facts.quota:g} of {facts.cpus} CPUs"
+        return warn(topic, f"{limit}, but torch starts {threads} threads and is throttled", mend)
+    if threads > usable:
+        return warn(topic, f"{threads} threads on {usable} CPUs get in each other's way", mend)
+    if given and threads < usable:
+        advice = "unset it, unless it is set where the model will run, too"
+        return warn(topic, f"OMP_NUM_THREADS={given}: the model uses {given} of {usable} CPUs", advice)
+    return ok(topic, f"{threads} on {usable} CPU{'s' * (usable > 1)}")
+
+
+def _load(facts: Facts) -> Finding:
+    if facts.load is None:
+        return ok("CPU load", "unknown on this system")
+    found = f"{facts.load:.1f} processes want one of {facts.host_cpus} CPUs"
+    if facts.load > BUSY * facts.host_cpus:
+        return warn("CPU load", found, "end what else is running: CPU timings are unsure while it does")
+    return ok("CPU load", found)

@@ -1,0 +1,30 @@
+"""The interpreter, and the headers that compiled kernels include."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.doctor.facts import Facts
+from torchwise.doctor.finding import Finding, bad, ok, warn
+
+OLDEST, NEWEST = (3, 11), (3, 14)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Judge the version of Python and the presence of Python.h."""
+    version = ".".join(map(str, facts.python))
+    if facts.python[:2] < OLDEST:
+        yield bad("Python", version, "use Python 3.11 or later")
+    elif facts.python[:2] > NEWEST:
+        yield warn("Python", f"{version}, newer than any that was tried", "use Python 3.11 to 3.14 if something fails")
+    else:
+        yield ok("Python", version)
+    path, there = facts.headers
+    if there:
+        yield ok("Python headers", path)
+    else:
+        yield bad(
+            "Python headers",
+            f"{path} is missing, which compiled kernels include",
+            "install python3-dev (Debian, Ubuntu) or python3-devel (Fedora, RHEL) for this version of Python",
+        )

@@ -1,0 +1,56 @@
+"""Room and permission to write: the compile cache, temporary files, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.doctor.disk import GIB, MIB, Folder
+from torchwise.doctor.facts import Facts
+from torchwise.doctor.finding import Finding, bad, ok, warn
+
+MUCH, LITTLE = 2 * GIB, 256 * MIB
+"""Bytes free below which space may run out while tuning, and below which it will."""
+SHARED_LITTLE = 128 * MIB
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Judge each folder that is written to."""
+    yield _folder(
+        "compile cache",
+        facts.cache,
+        "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written",
+        "free space there, or set TORCHINDUCTOR_CACHE_DIR to a larger disk",
+    )
+    yield _folder(
+        "temporary files",
+        facts.temporary,
+        "set TMPDIR to a folder that can be written",
+        "free space there, or set TMPDIR to a larger disk",
+    )
+    if facts.shared is not None:
+        yield _shared(facts.shared)
+
+
+def _folder(topic: str, folder: Folder, unwritable: str, full: str) -> Finding:
+    if folder.error:
+        return bad(topic, f"{folder.path} cannot be written: {folder.error}", unwritable)
+    found = f"{folder.path}, {_size(folder.free)} free"
+    if folder.free < LITTLE:
+        return bad(topic, found, full)
+    if folder.free < MUCH:
+        return warn(topic, found, full)
+    return ok(topic, found)
+
+
+def _shared(folder: Folder) -> Finding:
+    found = f"{folder.path}, {_size(folder.free)} free"
+    advice = "start the container with more, as in docker run --shm-size=1g: processes exchange tensors there"
+    if folder.error:
+        return warn("shared memory", f"{folder.path} cannot be written: {folder.error}", advice)
+    if folder.free < SHARED_LITTLE:
+        return warn("shared memory", found, advice)
+    return ok("shared memory", found)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

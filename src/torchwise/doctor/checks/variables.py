@@ -1,0 +1,86 @@
+"""Environment variables that change results or speed behind everyone's back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchwise.doctor.facts import Facts
+from torchwise.doctor.finding import Finding, Status, ok
+
+OFF = ("", "0", "false", "False")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable that matters.
+
+    Attributes:
+        name: its name.
+        effect: what it does to a study.
+        status: how bad that is.
+        when: "on" for any value but `OFF`, "off" for one of them, "set" for any value at all.
+        advice: what to do; to unset it, where left out.
+    """
+
+    name: str
+    effect: str
+    status: Status = Status.WARN
+    when: str = "on"
+    advice: str = ""
+
+    def matters(self, value: str) -> bool:
+        """Whether this value has the effect."""
+        return {"on": value not in OFF, "off": value in OFF and value != "", "set": value != ""}[self.when]
+
+
+NOTHING = "torch.compile does nothing: every compiled plan is eager in disguise"
+NO_CACHE = "nothing compiled is kept, so every restart pays for compilation again"
+FIXED = "is on for every plan, so Torchwise cannot compare with and without it"
+
+VARIABLES = (
+    Variable("TORCH_COMPILE_DISABLE", NOTHING, Status.BAD),
+    Variable("TORCHDYNAMO_DISABLE", NOTHING, Status.BAD),
+    Variable("TORCHDYNAMO_SUPPRESS_ERRORS", "a failed compilation runs in eager and says nothing"),
+    Variable("TORCH_COMPILE_OVERRIDE_BACKENDS", "another backend runs than the plan names", Status.BAD),
+    Variable("TORCHINDUCTOR_FORCE_DISABLE_CACHES", NO_CACHE),
+    Variable("TORCH_COMPILE_FORCE_DISABLE_CACHES", NO_CACHE),
+    Variable("TORCHINDUCTOR_FX_GRAPH_CACHE", NO_CACHE, when="off"),
+    Variable("TORCHINDUCTOR_AUTOGRAD_CACHE", NO_CACHE, when="off"),
+    Variable("TORCH_LOGS", "logging slows compilation, and fills the output", when="set"),
+    Variable("TORCH_TRACE", "every compilation writes traces to disk", when="set"),
+    Variable("TORCH_COMPILE_DEBUG", "every compilation writes its graphs and code to disk"),
+    Variable(
+        "CUDA_LAUNCH_BLOCKING",
+        "every kernel waits for the one before: GPU times mean nothing, and CUDA graphs cannot be captured",
+        Status.BAD,
+    ),
+    Variable("PYTORCH_NO_CUDA_MEMORY_CACHING", "every allocation goes to the driver, which is slow", Status.BAD),
+    Variable("TRITON_INTERPRET", "GPU kernels are interpreted instead of compiled", Status.BAD),
+    Variable("NVIDIA_TF32_OVERRIDE", "forces TF32 off whatever a plan says", when="off"),
+    Variable("NVIDIA_TF32_OVERRIDE", "forces TF32 on whatever a plan says, in the plain model too"),
+    Variable("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TF32 is on in the plain model, too"),
+    Variable("TORCHINDUCTOR_USE_FAST_MATH", "Inductor trades precision for speed in every plan"),
+    Variable("TORCHINDUCTOR_MAX_AUTOTUNE", FIXED),
+    Variable("TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", FIXED),
+    Variable("TORCHINDUCTOR_FREEZING", FIXED),
+    Variable("TORCHINDUCTOR_CPP_WRAPPER", FIXED),
+    Variable("TORCHINDUCTOR_CUDAGRAPHS", FIXED),
+    Variable("ATEN_CPU_CAPABILITY", "limits the vector instructions of the plain model on the CPU", when="set"),
+    Variable("ONEDNN_MAX_CPU_ISA", "limits the vector instructions of convolutions and products", when="set"),
+    Variable("MKL_CBWR", "ties matrix products to reproducible, slower kernels", when="set"),
+)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Name each variable that matters and is set."""
+    quiet = True
+    for variable in VARIABLES:
+        value = facts.environ.get(variable.name)
+        if value is not None and variable.matters(value):
+            quiet = False
+            found = f"{variable.name}={value}: {variable.effect}"
+            advice = variable.advice or f"unset {variable.name}, unless it is meant and set in production, too"
+            yield Finding("environment variable", variable.status, found, advice)
+    if quiet:
+        yield ok("environment variables", "none that changes results or speed")

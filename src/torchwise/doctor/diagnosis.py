@@ -1,0 +1,40 @@
+"""Look once, then let every check judge what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torchwise.doctor.checks import compiler, cpu, gpu, known, python, storage, torch, variables
+from torchwise.doctor.facts import Facts, gather
+from torchwise.doctor.finding import Finding, warn
+
+Check = Callable[[Facts], Iterable[Finding]]
+
+CHECKS: tuple[Check, ...] = (
+    python.check,
+    torch.check,
+    compiler.check,
+    gpu.check,
+    cpu.check,
+    storage.check,
+    variables.check,
+    known.check,
+)
+"""In the order in which their findings are shown."""
+
+
+def diagnose() -> list[Finding]:
+    """Look at this machine, and say what stands in the way. Takes some 10 seconds: it compiles to prove that it can."""
+    return judge(gather())
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Apply every check to what was seen."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        try:
+            findings += check(facts)
+        except Exception as error:  # one check that fails on an odd machine must not hide the others
+            topic = check.__module__.rpartition(".")[2]
+            findings.append(warn(topic, f"this check itself failed: {type(error).__name__}: {error}", "report it"))
+    return findings

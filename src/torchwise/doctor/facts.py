@@ -1,0 +1,148 @@
+"""What is seen of this machine and its software, looked up once."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchwise import environment
+from torchwise.doctor import disk
+from torchwise.doctor.compiler import Compiler, try_compiler
+from torchwise.doctor.disk import Folder
+from torchwise.doctor.probe import Probe, run_probe
+
+GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.used", "memory.total", "utilization.gpu", "uuid")
+PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that the checks judge. The defaults describe a healthy machine with two CPUs and no GPU.
+
+    Attributes:
+        python: the interpreter's version.
+        headers: where Python.h should be, and whether it is there.
+        torch: version with its build tag, or "absent".
+        cuda_build: CUDA version torch was built with, or None for a CPU build.
+        compiler: what became of building a program.
+        probe: what became of importing, compiling with and running torch.
+        driver: whether an NVIDIA driver is loaded, be its GPUs visible or not.
+        gpu: `GPU_FIELDS` of the first visible GPU, or None.
+        gpu_processes: `PROCESS_FIELDS` of each process on that GPU.
+        environ: the environment variables.
+        cpus: CPUs this process may be scheduled on.
+        host_cpus: CPUs of the whole machine.
+        quota: CPUs' worth of time that the container may use, or None where unlimited.
+        load: processes that want a CPU, averaged over a minute, or None where unknown.
+        governor: the kernel's CPU frequency policy, or None where unknown.
+        cache: the folder in which Inductor keeps what it compiled.
+        temporary: the folder for temporary files.
+        shared: shared memory, or None where the system has no such folder.
+    """
+
+    python: tuple[int, int, int] = (3, 11, 0)
+    headers: tuple[str, bool] = ("/usr/include/python3.11/Python.h", True)
+    torch: str = "2.13.0+cpu"
+    cuda_build: str | None = None
+    compiler: Compiler = field(default_factory=lambda: Compiler("g++"))
+    probe: Probe = field(default_factory=dict)
+    driver: bool = False
+    gpu: Mapping[str, str] | None = None
+    gpu_processes: tuple[Mapping[str, str], ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cpus: int = 2
+    host_cpus: int = 2
+    quota: float | None = None
+    load: float | None = 0.0
+    governor: str | None = None
+    cache: Folder = field(default_factory=lambda: Folder("/tmp/torchinductor_user", 10 * disk.GIB))
+    temporary: Folder = field(default_factory=lambda: Folder("/tmp", 10 * disk.GIB))
+    shared: Folder | None = None
+
+
+def gather() -> Facts:
+    """Look at this machine. The load is read before anything is compiled, the GPU before the probe uses it."""
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    load, gpu = _load(), _gpu()
+    return Facts(
+        python=sys.version_info[:3],
+        headers=(str(headers), headers.is_file()),
+        torch=environment.torch_version(),
+        cuda_build=environment.torch_cuda_version(),
+        driver=Path("/proc/driver/nvidia/version").is_file() or gpu is not None,
+        gpu=gpu,
+        gpu_processes=_gpu_processes(gpu),
+        environ=dict(os.environ),
+        cpus=environment.available_cpus(),
+        host_cpus=os.cpu_count() or 1,
+        quota=cpu_quota(),
+        load=load,
+        governor=_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        cache=disk.look(disk.inductor_cache(os.environ)),
+        temporary=disk.look(disk.temporary()),
+        shared=disk.look("/dev/shm") if platform.system() == "Linux" else None,
+        compiler=try_compiler(),
+        probe=run_probe(),
+    )
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Return how many CPUs' worth of time the control groups of this process allow, or None where unlimited.
+
+    Version 2 holds the limit in `cpu.max` of the group and of every group above it; version 1 in two files.
+    """
+    paths = [line.split(":", 2)[2] for line in (_text(own) or "").splitlines() if line.startswith("0::")]
+    groups = [root]
+    for path in paths:
+        group = root / path.strip("/")
+        groups += [group, *(parent for parent in group.parents if root in parent.parents)]
+    limits = [_share(*(_text(group / "cpu.max") or "max").split()) for group in groups]
+    quota, period = (_text(root / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    limits.append(_share(quota or "-1", period or "100000"))
+    least = min(limits)
+    return None if least == math.inf else least
+
+
+def _share(quota: str, period: str = "100000") -> float:
+    try:
+        share = float(quota) / float(period)
+    except (ValueError, ZeroDivisionError):  # "max": no limit
+        return math.inf
+    return share if share > 0 else math.inf
+
+
+def _gpu() -> dict[str, str] | None:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    if hidden or shutil.which("nvidia-smi") is None:
+        return None
+    rows = environment.query_gpu(",".join(GPU_FIELDS))
+    return dict(zip(GPU_FIELDS, rows[0], strict=False)) if rows else None
+
+
+def _gpu_processes(gpu: Mapping[str, str] | None) -> tuple[dict[str, str], ...]:
+    if gpu is None:
+        return ()
+    rows = environment.query_gpu(",".join(PROCESS_FIELDS), table="compute-apps")
+    processes = [dict(zip(PROCESS_FIELDS, row, strict=False)) for row in rows]
+    return tuple(process for process in processes if process.get("gpu_uuid") == gpu.get("uuid"))
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

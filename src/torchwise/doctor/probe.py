@@ -1,0 +1,149 @@
+"""Prove in a child process that torch imports, compiles and reaches the GPU.
+
+`python -m torchwise.doctor.probe` takes one step after the other and prints a line before and after each, so that
+the parent knows how far it came, and where it was when it crashed or hung.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchwise.doctor import child
+
+LIMIT_S = 300.0
+MARK = "torchwise-probe "
+
+DROPPED = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
+"""Variables that would keep the probe from compiling, or fill the disk; `checks.variables` speaks of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that was tried.
+
+    Attributes:
+        detail: what it showed, such as a version; the reason where it failed.
+        failed: whether it raised, crashed, or ran past the limit.
+        seconds: how long it took.
+    """
+
+    detail: str
+    failed: bool = False
+    seconds: float = 0.0
+
+
+Probe = Mapping[str, Step]
+"""The steps that were begun, by name: import, threads, inductor_cpu, cuda, triton, inductor_cuda."""
+
+
+def run_probe() -> Probe:
+    """Run the probe in a child, with compile caches of its own so that it really compiles."""
+    kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
+    try:
+        with tempfile.TemporaryDirectory(prefix="torchwise-doctor-", ignore_cleanup_errors=True) as folder:
+            caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+            alone = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compile workers for one kernel
+            command = [sys.executable, "-P", "-m", "torchwise.doctor.probe"]
+            ended = child.run(command, LIMIT_S, {**kept, **caches, **alone})
+    except OSError as error:
+        return {"import": Step(f"no temporary folder can be made: {error}", failed=True)}
+    return read(ended)
+
+
+def read(ended: child.Ended) -> Probe:
+    """Read what the child printed; a step that was begun and not ended is where it crashed."""
+    steps: dict[str, Step] = {}
+    begun = "import"
+    for line in ended.out.splitlines():
+        if not line.startswith(MARK):
+            continue
+        said = json.loads(line.removeprefix(MARK))
+        begun = said.pop("step")
+        if said:
+            steps[begun] = Step(**said)
+    if ended.error and not (begun in steps and steps[begun].failed):
+        steps[begun] = Step(ended.error, failed=True)
+    return steps
+
+
+def main() -> None:
+    """Take the steps, in the child."""
+    if not _step("import", _import_torch):
+        return
+    _step("threads", _threads)
+    _step("inductor_cpu", lambda: _compile("cpu"))
+    import torch
+
+    if torch.version.cuda is None:
+        return
+    triton = _step("triton", _import_triton)
+    if _step("cuda", _reach_gpu) and triton:
+        _step("inductor_cuda", lambda: _compile("cuda"))
+
+
+def _step(name: str, action: Callable[[], str]) -> bool:
+    _say(step=name)
+    start = time.perf_counter()
+    try:
+        step = Step(action(), seconds=time.perf_counter() - start)
+    except Exception as error:  # whatever goes wrong here is what the probe is there to find
+        step = Step(f"{type(error).__name__}: {child.telling_line(str(error))}", failed=True)
+    _say(step=name, **asdict(step))
+    return not step.failed
+
+
+def _say(**fields: Any) -> None:
+    print(MARK + json.dumps(fields), flush=True)
+
+
+def _import_torch() -> str:
+    import torch
+
+    return torch.__version__
+
+
+def _threads() -> str:
+    import torch
+
+    return str(torch.get_num_threads())
+
+
+def _import_triton() -> str:
+    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    return str(triton.__version__)
+
+
+def _reach_gpu() -> str:
+    import torch
+
+    torch.zeros(1, device="cuda").add_(1).item()
+    return torch.cuda.get_device_name()
+
+
+def _compile(device: str) -> str:
+    """Compile and run three fused operations; refuse an answer that is wrong or was not compiled."""
+    import torch
+    from torch._inductor import metrics
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 2 + 1)
+
+    x = torch.linspace(-1, 1, 4096, device=device)
+    difference = (torch.compile(function)(x) - function(x)).abs().max().item()
+    if not difference < 1e-5:
+        raise RuntimeError(f"the compiled function is off by {difference}")
+    if getattr(metrics, "generated_kernel_count", 1) < 1:
+        raise RuntimeError("torch.compile ran, but compiled nothing")
+    return "compiled and agrees"
+
+
+if __name__ == "__main__":
+    main()

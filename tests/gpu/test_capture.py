@@ -1,0 +1,217 @@
+"""Every hazard of replaying a CUDA graph, on a real GPU; each test fails when its protection is taken out."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torchwise.errors import UnsupportedError  # noqa: E402
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.realize import realize  # noqa: E402
+from torchwise.workload import Example  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+CAPTURE = Plan(capture="call")
+
+
+def captured(call: object, *args: torch.Tensor) -> object:
+    return realize(call, CAPTURE, Example(args), device="cuda", mode="inference").call  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(32, 32), torch.nn.ReLU()] * 4
+    return torch.nn.Sequential(*layers).cuda().eval()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> object:
+    with torch.no_grad():
+        yield
+
+
+def x(rows: int = 4) -> torch.Tensor:
+    return torch.randn(rows, 32, device="cuda")
+
+
+def test_it_answers_as_eager_does_on_fresh_inputs(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    for rows in (4, 8, 4, 1):
+        given = x(rows)
+        assert torch.equal(call(given), net(given))  # type: ignore[operator]
+
+
+def test_held_outputs_are_not_overwritten(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    first_input = x()
+    first = call(first_input)  # type: ignore[operator]
+    call(x())  # type: ignore[operator]
+    assert torch.equal(first, net(first_input))
+
+
+def test_noise_is_fresh_on_every_replay_and_follows_the_seed() -> None:
+    call = captured(torch.nn.Dropout(0.5).train(), x())
+    ones = torch.ones(4, 32, device="cuda")
+    call(ones)  # type: ignore[operator]
+    torch.manual_seed(1)
+    first, second = call(ones), call(ones)  # type: ignore[operator]
+    torch.manual_seed(1)
+    again = call(ones)  # type: ignore[operator]
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_capturing_uses_up_no_random_numbers() -> None:
+    given = x()
+    torch.manual_seed(5)
+    expected = [given + torch.randn_like(given), torch.randn(3, device="cuda")]
+    call = captured(lambda t: t + torch.randn_like(t), given)
+    torch.manual_seed(5)
+    assert torch.equal(call(given), expected[0])  # type: ignore[operator]
+    assert torch.equal(torch.randn(3, device="cuda"), expected[1])
+
+
+def test_weights_changed_in_place_are_seen(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    given = x()
+    call(given)  # type: ignore[operator]
+    net[0].weight.mul_(2.0)
+    assert torch.equal(call(given), net(given))  # type: ignore[operator]
+
+
+def test_weights_that_moved_lead_to_a_new_capture(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    given = x()
+    call(given)  # type: ignore[operator]
+    net[0].weight = torch.nn.Parameter(torch.randn(32, 32, device="cuda"))
+    assert torch.equal(call(given), net(given))  # type: ignore[operator]
+
+
+def test_inputs_that_the_call_writes_are_written_back() -> None:
+    def writes(t: torch.Tensor) -> torch.Tensor:
+        t.add_(1.0)
+        return t * 2
+
+    call = captured(writes, x())
+    for _ in range(2):
+        given = x()
+        expected = given + 1
+        answer = call(given)  # type: ignore[operator]
+        assert torch.equal(given, expected)
+        assert torch.equal(answer, expected * 2)
+
+
+def test_inputs_written_in_inference_mode_are_written_back() -> None:
+    def writes(t: torch.Tensor) -> torch.Tensor:
+        return t.add_(1.0)
+
+    call = captured(writes, x())
+    with torch.inference_mode():
+        given = x()
+        expected = given + 1
+        call(given)  # type: ignore[operator]
+        assert torch.equal(given, expected)
+
+
+def test_batch_norm_statistics_move_once_per_call() -> None:
+    def fresh() -> torch.nn.Module:
+        return torch.nn.BatchNorm1d(32).cuda().train()
+
+    ours, theirs = fresh(), fresh()
+    call = captured(ours, x())
+    for _ in range(3):
+        given = x()
+        call(given)  # type: ignore[operator]
+        theirs(given)
+    assert torch.allclose(ours.running_mean, theirs.running_mean, atol=1e-6)
+    assert int(ours.num_batches_tracked) == int(theirs.num_batches_tracked) == 3
+
+
+def test_threads_take_turns(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(50):
+                given = torch.randn(4, 32, device="cuda", generator=generator)
+                if not torch.equal(call(given), net(given)):  # type: ignore[operator]
+                    wrong.append(seed)
+
+    call(x())  # type: ignore[operator]
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_streams_wait_for_each_other() -> None:
+    def slow(t: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            t = t @ t / 1000
+        return t
+
+    big = [torch.randn(1024, 1024, device="cuda") for _ in range(2)]
+    call = captured(slow, big[0])
+    expected = [slow(t) for t in big]
+    call(big[0])  # type: ignore[operator]
+    torch.cuda.synchronize()
+    answers = []
+    for given, stream in zip(big, (torch.cuda.Stream(), torch.cuda.Stream()), strict=True):
+        with torch.cuda.stream(stream):
+            answers.append(call(given))  # type: ignore[operator]
+    torch.cuda.synchronize()
+    for answer, right in zip(answers, expected, strict=True):
+        assert torch.allclose(answer, right)
+
+
+def test_autocast_and_plain_calls_do_not_share_a_graph(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    given = x()
+    plain = call(given)  # type: ignore[operator]
+    with torch.autocast("cuda", torch.bfloat16):
+        cast = call(given)  # type: ignore[operator]
+    assert plain.dtype is torch.float32
+    assert cast.dtype is torch.bfloat16
+
+
+def test_a_recurrent_net_is_captured() -> None:
+    gru = torch.nn.GRU(16, 32, 2, batch_first=True).cuda().eval()
+    given = torch.randn(2, 5, 16, device="cuda")
+    call = captured(gru, given)
+    ours, theirs = call(given), gru(given)  # type: ignore[operator]
+    assert torch.allclose(ours[0], theirs[0], atol=1e-6)
+    assert torch.allclose(ours[1], theirs[1], atol=1e-6)
+
+
+def test_inputs_on_the_cpu_are_refused(net: torch.nn.Module) -> None:
+    with pytest.raises(UnsupportedError, match="lies on cpu"):
+        captured(lambda t, index: t * index.cuda(), x(), torch.ones(1))(x(), torch.ones(1))  # type: ignore[operator]
+
+
+def test_gradients_are_refused(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    with torch.enable_grad(), pytest.raises(UnsupportedError, match="requires gradients"):
+        call(x().requires_grad_())  # type: ignore[operator]
+
+
+def test_other_work_goes_on_after_a_call_that_cannot_be_captured(net: torch.nn.Module) -> None:
+    def synchronises(t: torch.Tensor) -> torch.Tensor:
+        return t * float(t.sum().item())
+
+    with pytest.raises(RuntimeError):
+        captured(synchronises, x())(x())  # type: ignore[operator]
+    given = x()
+    torch.cuda.synchronize()
+    assert torch.equal(captured(net, given)(given), net(given))  # type: ignore[operator]

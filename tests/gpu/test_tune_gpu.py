@@ -1,0 +1,100 @@
+"""Whole studies on a real GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.records import Outcome, TrialState  # noqa: E402
+from torchwise.store import open_storage  # noqa: E402
+from torchwise.study import Request, Silent, run_study  # noqa: E402
+from torchwise.trial import ProcessLauncher  # noqa: E402
+from torchwise.workload import WorkloadSpec  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+def study_of(tmp_path: Path, target: str, *plans: Plan, **options: object) -> object:
+    spec = WorkloadSpec(target, device="cuda")
+    with open_storage(str(tmp_path / "store.db")) as storage:
+        request = Request(spec, plans=plans or None, effort="quick", **options)  # type: ignore[arg-type]
+        return run_study(request, storage, ProcessLauncher(), Silent())
+
+
+def test_many_small_ops_is_captured_and_much_faster(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "zoo:tutorial.many_small_ops")
+    assert study.decision.plan.capture == "call"  # type: ignore[attr-defined]
+    assert study.decision.speedup.low > 1.5  # type: ignore[attr-defined]
+
+
+def test_noise_is_proven_under_capture_and_under_cuda_graph_modes(tmp_path: Path) -> None:
+    plans = (Plan(capture="call"), Plan(backend="inductor", mode="reduce-overhead"))
+    study = study_of(tmp_path, "zoo:spinlock.operator@small", *plans)
+    for trial in study.trials:  # type: ignore[attr-defined]
+        assert trial.state is TrialState.COMPLETE, trial.reason
+        assert trial.verdict.outcome is Outcome.PASS, trial.verdict.reason
+        assert {"distribution", "independence"} <= {check.name for check in trial.verdict.checks}
+
+
+def test_reduced_precision_is_proven_against_its_own_floor(tmp_path: Path) -> None:
+    from torchwise.plan import Legality
+
+    plans = (Plan(precision="tf32"), Plan(precision="bf16"))
+    study = study_of(tmp_path, "zoo:tutorial.many_small_ops", *plans, allow=Legality.REDUCED)
+    outcomes = [(trial.plan.precision, trial.verdict.outcome) for trial in study.trials]  # type: ignore[attr-defined]
+    assert outcomes == [("tf32", Outcome.PASS), ("bf16", Outcome.PASS)]
+    assert study.trials[1].verdict.error > 1e-3  # type: ignore[attr-defined]
+
+
+def test_a_device_fault_ends_one_candidate_alone(tmp_path: Path) -> None:
+    target = str(Path(__file__).parent.parent / "targets" / "gpu_faults.py")
+    study = study_of(tmp_path, f"{target}:asserts", Plan(precision="tf32"), Plan(capture="call"))
+    first, second = study.trials  # type: ignore[attr-defined]
+    assert first.state is TrialState.FAIL
+    assert second.state is TrialState.COMPLETE
+    hog = study_of(tmp_path, f"{target}:hogs", Plan(precision="tf32"), Plan(capture="call"))
+    assert hog.trials[0].failure.kind == "out of memory"  # type: ignore[attr-defined]
+    assert hog.trials[1].state is TrialState.COMPLETE  # type: ignore[attr-defined]
+
+
+def test_the_parent_never_creates_a_cuda_context(tmp_path: Path) -> None:
+    code = f"""
+import ctypes, sys
+sys.argv = ["torchwise", "tune", "zoo:tutorial.many_small_ops", "--device", "cuda", "--effort", "quick",
+            "--store", {str(tmp_path / "store.db")!r}]
+from torchwise.cli import app
+try:
+    app()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "torch" not in sys.modules
+driver = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert driver.cuCtxGetCurrent(ctypes.byref(context)) == 3, "CUDA was initialised"  # CUDA_ERROR_NOT_INITIALIZED
+print("never initialised")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert "never initialised" in done.stdout, done.stderr[-2000:]
+
+
+def test_a_live_model_on_the_gpu_is_tuned_and_applied(tmp_path: Path) -> None:
+    import torchwise
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(12)]).cuda().eval()
+    given = torch.randn(8, 64, device="cuda")
+    store = str(tmp_path / "store.db")
+    fast = torchwise.optimize(model, (given,), effort="quick", store=store, progress=False)
+    with torch.no_grad():
+        assert torch.allclose(fast(given), model(given), atol=1e-5)
+    assert fast.statistics.optimized == 1
+    assert list(fast.state_dict()) == list(model.state_dict())

@@ -1,0 +1,123 @@
+"""Models that are right and quick on one thread, and misbehave on three: planted faults that need no compiler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+
+GOOD, BAD = 1, 3
+
+
+class Misbehaving(torch.nn.Module):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.fault = fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        threads = torch.get_num_threads()
+        time.sleep(0.0005 if threads == GOOD else 0.003)
+        answer = self.linear(x)
+        return getattr(self, self.fault)(answer) if threads == BAD else answer
+
+    def segfaults(self, answer: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return answer
+
+    def exits(self, answer: torch.Tensor) -> torch.Tensor:
+        os._exit(7)
+
+    def hangs(self, answer: torch.Tensor) -> torch.Tensor:
+        time.sleep(3600)
+        return answer
+
+    def raises(self, answer: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no answer on three threads")
+
+    def hogs(self, answer: torch.Tensor) -> torch.Tensor:
+        self.hoard = []
+        while True:
+            self.hoard.append(torch.ones(8 * 2**20))  # 32 MiB each, touched
+
+    def allocates(self, answer: torch.Tensor) -> torch.Tensor:
+        return torch.empty(2**60) + answer
+
+    def nan(self, answer: torch.Tensor) -> torch.Tensor:
+        return answer * float("nan")
+
+    def wrong(self, answer: torch.Tensor) -> torch.Tensor:
+        return answer * 1.001
+
+    def wrong_dtype(self, answer: torch.Tensor) -> torch.Tensor:
+        return answer.double()
+
+    def interrupts(self, answer: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def _make(fault: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    return Misbehaving(fault).eval(), (torch.randn(4, 16),)
+
+
+def segfaults() -> object:
+    return _make("segfaults")
+
+
+def exits() -> object:
+    return _make("exits")
+
+
+def hangs() -> object:
+    return _make("hangs")
+
+
+def raises() -> object:
+    return _make("raises")
+
+
+def hogs() -> object:
+    return _make("hogs")
+
+
+def allocates() -> object:
+    return _make("allocates")
+
+
+def nan() -> object:
+    return _make("nan")
+
+
+def wrong() -> object:
+    return _make("wrong")
+
+
+def wrong_dtype() -> object:
+    return _make("wrong_dtype")
+
+
+def interrupts() -> object:
+    return _make("interrupts")
+
+
+def refuses() -> object:
+    """A model whose inputs do not fit it."""
+    return torch.nn.Linear(16, 16), (torch.randn(4, 8),)
+
+
+def dies() -> object:
+    """A model that dies by itself, whatever the plan."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return x
+
+    return call, (torch.randn(4),)
+
+
+def broken() -> object:
+    """A factory that raises."""
+    raise RuntimeError("no weights here")

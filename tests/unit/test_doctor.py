@@ -1,0 +1,377 @@
+"""Each check against a healthy machine and against a sick one; and the looking itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from torchwise import doctor as package
+from torchwise.cli.doctor import doctor
+from torchwise.doctor import Facts, Finding, Status, child, compiler, diagnosis, disk, facts, judge, probe
+from torchwise.doctor.compiler import Compiler
+from torchwise.doctor.disk import GIB, MIB, Folder
+from torchwise.doctor.probe import Step
+from torchwise.errors import InputError
+
+GOOD_STEPS = {
+    "import": Step("2.13.0+cpu"),
+    "threads": Step("2"),
+    "inductor_cpu": Step("compiled and agrees", seconds=6.0),
+}
+GPU_STEPS = {
+    **GOOD_STEPS,
+    "cuda": Step("NVIDIA H200"),
+    "triton": Step("3.7.0"),
+    "inductor_cuda": Step("compiled and agrees", seconds=9.0),
+}
+GPU = {
+    "name": "NVIDIA H200",
+    "driver_version": "580.1",
+    "compute_cap": "9.0",
+    "memory.used": "4",
+    "memory.total": "143771",
+    "utilization.gpu": "0",
+    "uuid": "GPU-1",
+}
+GOOD = Facts(probe=GOOD_STEPS, shared=Folder("/dev/shm", GIB), governor="performance")
+GOOD_GPU = replace(GOOD, torch="2.13.0+cu130", cuda_build="13.0", driver=True, gpu=GPU, probe=GPU_STEPS)
+PROCESS = {"gpu_uuid": "GPU-1", "pid": "77", "process_name": "train.py", "used_gpu_memory": "9000"}
+
+
+def failing(step: str, detail: str = "it is broken") -> dict[str, Any]:
+    return {"probe": {**GPU_STEPS, step: Step(detail, failed=True)}}
+
+
+def find(findings: list[Finding], topic: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.topic == topic]
+    return found
+
+
+@pytest.mark.parametrize("healthy", [GOOD, GOOD_GPU], ids=["cpu", "gpu"])
+def test_a_healthy_machine_needs_nothing(healthy: Facts) -> None:
+    findings = judge(healthy)
+    assert [finding for finding in findings if finding.status is not Status.OK] == []
+    topics = [finding.topic for finding in findings]
+    assert {"Python", "torch", "C++ compiler", "GPU", "CPU threads", "compile cache"} <= set(topics)
+    assert ("Triton" in topics) is (healthy is GOOD_GPU)
+
+
+CPU_CASES = [
+    ({"python": (3, 10, 4)}, "Python", "bad", "3.10.4", "3.11 or later"),
+    ({"python": (3, 15, 0)}, "Python", "warn", "newer than any", "3.11 to 3.14"),
+    ({"headers": ("/x/Python.h", False)}, "Python headers", "bad", "/x/Python.h is missing", "python3-dev"),
+    ({"torch": "absent"}, "torch", "bad", "not installed", "pip install"),
+    ({"torch": "2.10.1"}, "torch", "bad", "2.10.1 is too old", "upgrade"),
+    ({"torch": "2.16.0"}, "torch", "warn", "newer than any", "newer Torchwise"),
+    (failing("import", "OSError: libgomp"), "torch", "bad", "importing it fails: OSError: libgomp", "reinstall"),
+    (failing("inductor_cpu"), "Inductor on the CPU", "bad", "fails: it is broken", "C++ compiler"),
+    ({"gpu": GPU, "driver": True}, "torch build", "warn", "CPU only, while there is a GPU (NVIDIA H200)", "CUDA build"),
+    ({"compiler": Compiler("g++", "g++ does not start: No such file")}, "C++ compiler", "bad", "not start", "apt"),
+    (
+        {"compiler": Compiler("icc", "icc does not start"), "environ": {"CXX": "icc"}},
+        "C++ compiler",
+        "bad",
+        "CXX=icc",
+        "unset CXX",
+    ),
+    (
+        {"compiler": Compiler("g++", "what it builds does not load: noexec")},
+        "C++ compiler",
+        "bad",
+        "noexec",
+        "TMPDIR",
+    ),
+    ({"compiler": Compiler("g++", "", "omp.h: not found")}, "OpenMP", "bad", "omp.h: not found", "libgomp"),
+    ({"environ": {"OMP_NUM_THREADS": "many"}}, "CPU threads", "warn", "'many'", "OMP_NUM_THREADS=2"),
+    ({"environ": {"OMP_NUM_THREADS": "0"}}, "CPU threads", "warn", "'0', but must be", "OMP_NUM_THREADS=2"),
+    ({"environ": {"OMP_NUM_THREADS": "8"}}, "CPU threads", "warn", "8 threads on 2 CPUs", "OMP_NUM_THREADS=2"),
+    ({"environ": {"OMP_NUM_THREADS": "1"}}, "CPU threads", "warn", "uses 1 of 2", "unset"),
+    (
+        {"cpus": 64, "quota": 1.5, "probe": {"threads": Step("64")}},
+        "CPU threads",
+        "warn",
+        "may use 1.5 of 64 CPUs, but torch starts 64",
+        "OMP_NUM_THREADS=2",
+    ),
+    ({"load": 1.5}, "CPU load", "warn", "1.5 processes", "end what else"),
+    ({"governor": "powersave"}, "CPU frequency", "warn", "powersave", "performance"),
+    ({"cache": Folder("/c", 9 * GIB, "Read-only file system")}, "compile cache", "bad", "Read-only", "CACHE_DIR"),
+    ({"cache": Folder("/c", GIB)}, "compile cache", "warn", "1.0 GiB free", "larger disk"),
+    ({"cache": Folder("/c", 9 * MIB)}, "compile cache", "bad", "9 MiB free", "larger disk"),
+    ({"temporary": Folder("/tmp", 9 * MIB)}, "temporary files", "bad", "9 MiB free", "TMPDIR"),
+    ({"temporary": Folder("/tmp", 0, "denied")}, "temporary files", "bad", "denied", "TMPDIR"),
+    ({"shared": Folder("/dev/shm", 64 * MIB)}, "shared memory", "warn", "64 MiB free", "--shm-size"),
+    ({"shared": Folder("/dev/shm", 0, "denied")}, "shared memory", "warn", "denied", "--shm-size"),
+    ({"driver": True}, "GPU", "bad", "nvidia-smi shows no GPU", "run nvidia-smi"),
+    (
+        {"driver": True, "environ": {"CUDA_VISIBLE_DEVICES": "-1"}},
+        "GPU",
+        "warn",
+        "hidden by CUDA_VISIBLE_DEVICES='-1'",
+        "unset",
+    ),
+    ({"torch": "2.11.0+cpu"}, "known problem", "warn", "174891", "2.13"),
+]
+
+GPU_CASES = [
+    (failing("cuda", "RuntimeError: driver too old"), "CUDA", "bad", "driver too old", "update the driver"),
+    (failing("triton", "ModuleNotFoundError"), "Triton", "bad", "ModuleNotFoundError", "reinstall"),
+    (failing("inductor_cuda"), "Inductor on the GPU", "bad", "it is broken", "C compiler"),
+    ({"gpu": {**GPU, "compute_cap": "6.1"}}, "GPU", "bad", "6.1: Triton needs 7.0", "newer GPU"),
+    ({"gpu_processes": (PROCESS,)}, "GPU use", "warn", "1 other process: train.py (77)", "CUDA_VISIBLE_DEVICES"),
+    ({"gpu": {**GPU, "memory.used": "9000"}}, "GPU use", "warn", "9000 MiB in use by processes not", "unsure"),
+    ({"gpu": {**GPU, "utilization.gpu": "55"}}, "GPU use", "warn", "55 % busy", "unsure"),
+]
+
+
+@pytest.mark.parametrize(
+    ("healthy", "sickness", "topic", "status", "found", "advice"),
+    [(GOOD, *case) for case in CPU_CASES] + [(GOOD_GPU, *case) for case in GPU_CASES],
+)
+def test_each_sickness_is_found_and_has_advice(
+    healthy: Facts, sickness: dict[str, Any], topic: str, status: str, found: str, advice: str
+) -> None:
+    findings = judge(replace(healthy, **sickness))
+    finding = next(f for f in findings if f.topic == topic)
+    assert (finding.status.value, found in finding.found, advice in finding.advice) == (status, True, True), finding
+    assert all(f.advice for f in findings if f.status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status", "effect"),
+    [
+        ("TORCH_COMPILE_DISABLE", "1", "bad", "does nothing"),
+        ("TORCHDYNAMO_DISABLE", "1", "bad", "does nothing"),
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1", "warn", "nothing compiled is kept"),
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0", "warn", "nothing compiled is kept"),
+        ("TORCH_LOGS", "recompiles", "warn", "logging slows"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "bad", "GPU times mean nothing"),
+        ("TORCH_COMPILE_DEBUG", "1", "warn", "to disk"),
+        ("NVIDIA_TF32_OVERRIDE", "1", "warn", "forces TF32 on"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "warn", "forces TF32 off"),
+        ("TRITON_INTERPRET", "1", "bad", "interpreted"),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", "1", "warn", "for every plan"),
+        ("ATEN_CPU_CAPABILITY", "default", "warn", "vector instructions"),
+    ],
+)
+def test_variables_that_matter_are_named(name: str, value: str, status: str, effect: str) -> None:
+    finding = find(judge(replace(GOOD, environ={name: value})), "environment variable")
+    assert finding.status.value == status
+    assert finding.found.startswith(f"{name}={value}: ")
+    assert effect in finding.found
+    assert f"unset {name}" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"TORCH_COMPILE_DISABLE": "0"}, {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}, {"TORCH_LOGS": ""}, {"HOME": "/root"}],
+)
+def test_variables_that_do_not_matter_are_not(environ: dict[str, str]) -> None:
+    assert find(judge(replace(GOOD, environ=environ)), "environment variables").status is Status.OK
+
+
+def test_aoti_on_the_gpu_it_crashed_on_is_a_known_problem() -> None:
+    said = [f.found for f in judge(replace(GOOD_GPU, torch="2.11.0+cu130")) if f.topic == "known problem"]
+    assert any("aoti_load_package" in found for found in said)
+    other = replace(GOOD_GPU, torch="2.11.0+cu130", gpu={**GPU, "name": "NVIDIA A100"})
+    assert not any("aoti_load_package" in f.found for f in judge(other))
+
+
+def test_the_lstm_problem_is_said_without_alarm() -> None:
+    finding = find(judge(GOOD), "known problem")
+    assert "allow_rnn" in finding.found
+    assert finding.status is Status.OK
+    assert find(judge(replace(GOOD, torch="2.15.0")), "known problems").status is Status.OK
+
+
+def test_torch_absent_says_only_that() -> None:
+    topics = [f.topic for f in judge(replace(GOOD, torch="absent", probe={"import": Step("no module", failed=True)}))]
+    assert "torch" in topics
+    assert "torch build" not in topics
+    assert "known problems" not in topics
+
+
+def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Facts) -> list[Finding]:
+        raise ZeroDivisionError("odd machine")
+
+    monkeypatch.setattr(diagnosis, "CHECKS", (broken, *diagnosis.CHECKS))
+    findings = judge(GOOD)
+    assert "ZeroDivisionError: odd machine" in findings[0].found
+    assert len(findings) == 1 + len(judge(GOOD)) - 1
+
+
+# What follows looks at this very machine.
+
+
+def test_the_compiler_here_is_tried_for_real(tmp_path: Path) -> None:
+    tried = compiler.try_compiler()
+    assert (tried.error, tried.openmp_error) == ("", "")
+    missing = compiler.try_compiler({"CXX": "no-such-compiler"})
+    assert missing.command == "no-such-compiler"
+    assert "does not start" in missing.error
+    without_openmp = tmp_path / "cxx"
+    refuse = 'for a; do [ "$a" = -fopenmp ] && echo "omp.h: not found" >&2 && exit 1; done'
+    without_openmp.write_text(f'#!/bin/sh\n{refuse}\nexec g++ "$@"\n')
+    without_openmp.chmod(0o755)
+    tried = compiler.try_compiler({"CXX": str(without_openmp)})
+    assert tried.error == ""
+    assert tried.openmp_error == "omp.h: not found"
+
+
+def test_a_compiler_whose_output_does_not_load_is_found_out(tmp_path: Path) -> None:
+    fake = tmp_path / "cxx"
+    fake.write_text('#!/bin/sh\nfor last; do :; done\necho "no library" > "$last"\n')
+    fake.chmod(0o755)
+    assert compiler.try_compiler({"CXX": str(fake)}).error.startswith("what it builds does not load")
+
+
+def test_a_child_that_hangs_is_ended_with_its_own_children(tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    script = f"(sleep 2; touch {mark}) & echo started; sleep 60"
+    start = time.monotonic()
+    ended = child.run(["sh", "-c", script], 0.5)
+    assert time.monotonic() - start < 2
+    assert ended == child.Ended(None, "started\n", "it ran past 0.5 s")
+    time.sleep(2)
+    assert not mark.exists()
+
+
+def test_a_child_that_crashes_names_its_signal() -> None:
+    assert child.run(["sh", "-c", "kill -SEGV $$"], 10).error == "it died of SIGSEGV"
+    assert child.run(["sh", "-c", "echo 'a.c: error: bad' >&2; echo done >&2; exit 3"], 10).error == "a.c: error: bad"
+    assert child.run(["sh", "-c", "exit 3"], 10).error == "it exited with status 3"
+    assert "does not start" in child.run(["/nowhere/at/all"], 10).error
+
+
+def test_a_probe_that_crashes_says_where() -> None:
+    lines = [
+        {"step": "import"},
+        {"step": "import", "detail": "2.13.0", "failed": False, "seconds": 1.0},
+        {"step": "cuda"},
+    ]
+    out = "noise\n" + "".join(f"{probe.MARK}{json.dumps(line)}\n" for line in lines)
+    steps = probe.read(child.Ended(-11, out, "it died of SIGSEGV"))
+    assert steps == {"import": Step("2.13.0", seconds=1.0), "cuda": Step("it died of SIGSEGV", failed=True)}
+    assert probe.read(child.Ended(1, "", "No module named torchwise"))["import"].failed
+
+
+def test_the_probe_survives_a_broken_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    steps = probe.run_probe()
+    assert steps == {"import": replace(steps["import"], failed=True)}
+    assert steps["import"].detail == "ImportError: libtorch.so: cannot open"
+
+
+@pytest.mark.slow
+def test_the_probe_compiles_even_where_compilation_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    steps = probe.run_probe()
+    assert not steps["import"].failed
+    assert steps["inductor_cpu"].detail == "compiled and agrees"
+    assert int(steps["threads"].detail) >= 1
+
+
+def test_gathering_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "run_probe", lambda: GOOD_STEPS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    seen = facts.gather()
+    assert seen.python == sys.version_info[:3]
+    assert seen.gpu is None
+    assert seen.cpus >= 1
+    code = "import sys, torchwise.doctor as d, torchwise.doctor.facts as f; f.run_probe = dict; d.diagnose()"
+    subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
+
+
+def test_gpu_processes_are_those_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {
+        "gpu": [list(GPU.values())],
+        "compute-apps": [["GPU-2", "5", "other", "1"], list(PROCESS.values())],
+    }
+    monkeypatch.setattr(facts.environment, "query_gpu", lambda fields, table="gpu": tables[table])
+    monkeypatch.setattr(facts.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert facts._gpu() == GPU
+    assert facts._gpu_processes(GPU) == (PROCESS,)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert facts._gpu() is None
+
+
+def test_the_tightest_quota_of_the_control_groups_holds(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "root"
+    inner = root / "pod" / "container"
+    inner.mkdir(parents=True)
+    own.write_text("0::/pod/container\n")
+    assert facts.cpu_quota(root, own) is None
+    (inner / "cpu.max").write_text("max 100000\n")
+    (root / "pod" / "cpu.max").write_text("250000 100000\n")
+    assert facts.cpu_quota(root, own) == 2.5
+    (inner / "cpu.max").write_text("150000 100000\n")
+    assert facts.cpu_quota(root, own) == 1.5
+
+
+def test_quotas_of_version_1_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, expected in (("300000", 3.0), ("-1", None)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+        assert facts.cpu_quota(tmp_path, tmp_path / "none") == expected
+
+
+def test_folders_are_tried_by_writing(tmp_path: Path) -> None:
+    target = tmp_path / "not" / "yet" / "made"
+    assert disk.look(str(target)).error == ""
+    assert disk.look(str(target)).free > 0
+    assert not (tmp_path / "not").exists()
+    (tmp_path / "file").write_text("")
+    assert disk.look(str(tmp_path / "file")).error != ""
+    assert disk.look("/proc/self/no").error != ""
+
+
+def test_the_cache_folder_is_the_one_torch_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime import cache_dir_utils
+
+    assert disk.inductor_cache({}) == cache_dir_utils.default_cache_dir()
+    assert disk.inductor_cache({"TORCHINDUCTOR_CACHE_DIR": "here"}) == os.path.abspath("here")
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, sickness: dict[str, Any], *arguments: str) -> Any:
+    monkeypatch.setattr(package, "diagnose", lambda: judge(replace(GOOD, **sickness)))
+    app = typer.Typer()
+    app.command()(doctor)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def test_the_command_succeeds_unless_something_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sickness, code, closing in (
+        ({}, 0, "Ready."),
+        ({"load": 9.0}, 0, "Ready, with 1 warning."),
+        ({"torch": "absent"}, 1, "1 must be mended, 0 warnings."),
+    ):
+        result = run_command(monkeypatch, sickness)
+        assert result.exit_code == code
+        assert closing in result.output
+    assert "pip install 'torch>=2.11'" in result.output
+
+
+def test_the_command_writes_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "findings.json"
+    assert run_command(monkeypatch, {"load": 9.0}, "--json", str(path)).exit_code == 0
+    data = json.loads(path.read_text())
+    assert data["schema"] == "torchwise.doctor/1"
+    load = next(f for f in data["findings"] if f["topic"] == "CPU load")
+    assert load["status"] == "warn"
+    assert set(load) == {"topic", "status", "found", "advice"}
+    result = run_command(monkeypatch, {}, "--json", str(tmp_path / "no" / "such"))
+    assert isinstance(result.exception, InputError)

@@ -1,0 +1,148 @@
+"""What a plan costs over its life, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from sketches import CAPTURE, INDUCTOR, a_history, a_trial
+
+from torchwise.decide import Economics
+from torchwise.decide.history import PLAIN_COMPILE_S, WARM_SHARE
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Interval, TrialState
+
+
+def approx(interval: Interval | None) -> tuple[object, ...]:
+    assert interval is not None
+    return tuple(pytest.approx(value) for value in (interval.low, interval.mid, interval.high))
+
+
+def test_what_eager_costs_is_its_calls() -> None:
+    assert Economics(baseline_s=0.25, calls=1000).baseline_cost == 250.0
+
+
+@pytest.mark.parametrize(
+    ("restarts", "warm_s", "expected"),
+    [
+        (1, 1.5, 10.0),  # the only start compiles cold
+        (4, 1.5, 10.0 + 3 * 1.5),
+        (4, 0.0, 10.0),
+        (4, None, 40.0),  # never measured: every start is taken to compile cold
+        (1, None, 10.0),
+    ],
+)
+def test_every_restart_pays_the_warm_compile(restarts: int, warm_s: float | None, expected: float) -> None:
+    assert Economics(1.0, 10, restarts).overhead(a_trial(INDUCTOR, cold_s=10.0, warm_s=warm_s)) == expected
+
+
+def test_cost_by_hand() -> None:
+    # 2 s a call for eager, a speed-up of 1.6 to 2.4: 2/2.4 to 2/1.6 s a call; 100 calls; 10 + 2 * 1 s of compiling.
+    economics = Economics(baseline_s=2.0, calls=100, restarts=3)
+    trial = a_trial(INDUCTOR, 1.6, 2.4, cold_s=10.0, warm_s=1.0)
+    each = economics.seconds_per_call(trial)
+    assert (each.low, each.mid, each.high) == approx(Interval(2 / 2.4, 1.0, 1.25))
+    cost = economics.cost(trial)
+    assert (cost.low, cost.mid, cost.high) == approx(Interval(12 + 200 / 2.4, 112.0, 137.0))
+    assert economics.surely_pays(trial)
+
+
+def test_break_even_by_hand() -> None:
+    # 12 s of compiling; each call saves 0.75 s at the slow end, 1 s in the middle, 2 - 2/2.4 s at the fast end.
+    economics = Economics(baseline_s=2.0, calls=100, restarts=3)
+    found = economics.break_even_calls(a_trial(INDUCTOR, 1.6, 2.4, cold_s=10.0, warm_s=1.0))
+    assert found is not None
+    assert (found.low, found.mid, found.high) == approx(Interval(12 / (2 - 2 / 2.4), 12.0, 16.0))
+    assert found.low < found.mid < found.high
+
+
+def test_at_the_break_even_the_costs_are_equal() -> None:
+    trial = a_trial(INDUCTOR, 1.3, cold_s=7.0)
+    found = Economics(0.5, 1).break_even_calls(trial)
+    assert found is not None
+    calls = found.mid
+    assert 7.0 + calls * 0.5 / 1.3 == pytest.approx(calls * 0.5)
+    assert not Economics(0.5, int(calls)).surely_pays(trial)
+    assert Economics(0.5, int(calls) + 1).surely_pays(trial)
+
+
+def test_what_may_be_slower_may_never_pay() -> None:
+    economics = Economics(1.0, 10**9)
+    for low in (0.9, 1.0):
+        trial = a_trial(INDUCTOR, low, 1.5)
+        assert economics.break_even_calls(trial) is None
+        assert not economics.surely_pays(trial)
+
+
+def test_what_compiles_nothing_pays_from_the_first_call() -> None:
+    trial = a_trial(CAPTURE, 1.5, cold_s=0.0)
+    economics = Economics(1.0, 1)
+    assert economics.break_even_calls(trial) == Interval(0.0, 0.0, 0.0)
+    assert economics.surely_pays(trial)
+
+
+def test_no_gain_and_no_cost_is_no_reason_to_change() -> None:
+    assert not Economics(1.0, 100).surely_pays(a_trial(CAPTURE, 1.0, cold_s=0.0))
+
+
+def test_restarts_can_undo_a_gain() -> None:
+    trial = a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=5.0)
+    assert Economics(1.0, 100, 1).surely_pays(trial)  # 10 + 50 against 100
+    assert Economics(1.0, 100, 8).surely_pays(trial)  # 45 + 50
+    assert not Economics(1.0, 100, 9).surely_pays(trial)  # 50 + 50
+
+
+# ---- what the history derives from it
+
+
+def test_the_history_takes_calls_restarts_and_baseline_from_the_study() -> None:
+    assert a_history(baseline_s=0.5, calls=30, restarts=4).economics == Economics(0.5, 30, 4)
+
+
+def test_a_plan_is_put_on_the_scale_of_the_studys_baseline() -> None:
+    history = a_history(a_trial(INDUCTOR, 4.0), baseline_s=0.5)
+    assert history.seconds_of(INDUCTOR) == 0.125
+    assert history.seconds_of(EAGER) == 0.5
+    assert history.seconds_of(Plan(threads=3)) == 0.5  # never timed
+
+
+def test_the_incumbent_is_what_costs_least_and_surely_pays() -> None:
+    slow_to_compile = a_trial(Plan(backend="inductor", mode="max-autotune-no-cudagraphs"), 4.0, cold_s=600.0)
+    quick = a_trial(INDUCTOR, 2.0, cold_s=10.0)
+    assert a_history(slow_to_compile, quick, calls=1000).incumbent() == INDUCTOR  # 850 against 510 s
+    assert a_history(slow_to_compile, quick, calls=10_000).incumbent() == slow_to_compile.plan
+    assert a_history(slow_to_compile, quick, calls=10).incumbent() == EAGER
+    assert a_history().incumbent() == EAGER
+
+
+def test_only_what_is_proven_can_lead() -> None:
+    pruned = a_trial(INDUCTOR, 5.0, state=TrialState.PRUNED)
+    assert a_history(pruned).incumbent() == EAGER
+
+
+def test_the_quickest_compiled_plan_may_be_slower_than_eager() -> None:
+    slow, slower = a_trial(INDUCTOR, 0.8), a_trial(Plan(backend="inductor", scope="regional"), 0.5)
+    assert a_history(slower, slow, a_trial(CAPTURE, 3.0)).fastest_compiled() == INDUCTOR
+    assert a_history(a_trial(CAPTURE, 3.0)).fastest_compiled() is None
+
+
+def test_compile_time_is_assumed_until_it_was_seen() -> None:
+    autotuned = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
+    assert a_history().predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"]
+    assert a_history(device="cuda").predicted_overhead(autotuned) == 4 * PLAIN_COMPILE_S["cuda"]
+    assert a_history(restarts=3).predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"] * (1 + 2 * WARM_SHARE)
+    assert a_history().predicted_overhead(CAPTURE) == 0
+
+
+def test_compile_time_is_scaled_from_what_was_seen() -> None:
+    autotuned = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
+    assert a_history(a_trial(INDUCTOR, cold_s=3.0)).predicted_overhead(autotuned) == 12.0
+    assert a_history(a_trial(autotuned, cold_s=20.0)).predicted_overhead(INDUCTOR) == 5.0
+    captured = a_trial(CAPTURE, cold_s=0.01)  # which compiles nothing, and tells of no compile
+    assert a_history(captured).predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"]
+
+
+def test_the_gaps_between_kernels() -> None:
+    history = a_history(
+        a_trial(INDUCTOR, 2.0, measurement=a_trial(INDUCTOR, 2.0).measurement), baseline_s=1.0
+    )
+    assert history.launch_gap_s(INDUCTOR) == 0.0  # never profiled
+    assert history.launch_gap_s(EAGER) == 0.0

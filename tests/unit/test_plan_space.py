@@ -1,0 +1,247 @@
+"""Which plans are open for a workload: what is excluded and why, and what lies one choice away."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields, replace
+
+import pytest
+
+from torchwise.errors import PlanError
+from torchwise.plan import CHOICES, EAGER, Choice, Legality, Plan, PlanSpace, register
+from torchwise.plan.choice import ANY, load_choices
+from torchwise.plan.rules import MODES, PRECISIONS
+from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, legality_of
+
+ALL_TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes"})
+INDUCTOR = Plan(backend="inductor")
+
+
+def a_space(device: str = "cuda", mode: str = "inference", **rest: object) -> PlanSpace:
+    given = {"traits": ALL_TRAITS, "allow": Legality.SWAPPED, "effort": "thorough", **rest}
+    return PlanSpace(device, mode, **given)  # type: ignore[arg-type]
+
+
+def keys(space: PlanSpace) -> set[tuple[str, object]]:
+    return {choice.key for choice in space.choices()}
+
+
+def reachable(space: PlanSpace) -> set[Plan]:
+    found, waiting = {EAGER}, deque([EAGER])
+    while waiting:
+        for plan, _ in space.neighbours(waiting.popleft()):
+            if plan not in found:
+                found.add(plan)
+                waiting.append(plan)
+    return found
+
+
+# ---- what is open
+
+
+@pytest.mark.parametrize(
+    ("key", "closed", "reason"),
+    [
+        (("capture", "call"), {"device": "cpu"}, "it is for cuda, and this is cpu"),
+        (("mode", "reduce-overhead"), {"device": "cpu"}, "it is for cuda, and this is cpu"),
+        (("precision", "tf32"), {"device": "cpu"}, "it is for cuda, and this is cpu"),
+        (("capture", "call"), {"mode": "training"}, "it is for inference, and this is training"),
+        (("precision", "bf16"), {"mode": "training"}, "it is for inference, and this is training"),
+        (("options", ("freezing", True)), {"mode": "training"}, "it is for inference, and this is training"),
+        (("backend", "inductor"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact is allowed"),
+        (("memory_format", "channels_last"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
+        (("precision", "tf32"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered is allowed"),
+        (("precision", "bf16"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered is allowed"),
+        (("precision", "autocast_bf16"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered"),
+        (("memory_format", "channels_last"), {"traits": ALL_TRAITS - {"conv"}}, "the workload has no conv"),
+        (("scope", "regional"), {"traits": ALL_TRAITS - {"repeated_blocks"}}, "the workload has no repeated blocks"),
+        (("shapes", "dynamic"), {"traits": ALL_TRAITS - {"several_shapes"}}, "the workload has no several shapes"),
+        (("options", ("freezing", True)), {"traits": frozenset()}, "the workload has no module"),
+        (("precision", "tf32"), {"traits": frozenset({"gemm"})}, "the workload has no float32"),
+        (("precision", "bf16"), {"traits": frozenset()}, "the workload has no floating"),
+        (("mode", "max-autotune"), {"effort": "standard"}, "it is tried from effort thorough on"),
+        (("mode", "reduce-overhead"), {"effort": "quick"}, "it is tried from effort standard on"),
+        (("options", ("cpp_wrapper", True)), {"effort": "standard"}, "it is tried from effort thorough on"),
+    ],
+)
+def test_a_choice_is_closed_for_a_reason(key: tuple[str, object], closed: dict[str, object], reason: str) -> None:
+    choice = load_choices()[key]
+    assert a_space().excludes(choice) is None
+    space = a_space(**closed)  # type: ignore[arg-type]
+    assert (space.excludes(choice) or "").startswith(reason)
+    assert key not in keys(space)
+
+
+def test_threads_are_for_the_cpu() -> None:
+    choice = replace(load_choices()["threads", ANY], value=3)
+    assert a_space("cuda").excludes(choice) == "it is for cpu, and this is cuda"
+    assert a_space("cpu").excludes(choice) is None
+
+
+def test_the_default_allows_no_lower_precision() -> None:
+    space = PlanSpace("cuda", "inference", ALL_TRAITS, effort="thorough")
+    assert {choice.legality for choice in space.choices()} == {Legality.EXACT, Legality.REORDERED}
+
+
+@pytest.mark.parametrize("allow", Legality)
+def test_more_is_open_the_more_is_allowed(allow: Legality) -> None:
+    space = a_space(allow=allow)
+    assert {choice.key for choice in space.choices()} == {
+        choice.key for choice in a_space().choices() if choice.legality.rank <= allow.rank
+    }
+
+
+def test_more_is_open_at_more_effort() -> None:
+    quick, standard, thorough = (keys(a_space(effort=effort)) for effort in ("quick", "standard", "thorough"))
+    assert quick < standard < thorough
+    assert ("backend", "inductor") in quick
+
+
+def test_cheap_choices_come_first() -> None:
+    factors = [choice.compile_factor for choice in a_space().choices()]
+    assert factors == sorted(factors)
+    assert factors[0] == 0
+
+
+def test_a_value_that_only_describes_is_never_proposed() -> None:
+    assert ("threads", ANY) in load_choices()
+    assert all(choice.value != ANY for choice in a_space("cpu").choices())
+
+
+def test_an_unknown_effort_is_refused() -> None:
+    with pytest.raises(PlanError, match="effort is 'extreme', but must be one of quick, standard, thorough"):
+        a_space(effort="extreme")
+
+
+# ---- neighbours
+
+
+def differing(one: Plan, other: Plan) -> list[str]:
+    return [field.name for field in fields(Plan) if getattr(one, field.name) != getattr(other, field.name)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_neighbours_are_legal_and_one_choice_away(device: str, mode: str) -> None:
+    space = a_space(device, mode, effort="standard")
+    for plan in reachable(space):
+        around = list(space.neighbours(plan))
+        assert len({near for near, _ in around}) == len(around)
+        for near, choice in around:
+            assert near != plan
+            assert differing(plan, near) == [choice.field]
+            assert space.excludes(choice) is None
+            assert choice in choices_of(near)
+            assert Plan.from_json(near.to_json()) == near
+
+
+def test_from_eager_only_what_needs_no_compiler_and_the_compiler() -> None:
+    around = {str(plan) for plan, _ in a_space(effort="standard").neighbours(EAGER)}
+    assert around == {
+        "inductor",
+        "eager + capture call",
+        "eager + channels_last",
+        "eager + tf32",
+        "eager + bf16",
+        "eager + autocast_bf16",
+    }
+
+
+def test_what_the_rules_refuse_is_not_a_neighbour() -> None:
+    graphs = Plan(backend="inductor", mode="reduce-overhead")
+    assert all(plan.capture == "none" for plan, _ in a_space().neighbours(graphs))
+    captured = Plan(backend="inductor", capture="call")
+    modes = {plan.mode for plan, choice in a_space().neighbours(captured) if choice.field == "mode"}
+    assert modes == {"max-autotune-no-cudagraphs"}
+
+
+def test_a_field_that_is_set_is_left_but_the_mode_may_be_changed() -> None:
+    plan = Plan(backend="inductor", mode="reduce-overhead", precision="tf32", options=(("cpp_wrapper", True),))
+    around = list(a_space().neighbours(plan))
+    assert not [choice for _, choice in around if choice.field in ("precision", "backend")]
+    assert ("options", ("cpp_wrapper", True)) not in {choice.key for _, choice in around}
+    assert {near.mode for near, choice in around if choice.field == "mode"} == set(MODES) - {"default", plan.mode}
+
+
+def test_the_space_is_finite_and_not_huge() -> None:
+    assert 50 < len(reachable(a_space(effort="standard"))) < 2000
+
+
+@pytest.mark.xfail(strict=True, reason="`on` is asked when a choice is added, not when what it stands on is changed")
+def test_what_a_choice_stands_on_is_not_taken_away() -> None:
+    for plan, _ in a_space(effort="standard").neighbours(Plan(backend="inductor", scope="regional")):
+        for choice in choices_of(plan):
+            assert all(getattr(plan, field) == value for field, value in choice.on), str(plan)
+
+
+# ---- what a plan is made of
+
+
+def test_eager_is_exact_simple_and_compiles_nothing() -> None:
+    assert (choices_of(EAGER), legality_of(EAGER), complexity_of(EAGER)) == ([], Legality.EXACT, 0)
+    assert compile_factor_of(EAGER) == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "legality", "complexity", "factor"),
+    [
+        (INDUCTOR, "reordered", 2, 1.0),
+        (Plan(capture="call"), "exact", 2, 0.0),
+        (Plan(backend="inductor", capture="call"), "reordered", 4, 1.0),
+        (Plan(precision="tf32"), "reduced", 1, 0.0),
+        (Plan(backend="inductor", precision="bf16", mode="max-autotune-no-cudagraphs"), "reduced", 6, 4.0),
+        (Plan(backend="inductor", scope="regional"), "reordered", 3, 0.4),
+        (Plan(backend="inductor", options=(("freezing", True), ("cpp_wrapper", True))), "reordered", 6, 2.6),
+        (Plan(threads=77), "reordered", 1, 0.0),
+    ],
+    ids=str,
+)
+def test_a_plan_is_the_sum_of_its_choices(plan: Plan, legality: str, complexity: int, factor: float) -> None:
+    assert (legality_of(plan), complexity_of(plan)) == (Legality.of(legality), complexity)
+    assert compile_factor_of(plan) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan(backend="tensorrt"), "backend is 'tensorrt', which no choice of this version describes"),
+        (Plan(transforms=("fold",)), "transforms is 'fold', which no choice of this version describes"),
+        (Plan(backend="inductor", options=(("freezing", False),)), r"options is ('freezing', False), which no choice"),
+        (Plan(backend="inductor", options=(("new", 1),)), r"options is ('new', 1), which no choice"),
+    ],
+    ids=str,
+)
+def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str) -> None:
+    for question in (choices_of, legality_of, complexity_of, compile_factor_of):
+        with pytest.raises(PlanError) as error:
+            question(plan)
+        assert str(error.value).startswith(message)
+
+
+def test_every_value_that_the_rules_know_is_described() -> None:
+    described = {choice.key for choice in load_choices().values()}
+    assert {("precision", value) for value in PRECISIONS} - described == {("precision", "native")}
+    assert {("mode", value) for value in MODES} - described == {("mode", "default")}
+
+
+@pytest.mark.parametrize("choice", load_choices().values(), ids=lambda choice: str(choice.key))
+def test_every_choice_is_sound(choice: Choice) -> None:
+    assert choice.summary
+    assert choice.complexity > 0
+    assert choice.compile_factor >= 0
+    assert 0 <= choice.keeps < 1
+    assert set(choice.devices) <= {"cpu", "cuda"}
+    assert set(choice.modes) <= {"inference", "training"}
+    if choice.value != ANY:
+        base = replace(EAGER, **dict(choice.on))
+        assert base.with_choice(choice.field, choice.value) != base
+
+
+def test_a_plug_in_adds_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_choices()
+    monkeypatch.setattr("torchwise.plan.choice.CHOICES", dict(CHOICES))
+    added = register(Choice("transforms", "fold", Legality.SWAPPED, 3, "folds", compile_factor=0.0))
+    assert Plan(transforms=("fold",)) in {plan for plan, _ in a_space().neighbours(EAGER)}
+    assert choices_of(Plan(transforms=("fold",))) == [added]
+    assert Plan(transforms=("fold", "fold")) not in {p for p, _ in a_space().neighbours(Plan(transforms=("fold",)))}
+    assert a_space(allow=Legality.REDUCED).excludes(added) == "it is swapped, and only up to reduced is allowed"

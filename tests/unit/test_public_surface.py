@@ -1,0 +1,121 @@
+"""What `import torchwise` promises: these names, and no cost."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import torchwise
+
+SURFACE = [
+    "EAGER",
+    "Decision",
+    "Example",
+    "Legality",
+    "Plan",
+    "Study",
+    "TorchwiseError",
+    "Workload",
+    "__version__",
+    "apply",
+    "optimize",
+    "tune",
+]
+HEAVY = ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy", "alembic", "rich", "typer", "msgspec")
+ATTEMPTS = 5  # the best of them, since the machine may be busy with something else
+
+
+def child(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_public_names_are_these() -> None:
+    assert torchwise.__all__ == SURFACE
+    assert sorted(dir(torchwise)) == sorted(SURFACE)
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(torchwise, name) is not None
+
+
+def test_every_public_name_is_documented() -> None:
+    objects = [getattr(torchwise, name) for name in SURFACE if name not in ("EAGER", "__version__")]
+    assert [thing for thing in objects if not thing.__doc__] == []
+
+
+def test_an_unknown_name_is_refused_as_by_any_module() -> None:
+    with pytest.raises(AttributeError, match="module 'torchwise' has no attribute 'compile'"):
+        _ = torchwise.compile
+    assert not hasattr(torchwise, "_private")
+
+
+def test_a_name_is_loaded_once() -> None:
+    assert torchwise.Plan is torchwise.Plan
+    assert "Plan" in vars(torchwise)
+
+
+def test_the_version_is_the_one_installed() -> None:
+    assert torchwise.__version__ == importlib.metadata.version("torchwise")
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (Path(torchwise.__file__).parent / "py.typed").is_file()
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    loaded = child("import sys, torchwise; print(*sys.modules)").split()
+    assert "torchwise" in loaded
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_the_public_names_need_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from torchwise import *; print(tune.__name__)"
+    assert child(code) == "tune"
+
+
+def test_importing_takes_less_than_50_ms() -> None:
+    code = "import time; start = time.perf_counter(); import torchwise; print(time.perf_counter() - start)"
+    took: list[float] = []
+    while len(took) < ATTEMPTS and not (took and min(took) < 0.05):
+        took.append(float(child(code)))
+    assert min(took) < 0.05, took
+
+
+def test_help_takes_less_than_400_ms() -> None:
+    took: list[float] = []
+    while len(took) < ATTEMPTS and not (took and min(took) < 0.4):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "torchwise.cli", "--help"], capture_output=True, text=True, timeout=60, check=False
+        )
+        took.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        assert "Usage: " in done.stdout
+        assert "tune" in done.stdout
+    assert min(took) < 0.4, took
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tune", "--help"], ["plans", "--help"]], ids=" ".join)
+def test_asking_the_command_line_about_itself_loads_no_torch(arguments: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torchwise.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "torchwise.cli.tune" in loaded
+    assert [name for name in ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy") if name in loaded] == []

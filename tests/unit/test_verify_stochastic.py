@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchwise.records import Outcome
+from torchwise.verify import Subject, is_stochastic, verify
+from torchwise.verify.reference import as_reference, float64_of
+from torchwise.verify.stochastic import FALSE_ALARM_RATE, LEAST_CALLS, judge
+from torchwise.workload import Example, Workload
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self, scale: float = 0.1, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.linear(x)) + self.scale * torch.randn_like(x)
+
+
+@pytest.fixture
+def noisy() -> Workload:
+    torch.manual_seed(0)
+    return Workload(Noisy(), (Example((torch.randn(8, 64),)),))
+
+
+def verdict_of(workload: Workload, candidate: object, reproducible: object = None) -> object:
+    return verify(
+        Subject(workload, candidate, workload.call, reproducible=reproducible, stochastic=True),  # type: ignore[arg-type]
+        noise_budget_s=1.0,
+    )
+
+
+def test_noise_is_found() -> None:
+    x = torch.randn(4)
+    assert is_stochastic(lambda: x + torch.randn(4)) == (True, False)
+    assert is_stochastic(lambda: x * 2) == (False, False)
+    counter = iter(range(100))
+    assert is_stochastic(lambda: x + next(counter)) == (True, True)
+
+
+@pytest.mark.parametrize("model", [Noisy(), torch.nn.Dropout(0.3), torch.nn.Sequential(torch.nn.Dropout2d(0.5))])
+def test_the_reference_draws_the_noise_that_eager_draws(model: torch.nn.Module) -> None:
+    x = torch.randn(8, 64, 2, 2) if isinstance(model, torch.nn.Sequential) else torch.randn(8, 64)
+    torch.manual_seed(3)
+    eager = model(x)
+    torch.manual_seed(3)
+    with torch.no_grad(), as_reference():
+        reference = float64_of(model)(x.double())
+    assert reference.dtype is torch.float64
+    assert torch.allclose(eager.double(), reference, atol=1e-5)
+
+
+@pytest.mark.parametrize("draw", ["bernoulli_", "uniform_", "normal_", "exponential_"])
+def test_draws_in_place_are_matched(draw: str) -> None:
+    torch.manual_seed(1)
+    narrow = getattr(torch.empty(100), draw)()
+    torch.manual_seed(1)
+    with as_reference():
+        wide = getattr(torch.empty(100), draw)()
+    assert wide.dtype is torch.float64
+    assert torch.equal(narrow.double(), wide)
+
+
+def test_the_model_itself_passes(noisy: Workload) -> None:
+    verdict = verdict_of(noisy, noisy.call, noisy.call)
+    assert verdict.outcome is Outcome.PASS, verdict.reason  # type: ignore[attr-defined]
+    names = {check.name for check in verdict.checks}  # type: ignore[attr-defined]
+    assert names == {"structure", "values", "distribution", "independence", "held outputs"}
+
+
+def twin(workload: Workload, **changes: float) -> torch.nn.Module:
+    other = Noisy(**changes)
+    other.load_state_dict(workload.call.state_dict())  # type: ignore[attr-defined]
+    return other
+
+
+@pytest.mark.parametrize("changes", [{"scale": 0.15}, {"scale": 0.0}, {"dropout": 0.2}, {"dropout": 0.0}])
+def test_other_noise_is_caught(noisy: Workload, changes: dict[str, float]) -> None:
+    verdict = verdict_of(noisy, twin(noisy, **changes))
+    assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
+    assert verdict.reason.startswith("distribution"), verdict.reason  # type: ignore[attr-defined]
+
+
+def test_a_biased_answer_is_caught(noisy: Workload) -> None:
+    verdict = verdict_of(noisy, lambda x: noisy.call(x) + 0.05)
+    assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
+
+
+def test_a_wrong_arithmetic_under_the_same_noise_is_caught(noisy: Workload) -> None:
+    verdict = verdict_of(noisy, noisy.call, lambda x: noisy.call(x) * (1 + 1e-4))
+    assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
+    assert verdict.reason.startswith("values")  # type: ignore[attr-defined]
+
+
+def test_noise_that_repeats_is_caught(noisy: Workload) -> None:
+    def frozen(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(11)
+        return noisy.call(x)
+
+    verdict = verdict_of(noisy, frozen)
+    assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
+
+
+def test_noise_that_alternates_between_two_draws_is_caught_as_dependent() -> None:
+    rng = np.random.default_rng(0)
+    eager = rng.normal(size=(120, 500))
+    pairs = np.repeat(rng.normal(size=(60, 500)), 2, axis=0)  # every draw used twice: each margin is right
+    checks = judge(pairs, rng.normal(size=(120, 500)), eager[:40], exact=True)
+    assert [c.outcome for c in checks if c.name == "independence"] == [Outcome.FAIL]
+
+
+def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more() -> None:
+    """1,000 pairs of true eager samples: at a rate of 1e-3, six or more false alarms happen once in 1,600 runs."""
+    torch.manual_seed(0)
+    model = Noisy(dropout=0.3)
+    x = torch.randn(2, 64)
+
+    def sample(calls: int) -> np.ndarray:
+        with torch.no_grad():
+            return model(x.expand(calls, 2, 64)).reshape(calls, -1).double().numpy()
+
+    alarms = 0
+    for _ in range(1000):
+        checks = judge(sample(LEAST_CALLS), sample(LEAST_CALLS), sample(LEAST_CALLS), exact=True)
+        alarms += any(check.outcome is not Outcome.PASS for check in checks)
+    assert FALSE_ALARM_RATE == 1e-3
+    assert alarms <= 5
+
+
+def test_rounding_of_a_lower_precision_is_no_other_noise() -> None:
+    torch.manual_seed(0)
+    model = Noisy().bfloat16()
+    x = torch.randn(8, 64)
+    workload = Workload(lambda t: model(t.bfloat16()).float(), (Example((x,)),))
+    verdict = verify(Subject(workload, workload.call, workload.call, "bf16", stochastic=True), noise_budget_s=1.0)
+    assert verdict.outcome is Outcome.PASS, verdict.reason

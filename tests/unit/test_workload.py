@@ -1,0 +1,115 @@
+"""What the user asks for, and the inputs it is asked for: what is accepted, what is refused, what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+from torchwise.errors import WorkloadError
+from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+from torchwise.workload.loss import loss_of
+
+X = torch.ones(2, 3)
+
+
+def test_a_request_has_defaults_that_suit_most() -> None:
+    spec = WorkloadSpec("zoo:tutorial.fusion_demo")
+    assert (spec.device, spec.mode, spec.objective) == ("cpu", "inference", "latency")
+    assert (spec.calls, spec.restarts, spec.seed) == (DEFAULT_CALLS, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("device", "tpu", "device is 'tpu', but must be one of cpu, cuda"),
+        ("device", "cuda:1", "device is 'cuda:1', but must be one of cpu, cuda"),
+        ("mode", "eval", "mode is 'eval', but must be one of inference, training"),
+        ("objective", "speed", "objective is 'speed', but must be one of latency, throughput, memory"),
+        ("calls", 0, "calls is 0, but must be a whole number of at least 1"),
+        ("calls", -5, "calls is -5, but must be a whole number of at least 1"),
+        ("calls", 1e6, "calls is 1000000.0, but must be a whole number of at least 1"),
+        ("calls", "10", "calls is '10', but must be a whole number of at least 1"),
+        ("calls", True, "calls is True, but must be a whole number of at least 1"),
+        ("restarts", 0, "restarts is 0, but must be a whole number of at least 1"),
+        ("restarts", None, "restarts is None, but must be a whole number of at least 1"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        WorkloadSpec("t", **{field: value})
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan")])
+def test_an_example_must_occur(weight: float) -> None:
+    with pytest.raises(WorkloadError, match=rf"weight is {weight!r}, but must be above 0"):
+        Example((X,), weight=weight)
+
+
+def test_an_example_is_cloned_apart() -> None:
+    example = Example(([X],), {"mask": X}, weight=2.0)
+    copy = example.clone()
+    copy.args[0][0].fill_(7)
+    copy.kwargs["mask"].fill_(7)
+    assert torch.equal(X, torch.ones(2, 3))
+    assert copy.weight == 2.0
+
+
+def test_an_example_is_mapped_in_args_and_kwargs() -> None:
+    doubled = Example((X, 5), {"mask": X, "flag": True}).map_tensors(lambda t: t * 2)
+    assert (doubled.args[0][0, 0], doubled.args[1]) == (2, 5)
+    assert (doubled.kwargs["mask"][0, 0], doubled.kwargs["flag"]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("thing", "field"), [(WorkloadSpec("t"), "calls"), (Example((X,)), "args"), (Workload(abs, (Example((X,)),)), "call")]
+)
+def test_they_are_frozen(thing: object, field: str) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(thing, field, None)
+
+
+def test_a_workload_is_read_from_what_people_write() -> None:
+    assert Workload.of((abs, X)).examples[0].args == (X,)
+    assert Workload.of((abs, [X, 1])).examples[0].args == (X, 1)
+    assert Workload.of((abs, ())).examples[0].args == ()
+    assert Workload.of((abs, (X,), {"k": 1}), name="n").examples[0].kwargs == {"k": 1}
+    whole = Workload(abs, (Example((X,)),), name="mine")
+    assert Workload.of(whole, name="other") is whole
+
+
+def test_moving_keeps_what_is_no_tensor_and_the_weights_of_the_mix() -> None:
+    workload = Workload(abs, (Example((X, "a"), weight=3.0), Example((X,), {"n": None})))
+    moved = workload.to("meta")
+    assert [example.weight for example in moved.examples] == [3.0, 1.0]
+    assert moved.examples[0].args[1] == "a"
+    assert moved.examples[0].args[0].device.type == "meta"
+    assert workload.examples[0].args[0].device.type == "cpu"
+
+
+def test_moving_keeps_leaves_leaves() -> None:
+    x = torch.ones(2, requires_grad=True)
+    moved = Workload(abs, (Example((x * 2, x)),)).to("cpu").examples[0]
+    assert [t.is_leaf and t.requires_grad for t in moved.args] == [True, True]
+
+
+def test_the_stand_in_for_a_loss_reaches_every_output_that_depends_on_a_parameter() -> None:
+    w = torch.full((2,), 3.0, requires_grad=True)
+    loss = loss_of({"a": w * 2, "b": [w + 1j], "constant": torch.ones(5)})
+    assert loss is not None
+    assert loss.item() == pytest.approx(36 + 10)
+    loss.backward()
+    assert w.grad is not None
+    assert w.grad.abs().min() > 0
+
+
+def test_a_lone_scalar_is_a_loss_already() -> None:
+    w = torch.tensor(3.0, requires_grad=True)
+    own = w * 2
+    assert loss_of((own, torch.ones(3))) is own
+
+
+def test_nothing_to_learn_is_no_loss() -> None:
+    assert loss_of({"x": torch.ones(3), "n": 4}) is None
