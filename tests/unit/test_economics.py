@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sketches import CAPTURE, INDUCTOR, a_history, a_trial
+from sketches import CAPTURE, INDUCTOR, a_history, a_trial, an_inspection, measured
 
 from torchwise.decide import Economics
 from torchwise.decide.history import PLAIN_COMPILE_S, WARM_SHARE
@@ -141,8 +141,10 @@ def test_compile_time_is_scaled_from_what_was_seen() -> None:
 
 
 def test_the_gaps_between_kernels() -> None:
-    history = a_history(
-        a_trial(INDUCTOR, 2.0, measurement=a_trial(INDUCTOR, 2.0).measurement), baseline_s=1.0
-    )
-    assert history.launch_gap_s(INDUCTOR) == 0.0  # never profiled
-    assert history.launch_gap_s(EAGER) == 0.0
+    # The plan takes half a second a call, and its kernels run for 0.2 s of it.
+    profiled = a_trial(INDUCTOR, measurement=measured(2.0, busy_s=0.2))
+    history = a_history(profiled, inspection=an_inspection(1.0, shares={"launch": 0.4}))
+    assert history.launch_gap_s(INDUCTOR) == pytest.approx(0.3)
+    assert history.launch_gap_s(EAGER) == pytest.approx(0.4)
+    assert a_history(a_trial(INDUCTOR, 2.0)).launch_gap_s(INDUCTOR) == 0.0  # never profiled
+    assert a_history().launch_gap_s(EAGER) == 0.0

@@ -11,8 +11,8 @@ from torchwise.plan.space import compile_factor_of
 from torchwise.records import Inspection, Trial
 from torchwise.workload import WorkloadSpec
 
-PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 8.0}
-"""Seconds of a plain compile, assumed until one was seen (small models take 5 to 20 s on two cores)."""
+PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
+"""Seconds of a plain compile, until one was seen (small models: 10 to 20 s on two cores, 2 to 5 s on an H200)."""
 WARM_SHARE = 0.3
 """Warm compile over cold, assumed until seen."""
 

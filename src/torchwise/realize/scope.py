@@ -1,6 +1,7 @@
 """Regional compilation: a model made of equal blocks is compiled block by block, once for all of them.
 
-Measured on 12 layers: whole 6.3 s, per block 1.6 s, at the same steady speed (docs/design/facts.md).
+Measured on a transformer of 12 layers, torch 2.13 on two CPU cores: the whole 6.3 s, per block 1.6 s, at the same
+steady speed.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 Signature = tuple[Any, ...]
@@ -10,15 +11,34 @@ Signature = tuple[Any, ...]
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
 
-    Flat arguments take a short cut, because this runs on every call.
+    Flat positional arguments take a short cut, because this runs on every call.
     """
-    import torch
+    if not kwargs:
+        keys = []
+        for arg in args:
+            kind = type(arg)
+            if kind is _tensor_type():
+                keys.append((arg.shape, arg.dtype, arg.device, arg.stride()))
+            elif kind in _PLAIN:
+                keys.append((kind, arg))
+            else:
+                break
+        else:
+            return tuple(keys)
     from torch.utils import _pytree
 
-    if not kwargs and all(type(arg) is torch.Tensor for arg in args):
-        return tuple((arg.shape, arg.dtype, arg.device, arg.stride()) for arg in args)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     return (spec, *map(_leaf_key, leaves))
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+
+
+@functools.cache
+def _tensor_type() -> type:
+    import torch
+
+    return torch.Tensor
 
 
 def _leaf_key(leaf: Any) -> Any:

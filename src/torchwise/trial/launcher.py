@@ -30,7 +30,13 @@ from torchwise.trial import worker
 from torchwise.trial.job import Job
 
 PRELOAD = ["torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"]
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+SERVER_VARIABLES = {
+    # Importing Inductor asks whether there is a GPU, and in torch 2.11 that alone initialises the driver, after which
+    # no fork of the server can use CUDA. With this PyTorch asks NVML instead.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # A worker that is killed leaves its semaphores to Python's tracker, which removes them, and need not say so.
+    "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
+}
 POLL_S = 0.05
 LOG_TAIL = 600
 
@@ -178,18 +184,16 @@ def _clean_start() -> Iterator[None]:
     multiprocessing would run the script again in the worker, and a script that calls `tune` without an
     `if __name__ == "__main__"` guard would call it again there. Nothing of it is needed: models travel by value.
 
-    Importing Inductor asks whether there is a GPU, and in torch 2.11 that alone initialises the driver, after which no
-    fork of the server can use CUDA. With this variable PyTorch asks NVML instead. The first start begins the server.
+    The first start begins the server, which sees `SERVER_VARIABLES` beside the user's own.
     """
     with _start_lock:
-        main, asked = sys.modules["__main__"], os.environ.get(NVML_CHECK)
+        main = sys.modules["__main__"]
+        before = {name: os.environ.get(name) for name in SERVER_VARIABLES}
         sys.modules["__main__"] = ModuleType("__main__")
-        os.environ[NVML_CHECK] = "1"
+        os.environ.update(SERVER_VARIABLES)
         try:
             yield
         finally:
             sys.modules["__main__"] = main
-            if asked is None:
-                del os.environ[NVML_CHECK]
-            else:
-                os.environ[NVML_CHECK] = asked
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -100,7 +100,7 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
 def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator[Check]:
     """Judge the arithmetic under eager's own random numbers where that can be, then the candidate's own noise."""
     if subject.reproducible is not None and _noise_is_matched(subject, inputs[0]):
-        yield from _deterministic(subject, subject.reproducible, inputs)
+        yield from _reproduced(subject, subject.reproducible, inputs)
     example = inputs[0]
 
     def once(call: Callable[..., Any]) -> Callable[[], Any]:
@@ -119,6 +119,21 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
         budget_s=budget_s,
         exact_precision=subject.precision == "native",
     )
+
+
+def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
+    """Judge the arithmetic; where the candidate evidently draws other numbers than eager, leave it to the distribution.
+
+    On CUDA eager's dropout is one fused kernel that takes its numbers in another order than what Inductor falls back
+    to, so an error of the size of the noise says nothing. Errors between rounding and `MATCHED` are the candidate's.
+    """
+    for check in _deterministic(subject, candidate, inputs):
+        if check.outcome is Outcome.FAIL and check.error is not None and check.error > MATCHED:
+            yield Check(
+                "reproduced noise", Outcome.PASS, "eager's own random numbers cannot be drawn: distribution only"
+            )
+            return
+        yield check
 
 
 def _noise_is_matched(subject: Subject, example: Example) -> bool:

@@ -2,7 +2,7 @@
 
 A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-point group `torchwise.targets`, such as
 `zoo`), `package.module:factory`, or `path/file.py:factory`. A factory is called with those of the keywords
-`device`, `dtype`, `size` and `seed` that its signature names.
+`device`, `dtype` and `seed` that its signature names.
 """
 
 from __future__ import annotations

@@ -113,7 +113,10 @@ class StagedSampler:
         if choice.acts == "launch":
             part = history.launch_gap_s(base)
         elif choice.acts in ("gemm", "conv"):
-            part = history.inspection.shares.get(choice.acts, 1.0) * eager_s
+            # What is not of this kind in eager is all that surely is not of it here: a compiler may have made the rest
+            # slower than eager has it, and that could be won back.
+            part = total - (1 - history.inspection.shares.get(choice.acts, 1.0)) * eager_s
+            part = max(part, history.inspection.shares.get(choice.acts, 1.0) * eager_s)
         else:
             part = total
         return (1 - choice.keeps) * min(part, total)

@@ -28,7 +28,7 @@ register(
         on=ON_INDUCTOR,
         compile_factor=4.0,
         acts="gemm",
-        keeps=0.6,
+        keeps=0.3,
     )
 )
 register(
@@ -44,7 +44,7 @@ register(
         effort="thorough",
         compile_factor=4.5,
         acts="gemm",
-        keeps=0.6,
+        keeps=0.3,
     )
 )
 register(

@@ -1,0 +1,1 @@
+"""Its being here puts this folder on the path: what several test folders share lies beside it."""

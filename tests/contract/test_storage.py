@@ -1,0 +1,345 @@
+"""What every storage keeps to: a new database inherits `StorageContract` and gives it a URL."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from store_samples import FASTER, HERE, INDUCTOR, TUNED, a_decision, a_study, claim, create, failed, finished
+from torchwise.errors import StorageError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Interval, Study, StudyState, TrialState
+from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.workload import WorkloadSpec
+
+ME = Owner.current()
+ELSEWHERE = Owner("another-host", 1, 1e9)
+GONE = replace(ME, started=ME.started - 3600)  # this process's number, held by an earlier process
+
+
+def decided(storage: Storage, study_id: int, plan: Plan = INDUCTOR, **changes: object) -> None:
+    decision = a_decision(plan, **changes)
+    storage.conclude(study_id, state=StudyState.DECIDED, decision=decision, excluded=["bf16: not allowed"], seconds=2.5)
+
+
+def spoil(storage: Storage, statement: str) -> None:
+    storage._database.write(lambda connection: connection.execute(text(statement)))
+
+
+class StorageContract:
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def storage(self, url: str) -> Iterator[Storage]:
+        with open_storage(url) as storage:
+            yield storage
+
+    @pytest.fixture
+    def study(self, storage: Storage) -> Study:
+        return create(storage)
+
+    # Studies
+
+    def test_a_study_comes_back_as_it_was(self, storage: Storage) -> None:
+        before = time.time()
+        study = create(storage)
+        assert study == a_study(id=study.id, created_at=study.created_at)
+        assert before <= study.created_at <= time.time()
+        assert storage.get_study(study.id) == study
+        assert storage.find_study(StudyKey.of(study)) == study
+
+    def test_a_given_time_is_kept(self, storage: Storage) -> None:
+        assert create(storage, a_study(created_at=1e9)).created_at == 1e9
+
+    def test_the_same_key_is_the_same_study(self, storage: Storage, study: Study) -> None:
+        again = create(storage, a_study(target="another:name", effort="thorough"))
+        assert again == study
+        assert len(storage.list_studies()) == 1
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            a_study("2d" * 8),
+            a_study(environment=replace(HERE, torch="2.14.0")),
+            a_study(workload=WorkloadSpec("zoo:tutorial.fusion_demo", device="cuda")),
+            a_study(workload=WorkloadSpec("zoo:tutorial.fusion_demo", mode="training")),
+            a_study(workload=WorkloadSpec("zoo:tutorial.fusion_demo", objective="memory")),
+            a_study(allow="exact"),
+        ],
+        ids=["identity", "fingerprint", "device", "mode", "objective", "allow"],
+    )
+    def test_each_part_of_the_key_tells_studies_apart(self, storage: Storage, study: Study, other: Study) -> None:
+        assert storage.find_study(StudyKey.of(other)) is None
+        assert create(storage, other).id != study.id
+        assert StudyKey.of(other) != StudyKey.of(study)
+
+    def test_trials_and_decision_of_a_new_study_are_not_taken(self, storage: Storage) -> None:
+        assert create(storage, a_study(id=77, decision=a_decision())).decision is None
+        assert 77 not in [summary.id for summary in storage.list_studies()]
+
+    def test_a_missing_study_is_named_with_those_there_are(self, storage: Storage) -> None:
+        with pytest.raises(StorageError, match="there is no study 7; the store holds none yet"):
+            storage.get_study(7)
+        study = create(storage)
+        with pytest.raises(StorageError, match=f"there is no study 4711; the newest are {study.id}"):
+            storage.get_study(4711)
+
+    def test_nothing_is_written_for_a_missing_study(self, storage: Storage, study: Study) -> None:
+        for act in (
+            lambda: storage.claim_trial(4711, INDUCTOR, "", ME),
+            lambda: storage.finish_trial(4711, finished(claim(storage, study.id))),
+            lambda: storage.reclaim(4711),
+            lambda: storage.delete_study(4711),
+            lambda: decided(storage, 4711),
+        ):
+            with pytest.raises(StorageError, match="there is no study 4711"):
+                act()
+
+    def test_the_list_is_newest_first_and_by_target(self, storage: Storage) -> None:
+        ids = [create(storage, a_study(f"{at}", f"app:{at}", created_at=at)).id for at in (2e9, 3e9, 1e9)]
+        assert [summary.id for summary in storage.list_studies()] == [ids[1], ids[0], ids[2]]
+        assert [summary.id for summary in storage.list_studies("app:1000000000.0")] == [ids[2]]
+        assert storage.list_studies("app:none") == []
+
+    def test_the_list_tells_what_a_study_holds(self, storage: Storage, study: Study) -> None:
+        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        claim(storage, study.id, TUNED)
+        (summary,) = storage.list_studies()
+        assert (summary.state, summary.trials, summary.plan, summary.speedup) == (StudyState.RUNNING, 2, None, None)
+        decided(storage, study.id)
+        (summary,) = storage.list_studies()
+        assert (summary.target, summary.device, summary.mode) == ("zoo:tutorial.fusion_demo", "cpu", "inference")
+        assert (summary.state, summary.plan) == (StudyState.DECIDED, "inductor")
+        assert summary.speedup == Interval(1.75, 2.0, 2.25)
+        decided(storage, study.id, EAGER, speedup=None)
+        (summary,) = storage.list_studies()
+        assert (summary.plan, summary.speedup) == ("eager", None)
+
+    def test_a_deleted_study_takes_its_trials_along_and_its_id_is_not_used_again(
+        self, storage: Storage, study: Study
+    ) -> None:
+        other = create(storage, a_study("2d" * 8))
+        claim(storage, other.id)
+        claim(storage, study.id)
+        decided(storage, other.id)
+        storage.delete_study(other.id)
+        assert [summary.id for summary in storage.list_studies()] == [study.id]
+        assert storage.decisions() == []
+        assert len(storage.get_study(study.id).trials) == 1
+        assert create(storage, a_study("2d" * 8)).id > other.id
+
+    # Trials
+
+    def test_a_claim_is_a_running_trial_with_the_next_number(self, storage: Storage, study: Study) -> None:
+        before = time.time()
+        first, second = claim(storage, study.id), claim(storage, study.id, TUNED)
+        assert (first.number, first.plan, first.state) == (0, INDUCTOR, TrialState.RUNNING)
+        assert first.reason == "it is worth a try"
+        assert before <= first.started_at <= time.time()
+        assert second.number == 1
+        assert storage.get_study(study.id).trials == (first, second)
+
+    def test_numbers_and_plans_are_a_study_s_own(self, storage: Storage, study: Study) -> None:
+        claim(storage, study.id)
+        assert claim(storage, create(storage, a_study("2d" * 8)).id).number == 0
+
+    @pytest.mark.parametrize("end", [finished, failed], ids=["complete", "failed"])
+    def test_a_finished_trial_comes_back_as_it_was(self, storage: Storage, study: Study, end: object) -> None:
+        trial = end(claim(storage, study.id, TUNED))  # type: ignore[operator]
+        storage.finish_trial(study.id, trial)
+        assert storage.get_study(study.id).trials == (trial,)
+
+    def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:
+        measurement = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))
+        trial = replace(finished(claim(storage, study.id)), measurement=measurement)
+        storage.finish_trial(study.id, trial)
+        assert storage.get_study(study.id).trials == (trial,)
+
+    def test_a_plan_in_hand_or_finished_is_not_claimed(self, storage: Storage, study: Study) -> None:
+        trial = claim(storage, study.id)
+        assert storage.claim_trial(study.id, INDUCTOR, "", ME) is None
+        assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE) is None
+        storage.finish_trial(study.id, failed(trial))
+        assert storage.claim_trial(study.id, INDUCTOR, "", ME) is None
+
+    def test_a_dead_owner_s_trial_is_taken_over_under_its_number(self, storage: Storage, study: Study) -> None:
+        claim(storage, study.id, owner=GONE)
+        claim(storage, study.id, TUNED)
+        trial = storage.claim_trial(study.id, INDUCTOR, "once more", ME)
+        assert trial is not None
+        assert (trial.number, trial.reason) == (0, "once more")
+        assert storage.reclaim(study.id) == []
+        assert len(storage.get_study(study.id).trials) == 2
+
+    def test_only_a_finished_trial_finishes(self, storage: Storage, study: Study) -> None:
+        with pytest.raises(StorageError, match="trial 0 is running, but must be complete, pruned or fail to finish"):
+            storage.finish_trial(study.id, claim(storage, study.id))
+
+    def test_the_first_result_of_a_plan_stays(self, storage: Storage, study: Study) -> None:
+        trial = claim(storage, study.id)
+        storage.finish_trial(study.id, finished(trial))
+        storage.finish_trial(study.id, failed(trial))
+        assert storage.get_study(study.id).trials == (finished(trial),)
+
+    def test_a_result_whose_claim_was_taken_away_is_kept(self, storage: Storage, study: Study) -> None:
+        trial = claim(storage, study.id)
+        storage.release_trial(study.id, trial.number)
+        other = claim(storage, study.id, TUNED)
+        storage.finish_trial(study.id, finished(trial))
+        assert storage.get_study(study.id).trials == (other, replace(finished(trial), number=1))
+
+    def test_a_released_trial_is_as_if_never_claimed(self, storage: Storage, study: Study) -> None:
+        storage.release_trial(study.id, claim(storage, study.id).number)
+        assert storage.get_study(study.id).trials == ()
+        assert claim(storage, study.id).number == 0
+        storage.release_trial(study.id, 99)
+
+    def test_a_finished_trial_is_not_released(self, storage: Storage, study: Study) -> None:
+        trial = finished(claim(storage, study.id))
+        storage.finish_trial(study.id, trial)
+        storage.release_trial(study.id, trial.number)
+        assert storage.get_study(study.id).trials == (trial,)
+
+    # Owners
+
+    def test_the_dead_are_reclaimed_and_the_living_are_not(self, storage: Storage, study: Study) -> None:
+        done = finished(claim(storage, study.id, Plan(threads=1), GONE))
+        storage.finish_trial(study.id, done)
+        claim(storage, study.id, INDUCTOR, GONE)
+        mine, theirs = claim(storage, study.id, TUNED), claim(storage, study.id, Plan(threads=2), ELSEWHERE)
+        claim(storage, study.id, Plan(threads=3), replace(ME, pid=unused_pid()))
+        other = create(storage, a_study("2d" * 8))
+        claim(storage, other.id, INDUCTOR, GONE)
+        assert storage.reclaim(study.id) == [INDUCTOR, Plan(threads=3)]
+        assert storage.get_study(study.id).trials == (done, mine, theirs)
+        assert len(storage.get_study(other.id).trials) == 1
+        assert storage.reclaim(study.id) == []
+
+    def test_another_host_is_dead_after_ten_minutes_without_a_heartbeat(
+        self, storage: Storage, study: Study, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = time.time()
+        claim(storage, study.id, INDUCTOR, ELSEWHERE)
+        claim(storage, study.id, TUNED, replace(ELSEWHERE, pid=2))
+        monkeypatch.setattr(time, "time", lambda: now + 590)
+        assert storage.reclaim(study.id) == []
+        storage.heartbeat(ELSEWHERE)
+        monkeypatch.setattr(time, "time", lambda: now + 630)
+        assert storage.reclaim(study.id) == [TUNED]
+        monkeypatch.setattr(time, "time", lambda: now + 1200)
+        assert storage.reclaim(study.id) == [INDUCTOR]
+
+    # Ends
+
+    def test_a_conclusion_adds_time_and_replaces_the_rest(self, storage: Storage, study: Study) -> None:
+        decided(storage, study.id)
+        found = storage.get_study(study.id)
+        assert (found.state, found.excluded, found.seconds) == (StudyState.DECIDED, ("bf16: not allowed",), 2.5)
+        assert found.decision == a_decision()
+        storage.conclude(study.id, state=StudyState.INTERRUPTED, decision=None, excluded=[], seconds=1.5)
+        found = storage.get_study(study.id)
+        assert (found.state, found.excluded, found.seconds) == (StudyState.INTERRUPTED, (), 4.0)
+        assert found.decision == a_decision()
+        decided(storage, study.id, TUNED)
+        assert storage.get_study(study.id).decision == a_decision(TUNED)
+
+    def test_decisions_are_newest_first_and_by_target_and_identity(self, storage: Storage, study: Study) -> None:
+        other = create(storage, a_study("2d" * 8))
+        app = {"workload": WorkloadSpec("app:factory"), "identity": "2d" * 8}
+        decided(storage, other.id, **app)
+        decided(storage, study.id)
+        assert storage.decisions() == [a_decision(), a_decision(**app)]
+        decided(storage, other.id, TUNED, **app)
+        assert storage.decisions() == [a_decision(TUNED, **app), a_decision()]
+        assert storage.decisions(target="app:factory") == [a_decision(TUNED, **app)]
+        assert storage.decisions(identity="1d" * 8) == [a_decision()]
+        assert storage.decisions(target="app:factory", identity="1d" * 8) == []
+
+    # From elsewhere
+
+    def test_an_imported_study_comes_whole(self, storage: Storage, study: Study) -> None:
+        done = finished(claim(storage, study.id))
+        storage.finish_trial(study.id, done)
+        running = claim(storage, study.id, TUNED)
+        decided(storage, study.id)
+        whole = storage.get_study(study.id)
+        assert whole.trials == (done, running)
+        with pytest.raises(StorageError, match=f"study {study.id} is of the same model, machine and rules"):
+            storage.import_study(whole)
+        storage.delete_study(study.id)
+        added = storage.import_study(whole)
+        assert added == replace(whole, id=added.id, trials=(done,))
+        assert added.id != study.id
+
+    def test_a_study_that_was_not_decided_is_imported_as_interrupted(self, storage: Storage) -> None:
+        assert storage.import_study(a_study()).state is StudyState.INTERRUPTED
+
+    def test_an_import_with_a_plan_twice_adds_nothing(self, storage: Storage, study: Study) -> None:
+        done = finished(claim(storage, study.id))
+        with pytest.raises(StorageError, match="two trials of one plan or number"):
+            storage.import_study(a_study("2d" * 8, trials=(done, replace(done, number=1))))
+        assert len(storage.list_studies()) == 1
+
+    # Rows that cannot be read
+
+    def test_a_broken_row_is_named_and_spoils_no_list(self, storage: Storage, study: Study) -> None:
+        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        decided(storage, study.id)
+        spoil(storage, "UPDATE torchwise_trials SET record = '{\"number\": 0'")
+        with pytest.raises(StorageError, match=rf"trial 0 of study {study.id} cannot be read"):
+            storage.get_study(study.id)
+        spoil(storage, "UPDATE torchwise_decisions SET record = '{}'")
+        with pytest.raises(StorageError, match=rf"the decision of study {study.id} cannot be read: .*plan"):
+            storage.decisions()
+        spoil(storage, "UPDATE torchwise_studies SET record = ''")
+        with pytest.raises(StorageError, match=rf"^study {study.id} cannot be read"):
+            storage.get_study(study.id)
+        assert [summary.plan for summary in storage.list_studies()] == ["inductor"]
+        storage.delete_study(study.id)
+        assert storage.list_studies() == []
+
+    @pytest.mark.parametrize("table", ["studies", "trials", "decisions"])
+    def test_a_row_of_a_newer_format_is_named(self, storage: Storage, study: Study, table: str) -> None:
+        claim(storage, study.id)
+        decided(storage, study.id)
+        spoil(storage, f"UPDATE torchwise_{table} SET format = 'torchwise.newer/9'")
+        with pytest.raises(StorageError, match=rf"study {study.id} has format 'torchwise.newer/9', but this version"):
+            storage.get_study(study.id)
+        assert len(storage.list_studies()) == 1
+
+    def test_what_a_plan_may_not_be_is_refused_in_a_row(self, storage: Storage, study: Study) -> None:
+        claim(storage, study.id)
+        spoil(storage, """UPDATE torchwise_trials SET record = replace(record, '"native"', '"nonsense"')""")
+        with pytest.raises(StorageError, match=rf"trial 0 of study {study.id} cannot be read: .*nonsense"):
+            storage.get_study(study.id)
+
+
+def unused_pid() -> int:
+    return next(pid for pid in range(2**22 - 1, 1, -1) if not psutil.pid_exists(pid))
+
+
+class TestSqlite(StorageContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path / 'torchwise.db'}"
+
+
+if "TORCHWISE_TEST_POSTGRES" in os.environ:  # by hand or in CI: a database whose tables of the store it drops
+
+    class TestPostgres(StorageContract):
+        @pytest.fixture
+        def url(self) -> str:
+            url = os.environ["TORCHWISE_TEST_POSTGRES"]
+            tables = "torchwise_decisions, torchwise_trials, torchwise_studies, torchwise_schema"
+            with open_storage(url) as storage:
+                spoil(storage, f"DROP TABLE {tables}")
+            return url

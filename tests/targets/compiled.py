@@ -1,0 +1,33 @@
+"""Models for real compilations: one that fuses, one that compiling changes, one that is never compiled."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Fusible(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 1.5 + 0.1) * torch.sigmoid(x) - x.abs() * 0.3
+
+
+class Miscompiled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1.001 if torch.compiler.is_compiling() else 1.0) + 1.0
+
+
+class Disabled(torch.nn.Module):
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0
+
+
+def fusible() -> object:
+    return Fusible(), (torch.randn(1024, 1024),)
+
+
+def miscompiled() -> object:
+    return Miscompiled(), (torch.randn(64),)
+
+
+def disabled() -> object:
+    return Disabled(), (torch.randn(64),)

@@ -1,0 +1,171 @@
+"""A made-up machine that can time any plan at once, so that a whole search runs in milliseconds.
+
+A call is matrix products, pointwise work and gaps between kernels, and every choice stretches or shrinks some of them,
+never by more than it promises (`Choice.keeps`). What a choice does depends on the seed; that is all there is to know.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sketches import FAILED, PASSED, an_inspection, measured
+
+from torchwise.decide import History, Sampler, StagedSampler
+from torchwise.plan import EAGER, Legality, Plan, PlanSpace
+from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.plan.space import compile_factor_of
+from torchwise.records import Costs, Failure, FailureKind, Trial, TrialState
+from torchwise.workload import WorkloadSpec
+
+TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes"})
+NOISE = 0.004
+"""Half the interval of every measured speed-up."""
+
+
+@dataclass
+class Machine:
+    """A model on a machine, drawn from a seed.
+
+    Attributes:
+        seed: of everything.
+        device: "cpu" or "cuda"; only the latter has gaps between kernels.
+        baseline_s: seconds per call of eager.
+        failing: share of the compiled plans that die.
+        wrong: share of the plans that give a wrong answer.
+    """
+
+    seed: int
+    device: str = "cuda"
+    baseline_s: float = 2e-3
+    failing: float = 0.0
+    wrong: float = 0.0
+    shares: dict[str, float] = field(init=False)
+    compile_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        launch = self._draw("launch", 0.0, 0.8) if self.device == "cuda" else 0.0
+        gemm = (1 - launch) * self._draw("gemm", 0.05, 0.9)
+        self.shares = {"gemm": gemm, "conv": gemm * self._draw("conv", 0.0, 1.0), "launch": launch}
+        self.compile_s = self._draw("compile", 3.0, 40.0)
+
+    def _draw(self, name: str, low: float, high: float) -> float:
+        return random.Random(f"{self.seed} {name}").uniform(low, high)
+
+    def parts(self, plan: Plan) -> tuple[float, float]:
+        """Return the seconds per call of work and of gaps."""
+        draw = self._draw
+        gemm, launch = self.shares["gemm"], self.shares["launch"]
+        conv, point = self.shares["conv"], 1 - gemm - launch
+        if plan.memory_format != "preserve":
+            gemm += conv * (draw("channels_last", 0.4, 1.5) - 1)
+        if plan.precision == "tf32":
+            gemm *= draw("tf32", 0.3, 1.0)
+        if plan.precision == "bf16":
+            gemm, point = gemm * draw("bf16", 0.2, 1.2), point * draw("bf16 point", 0.5, 1.1)
+        if plan.precision.startswith("autocast"):
+            gemm, point = gemm * draw(plan.precision, 0.4, 1.2), point * draw("casts", 1.0, 1.3)
+        if plan.backend != "eager":
+            point, launch = point * draw("fused", 0.2, 1.1), launch * draw("fewer", 0.3, 1.2)
+        if "max-autotune" in plan.mode:
+            gemm *= draw("autotune", 0.6, 1.0)
+        if plan.option("freezing"):
+            gemm *= draw("freezing", 0.5, 1.1)
+        for name, _ in plan.options:
+            point *= draw(name, 0.8, 1.05)
+        if plan.scope == "regional":
+            point, launch = point * draw("regional", 1.0, 1.2), launch * draw("regional", 1.0, 1.3)
+        if plan.shapes == "dynamic":
+            point *= draw("dynamic", 1.0, 1.2)
+        if plan.capture != "none" or plan.mode in CUDA_GRAPH_MODES:
+            point, launch = point + draw("copies", 0.0, 0.05), launch * draw("graph", 0.0, 0.1)
+        work = (gemm + point) * (draw("threads", 0.5, 2.0) if plan.threads else 1.0)
+        return work * self.baseline_s, launch * self.baseline_s
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the seconds per call, as they truly are."""
+        return sum(self.parts(plan))
+
+    def overhead(self, plan: Plan, restarts: int) -> float:
+        """Return the seconds of compiling, as they truly are."""
+        cold, warm = self._compiles(plan)
+        return cold + (restarts - 1) * warm
+
+    def _compiles(self, plan: Plan) -> tuple[float, float]:
+        cold = compile_factor_of(plan) * self.compile_s * self._draw(f"cold {plan.id}", 0.9, 1.1)
+        return cold, 0.3 * cold
+
+    def works(self, plan: Plan) -> bool:
+        """Whether the plan neither dies nor lies."""
+        return self._failure(plan) is None and self._draw(f"wrong {plan.id}", 0, 1) >= self.wrong
+
+    def _failure(self, plan: Plan) -> Failure | None:
+        if plan.backend == "eager" or self._draw(f"failing {plan.id}", 0, 1) >= self.failing:
+            return None
+        return Failure(FailureKind.DIED, "compile", "SIGSEGV")
+
+    def run(self, number: int, plan: Plan) -> Trial:
+        """Try a plan, as a worker would."""
+        if failure := self._failure(plan):
+            return Trial(number, plan, TrialState.FAIL, failure=failure)
+        cold, warm = self._compiles(plan)
+        if not self.works(plan):
+            return Trial(number, plan, TrialState.COMPLETE, verdict=FAILED, costs=Costs(cold))
+        work, gaps = self.parts(plan)
+        speed = self.baseline_s / (work + gaps)
+        found = measured(speed * (1 - NOISE), speed * (1 + NOISE))
+        busy = found.candidate_time.mid * work / (work + gaps) if self.device == "cuda" else None
+        found = measured(speed * (1 - NOISE), speed * (1 + NOISE), busy_s=busy)
+        return Trial(number, plan, TrialState.COMPLETE, measurement=found, verdict=PASSED, costs=Costs(cold, warm))
+
+
+@dataclass
+class Search:
+    """One whole search on one machine."""
+
+    machine: Machine
+    space: PlanSpace
+    calls: int = 10_000_000
+    restarts: int = 1
+    history: History = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = WorkloadSpec("live:model", device=self.machine.device, calls=self.calls, restarts=self.restarts)  # type: ignore[arg-type]
+        inspection = an_inspection(self.machine.baseline_s, traits=self.space.traits, shares=self.machine.shares)
+        self.history = History(spec, inspection, ())
+
+    def run(self, sampler: Sampler | None = None, each: Callable[[History, Plan], None] | None = None) -> History:
+        """Ask and try until the sampler ends."""
+        sampler = sampler or StagedSampler(self.space)
+        while (proposal := sampler.ask(self.history)) is not None:
+            if each:
+                each(self.history, proposal.plan)
+            trial = self.machine.run(len(self.history.trials), proposal.plan)
+            self.history = History(self.history.workload, self.history.inspection, (*self.history.trials, trial))
+        return self.history
+
+    def cost(self, plan: Plan) -> float:
+        """Return what a plan truly costs over all calls and restarts."""
+        return self.machine.overhead(plan, self.restarts) + self.calls * self.machine.seconds(plan)
+
+    def best(self) -> Plan:
+        """Return the plan of least true cost among all that work and can be reached."""
+        return min((plan for plan in reachable(self.space) if self.machine.works(plan)), key=self.cost)
+
+
+def reachable(space: PlanSpace) -> set[Plan]:
+    """Return every plan that neighbours lead to from eager."""
+    found, waiting = {EAGER}, deque([EAGER])
+    while waiting:
+        for plan, _ in space.neighbours(waiting.popleft()):
+            if plan not in found:
+                found.add(plan)
+                waiting.append(plan)
+    return found
+
+
+def a_space(device: str = "cuda", allow: str = "reordered", effort: str = "standard", mode: str = "inference") -> PlanSpace:
+    """Return the space of a workload with every trait."""
+    return PlanSpace(device, mode, TRAITS, Legality.of(allow), effort)

@@ -1,0 +1,150 @@
+"""The Python interface on real processes; plans that compile nothing keep it quick."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchwise
+from torchwise.errors import BaselineError, InputError
+from torchwise.plan import Plan
+
+FAST = (Plan(threads=torch.get_num_threads() + 1),)
+
+
+class Sleepy(torch.nn.Module):
+    """Quicker on the number of threads that the plan under test sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.0005 if torch.get_num_threads() == FAST[0].threads else 0.003)
+        return self.linear(x)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+def test_tune_and_apply_a_live_model_of_this_file(store: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Sleepy().eval(), torch.randn(2, 8)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    study = torchwise.tune(model, (x,), plans=FAST, store=store, effort="quick", progress=False)
+    assert study.decision.plan == FAST[0]
+    assert study.decision.speedup is not None
+    assert study.decision.speedup.low > 2
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    fast = torchwise.apply(model, torchwise.Decision.from_json(study.decision.to_json()))
+    with torch.no_grad():
+        assert torch.allclose(fast(x), model(x))
+    assert fast.statistics.optimized == 1
+    study.save_html(tmp_path / "study.html")
+    study.save_json(tmp_path / "study.json")
+    assert "<html" in study._repr_html_()
+    assert "Run" in repr(study)
+    again = torchwise.optimize(model, (x,), store=store, effort="quick", progress=False)
+    assert again.decision.plan == FAST[0]
+
+
+def test_kwargs_and_nested_inputs(store: str) -> None:
+    def call(batch: dict[str, torch.Tensor], *, pair: tuple[torch.Tensor, int]) -> list[torch.Tensor]:
+        return [batch["a"] + pair[0] * pair[1]]
+
+    study = torchwise.tune(
+        call, ({"a": torch.randn(3)},), {"pair": (torch.randn(3), 2)}, plans=FAST, store=store, progress=False
+    )
+    assert study.trials[0].verdict is not None
+    assert study.trials[0].verdict.outcome == "pass"
+
+
+def test_several_examples_with_weights(store: str) -> None:
+    examples = [torchwise.Example((torch.randn(n),), weight=w) for n, w in ((10, 3.0), (1000, 1.0))]
+    study = torchwise.tune(torch.tanh, examples=examples, plans=FAST, store=store, progress=False)
+    assert len(study.decision.inputs) == 2
+    assert "several_shapes" in study.record.inspection.traits
+
+
+def test_training_mode_compares_gradients(store: str) -> None:
+    study = torchwise.tune(
+        torch.nn.Linear(4, 4), (torch.randn(2, 4),), mode="training", plans=FAST, store=store, progress=False
+    )
+    assert study.trials[0].verdict is not None
+    assert study.trials[0].verdict.outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((torch.tanh,), {}, "no example inputs"),
+        ((torch.tanh, "x"), {}, "must be a tuple"),
+        ((3, (torch.ones(1),)), {}, "must be callable"),
+        (("zoo:tutorial.fusion_demo", (torch.ones(1),)), {}, "brings its own"),
+        ((torch.tanh, (torch.ones(1),)), {"calls": 0}, "calls is 0"),
+        ((torch.tanh, (torch.ones(1),)), {"allow": "anything"}, "allow is 'anything'"),
+        ((torch.tanh, (torch.ones(1),)), {"device": "tpu"}, "device is 'tpu'"),
+        ((torch.tanh, (torch.ones(1),)), {"examples": []}, "only one of them"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(
+    arguments: tuple[object, ...], options: dict[str, object], said: str, store: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        torchwise.tune(*arguments, store=store, progress=False, **options)  # type: ignore[arg-type]
+
+
+def test_a_model_that_fails_on_its_inputs_says_what_they_were(store: str) -> None:
+    with pytest.raises(BaselineError, match=r"float32\[2, 3\]"):
+        torchwise.tune(torch.nn.Linear(4, 4), (torch.randn(2, 3),), store=store, progress=False)
+
+
+def test_a_model_that_cannot_travel_says_how_it_could(store: str) -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = (i for i in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(InputError, match="give a factory instead"):
+        torchwise.tune(Holder(), (torch.ones(2),), store=store, progress=False)
+
+
+def test_settings_of_the_users_process_hold_in_the_workers(store: str) -> None:
+    def threads(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        study = torchwise.tune(threads, (torch.ones(2),), plans=(Plan(threads=1),), store=store, progress=False)
+    finally:
+        torch.set_num_threads(before)
+    assert study.trials[0].verdict is not None
+    assert study.trials[0].verdict.outcome == "pass"  # one thread in both, so the answers agree
+
+
+def test_a_script_without_a_main_guard_tunes_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torchwise as tw\n"
+        "print('script runs')\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x.sin()\n"
+        f"study = tw.tune(Net(), (torch.randn(8),), calls=10, effort='quick', store={str(tmp_path / 's.db')!r})\n"
+        "print(study.decision.reason)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("script runs") == 1
+    assert "Stay with eager" in done.stdout

@@ -1,0 +1,257 @@
+"""From trials to one decision: what is chosen, what never is, and what the sentence says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sketches import CAPTURE, FAILED, HERE, INDUCTOR, NOT_COMPARABLE, a_history, a_trial, an_inspection, measured
+
+from torchwise.decide import decide
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision, Failure, FailureKind, Trial, TrialState, Verdict
+
+AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
+GIB = 2**30
+
+
+def decided(*trials: Trial, **asked: Any) -> Decision:
+    return decide(a_history(*trials, **asked), HERE)
+
+
+def shuffles(trials: list[Trial]) -> list[list[Trial]]:
+    return [trials[i:] + trials[:i] for i in range(len(trials))] + [trials[::-1]]
+
+
+# ---- compiling pays
+
+
+def test_compiling_pays() -> None:
+    # 1 s a call, 1,000 calls: 1,000 s for eager, 10 + 500 for the plan.
+    decision = decided(a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=2.0))
+    assert decision.plan == INDUCTOR
+    assert decision.speedup is not None
+    assert decision.break_even_calls is not None
+    assert (decision.speedup.mid, decision.break_even_calls.mid) == (2.0, 20.0)
+    assert (decision.saved_s, decision.baseline_s) == (490.0, 1.0)
+    assert (decision.cold_s, decision.warm_s, decision.error) == (10.0, 2.0, 1e-7)
+    assert decision.reason == (
+        "Run inductor: 2 [2, 2] times eager's speed, proven right, paid back after 20 of your 1,000 calls; "
+        "it saves about 8.17 min."
+    )
+
+
+def test_the_decision_names_what_it_holds_for() -> None:
+    inspection = an_inspection(1.0, inputs=("a", "b"))
+    for trials in ([], [a_trial(INDUCTOR, 2.0)]):
+        history = a_history(*trials, inspection=inspection, restarts=2)
+        decision = decide(history, HERE)
+        assert (decision.identity, decision.structure) == (inspection.identity, inspection.structure)
+        assert (decision.inputs, decision.environment, decision.workload) == (("a", "b"), HERE, history.workload)
+
+
+def test_what_compiles_nothing_has_nothing_to_pay_back() -> None:
+    reason = decided(a_trial(CAPTURE, 1.5, cold_s=0.0), device="cuda").reason
+    assert "proven right, with nothing to pay back; it saves about 5.56 min." in reason
+
+
+def test_the_least_cost_is_chosen_not_the_highest_speed() -> None:
+    trials = [a_trial(INDUCTOR, 2.0, cold_s=10.0), a_trial(AUTOTUNED, 4.0, cold_s=600.0)]
+    for order in shuffles(trials):
+        assert decided(*order, calls=1000).plan == INDUCTOR
+        assert decided(*order, calls=100_000).plan == AUTOTUNED
+
+
+def test_restarts_weigh_what_compiles_long_when_warm() -> None:
+    quick = a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=1.0)
+    slow = a_trial(AUTOTUNED, 2.5, cold_s=20.0, warm_s=15.0)
+    assert decided(quick, slow, restarts=1).plan == AUTOTUNED
+    assert decided(quick, slow, restarts=20).plan == INDUCTOR
+
+
+# ---- eager
+
+
+def test_too_few_calls_stay_with_eager_and_say_when_it_would_pay() -> None:
+    decision = decided(a_trial(INDUCTOR, 2.0, cold_s=10.0), calls=10)
+    assert decision.plan == EAGER
+    assert (decision.speedup, decision.break_even_calls, decision.saved_s, decision.cold_s) == (None, None, 0.0, 0.0)
+    assert decision.reason == (
+        "Stay with eager: inductor runs at 2 [2, 2] times its speed, but compiles for 10 s and "
+        "pays back only after 20 calls, and 10 are expected."
+    )
+
+
+def test_eager_wins() -> None:
+    decision = decided(a_trial(INDUCTOR, 0.7), a_trial(AUTOTUNED, 0.9, 0.95), calls=10**9)
+    assert decision.plan == EAGER
+    assert decision.reason == (
+        "Stay with eager: nothing proven was surely faster; the best, inductor max-autotune-no-cudagraphs, "
+        "reached 0.925 [0.9, 0.95] times its speed."
+    )
+
+
+def test_an_interval_that_holds_one_wins_nothing() -> None:
+    decision = decided(a_trial(INDUCTOR, 0.99, 1.6, cold_s=0.0), calls=10**9)
+    assert decision.plan == EAGER
+    assert "nothing proven was surely faster" in decision.reason
+
+
+def test_nothing_was_worth_trying() -> None:
+    decision = decided(calls=3)
+    assert decision.plan == EAGER
+    assert decision.reason == (
+        "Stay with eager: nothing is worth a trial. Compiling would take about 12 s, and 3 calls take 3 s altogether."
+    )
+    assert decided(calls=1).reason.endswith("and one call take 1 s altogether.")
+    assert decided(calls=1000).reason == "Stay with eager: nothing is worth a trial."
+
+
+def test_only_what_compiles_nothing_was_tried() -> None:
+    assert decided(a_trial(CAPTURE, 0.8), calls=3).reason == (
+        "Stay with eager: no candidate was both right and faster. "
+        "Compiling would take about 12 s, and 3 calls take 3 s altogether."
+    )
+
+
+def test_everything_failed() -> None:
+    died = Trial(0, INDUCTOR, TrialState.FAIL, failure=Failure(FailureKind.DIED, "compile", "SIGSEGV"))
+    assert decided(died, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason == (
+        "Stay with eager: no candidate was both right and faster."
+    )
+
+
+# ---- never chosen
+
+UNPROVEN = {
+    "failed": {"verdict": FAILED},
+    "not comparable": {"verdict": NOT_COMPARABLE},
+    "not verified": {"verdict": None},
+    "nothing checked": {"verdict": Verdict(())},
+    "pruned": {"state": TrialState.PRUNED},
+    "running": {"state": TrialState.RUNNING},
+    "failed when warm": {"state": TrialState.FAIL, "failure": Failure(FailureKind.RAISED, "warm compile", "KeyError")},
+    "not timed": {"measurement": None},
+    "no costs": {"costs": None},
+    "not a number": {"measurement": measured(math.nan)},
+}
+
+
+@pytest.mark.parametrize("why", UNPROVEN)
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory"])
+def test_what_is_not_proven_is_never_chosen(why: str, objective: str) -> None:
+    proven = a_trial(INDUCTOR, 1.2, cold_s=1.0, peak=GIB, eager_peak=2 * GIB)
+    tempting = a_trial(AUTOTUNED, 50.0, cold_s=0.0, peak=1, eager_peak=2 * GIB)
+    assert decided(proven, tempting, objective=objective).plan == AUTOTUNED
+    unproven = replace(tempting, **UNPROVEN[why])  # type: ignore[arg-type]
+    assert decided(proven, unproven, objective=objective).plan == INDUCTOR
+    assert decided(unproven, objective=objective).plan == EAGER
+
+
+# ---- ties
+
+
+def test_ties_go_to_the_simpler_plan() -> None:
+    simple = a_trial(INDUCTOR, 1.98, 2.02, cold_s=1.0)
+    complex_ = a_trial(Plan(backend="inductor", options=(("freezing", True),)), 1.99, 2.03, cold_s=1.0)
+    for order in shuffles([simple, complex_]):
+        assert decided(*order).plan == INDUCTOR
+
+
+def test_a_clear_lead_is_no_tie() -> None:
+    simple = a_trial(INDUCTOR, 1.98, 2.02, cold_s=1.0)
+    frozen = Plan(backend="inductor", options=(("freezing", True),))
+    # Apart by more than 2 %, though the intervals overlap; and close, but with intervals apart.
+    assert decided(simple, a_trial(frozen, 2.0, 2.2, cold_s=1.0)).plan == frozen
+    assert decided(replace(simple, measurement=measured(2.0)), a_trial(frozen, 2.03, cold_s=1.0)).plan == frozen
+
+
+def test_the_order_of_the_trials_decides_nothing() -> None:
+    plans = [INDUCTOR, CAPTURE, Plan(memory_format="channels_last"), Plan(backend="inductor", capture="call")]
+    trials = [a_trial(plan, 2.0 + i / 100, 2.2, cold_s=float(i)) for i, plan in enumerate(plans)]
+    assert len({decided(*order, device="cuda").plan for order in shuffles(trials)}) == 1
+
+
+def test_a_plan_tied_with_eager_is_eager() -> None:
+    assert decided(a_trial(CAPTURE, 1.0, 1.01, cold_s=0.0)).plan == EAGER
+
+
+# ---- memory
+
+
+def lighter(plan: Plan, share: float, speed: float = 1.0, **rest: Any) -> Trial:
+    return a_trial(plan, speed, cold_s=0.0, peak=int(share * GIB), eager_peak=GIB, **rest)
+
+
+def test_for_memory_the_lightest_is_chosen_that_is_not_slower() -> None:
+    fast, light, crawling = lighter(INDUCTOR, 0.9, 3.0), lighter(CAPTURE, 0.5), lighter(AUTOTUNED, 0.1, 0.5)
+    for order in shuffles([fast, light, crawling]):
+        decision = decided(*order, objective="memory")
+        assert decision.plan == CAPTURE
+        assert decision.reason == (
+            "Run eager + capture call: 1 [1, 1] times eager's speed, with 512 MiB at its peak against eager's 1024 MiB."
+        )
+
+
+def test_for_memory_a_little_lighter_is_not_lighter() -> None:
+    assert decided(lighter(CAPTURE, 0.96), objective="memory").plan == EAGER
+    assert decided(lighter(CAPTURE, 0.94), objective="memory").plan == CAPTURE
+
+
+def test_for_memory_compiling_must_not_cost_more_than_it_saves() -> None:
+    light = a_trial(INDUCTOR, 1.0, cold_s=30.0, peak=1, eager_peak=GIB)
+    assert decided(light, objective="memory", calls=1000).plan == EAGER
+    assert decided(light, objective="memory", calls=2000).plan == INDUCTOR
+
+
+def test_for_memory_a_peak_that_is_unknown_is_not_lighter() -> None:
+    for peaks in ((None, GIB), (1, None), (1, 0)):
+        trial = a_trial(INDUCTOR, 3.0, peak=peaks[0], eager_peak=peaks[1])
+        assert decided(trial, objective="memory").plan == EAGER
+
+
+def test_for_speed_memory_does_not_count() -> None:
+    assert decided(lighter(INDUCTOR, 5.0, 2.0), lighter(CAPTURE, 0.1, 1.5)).plan == INDUCTOR
+
+
+# ---- the sentence
+
+
+@pytest.mark.xfail(strict=True, reason="the sentence for eager reasons by speed, whatever the objective was")
+def test_the_sentence_for_eager_speaks_of_memory_where_that_was_asked() -> None:
+    reason = decided(lighter(INDUCTOR, 1.5, 2.0), objective="memory", calls=10**6).reason
+    assert reason.startswith("Stay with eager")
+    assert "calls" not in reason
+
+
+@pytest.mark.xfail(strict=True, reason="surely_pays asks at the slow end of the interval, the sentence shows its middle")
+def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
+    # Pays after 2,000 calls in the middle of its interval, which is well below those expected; but it may never.
+    decision = decided(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)
+    assert decision.plan == EAGER
+    assert "pays back only after 2,0" not in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("baseline_s", "saved"),
+    [
+        (1e-6, "500 ms"),
+        (1e-5, "5 s"),
+        (1e-4, "50 s"),
+        (1e-3, "8.33 min"),
+        (1e-2, "83.3 min"),
+        (1e-1, "13.9 h"),
+        (1.0, "5.79 days"),
+    ],
+)
+def test_what_is_saved_in_a_unit_that_people_use(baseline_s: float, saved: str) -> None:
+    trial = a_trial(CAPTURE, 2.0, cold_s=0.0)
+    assert decided(trial, baseline_s=baseline_s, calls=1_000_000).reason.endswith(f"it saves about {saved}.")
+
+
+def test_deciding_twice_decides_the_same() -> None:
+    trials = [a_trial(INDUCTOR, 1.9, 2.1), a_trial(AUTOTUNED, 2.0, 2.2)]
+    assert decided(*trials) == decided(*trials)
+    assert Decision.from_json(decided(*trials).to_json()) == decided(*trials)

@@ -1,0 +1,120 @@
+"""Real compilations, few and tiny: each costs five to twenty seconds on two cores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.realize.backends.inductor import compiled_graphs
+from torchwise.records import FailureKind, Outcome, Trial, TrialState
+from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import Example, WorkloadSpec
+
+pytestmark = pytest.mark.slow
+
+INDUCTOR = Plan(backend="inductor")
+TARGETS = Path(__file__).parent.parent / "targets" / "compiled.py"
+
+
+def tried(target: str, plan: Plan, *traits: str) -> Trial:
+    effort = replace(EFFORTS["quick"], reproduce_noise=True)
+    job = Job("try", WorkloadSpec(target), traits=frozenset({"module", *traits}), effort=effort)
+    return try_plan(ProcessLauncher(), job, Trial(0, plan, TrialState.RUNNING), Limits(250, 2**34), lambda stage: None)
+
+
+@pytest.fixture(scope="module")
+def fused() -> Trial:
+    return tried(f"{TARGETS}:fusible", INDUCTOR)
+
+
+def test_a_compiled_plan_is_proven_and_its_costs_are_told_apart(fused: Trial) -> None:
+    assert fused.is_proven, fused.reason
+    assert fused.costs is not None
+    assert fused.costs.cold_s > 1
+    assert fused.costs.cache_bytes > 10_000
+
+
+def test_the_warm_cost_is_measured_in_a_process_of_its_own(fused: Trial) -> None:
+    assert fused.costs is not None
+    assert fused.costs.warm_s is not None, fused.reason
+    assert fused.costs.warm_s < fused.costs.cold_s
+
+
+def test_a_compiler_that_changes_the_answer_is_caught() -> None:
+    trial = tried(f"{TARGETS}:miscompiled", INDUCTOR)
+    assert trial.verdict is not None
+    assert trial.verdict.outcome is Outcome.FAIL
+    assert "off by" in trial.reason
+
+
+def test_a_model_that_is_not_compiled_at_all_is_not_taken_for_a_plan() -> None:
+    trial = tried(f"{TARGETS}:disabled", INDUCTOR)
+    assert trial.failure is not None
+    assert trial.failure.kind is FailureKind.UNSUPPORTED
+    assert "nothing was compiled" in trial.reason
+
+
+def test_noise_is_proven_with_eagers_own_numbers_and_in_distribution() -> None:
+    trial = tried("zoo:spinlock.operator@small", INDUCTOR, "stochastic")
+    assert trial.verdict is not None
+    assert trial.verdict.outcome is Outcome.PASS, trial.reason
+    assert {"values", "distribution", "independence"} <= {check.name for check in trial.verdict.checks}
+
+
+@torch.no_grad()
+def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+    x = torch.randn(4, 8)
+    plan = INDUCTOR.with_choice("options", ("freezing", True))
+    call = realize(module, plan, Example((x,)), device="cpu", mode="inference").call
+    expected = module(x)
+    assert torch.allclose(call(x), expected, atol=1e-5)
+    module[0].weight.data.mul_(2.0)  # a write that PyTorch's own version counter does not see
+    assert torch.allclose(call(x), expected, atol=1e-5), "the weights are constants of the compiled code"
+    module[0].weight.mul_(2.0)
+    with pytest.raises(StalePlanError, match="weights changed"):
+        call(x)
+
+
+@torch.no_grad()
+def test_regional_compiles_equal_blocks_once() -> None:
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(4)]
+    module = torch.nn.Sequential(*blocks).eval()
+    x = torch.randn(4, 8)
+    before = compiled_graphs()
+    call = realize(module, replace(INDUCTOR, scope="regional"), Example((x,)), device="cpu", mode="inference").call
+    assert torch.allclose(call(x), module(x), atol=1e-5)
+    assert compiled_graphs() - before == 1
+    module[1][0].weight.mul_(3.0)
+    assert torch.allclose(call(x), module(x), atol=1e-5), "weights are shared with the original"
+
+
+@torch.no_grad()
+def test_dynamic_compiles_once_for_all_sizes_and_static_for_each() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).tanh()
+
+    for shapes, graphs in (("dynamic", 1), ("static", 2)):
+        torch.compiler.reset()
+        fast = realize(
+            call, replace(INDUCTOR, shapes=shapes), Example((torch.randn(4),)), device="cpu", mode="inference"
+        )
+        before = compiled_graphs()
+        for size in (40, 50):
+            x = torch.randn(size)
+            assert torch.allclose(fast.call(x), call(x), atol=1e-6)
+        assert compiled_graphs() - before == graphs, shapes
+
+
+def test_an_option_that_this_torch_lacks_is_refused() -> None:
+    plan = INDUCTOR.with_choice("options", ("not_an_option", True))
+    with pytest.raises(UnsupportedError, match="does not exist in torch"):
+        realize(torch.tanh, plan, Example((torch.ones(1),)), device="cpu", mode="inference")

@@ -1,0 +1,53 @@
+"""When measuring stops early: only a candidate that could lead, or tie, is measured to its end."""
+
+from __future__ import annotations
+
+import pytest
+from sketches import CAPTURE, FAILED, INDUCTOR, a_history, a_trial
+
+from torchwise.decide import decide, prune_below
+from torchwise.decide.pruner import MARGIN
+from torchwise.plan import Plan
+from torchwise.records import TrialState
+
+FROZEN = Plan(backend="inductor", options=(("freezing", True),))
+
+
+def test_with_nothing_leading_eager_is_to_be_beaten() -> None:
+    assert prune_below(a_history()) == MARGIN
+    assert prune_below(a_history(a_trial(INDUCTOR, 0.5))) == MARGIN
+    assert prune_below(a_history(a_trial(INDUCTOR, 9.0, verdict=FAILED))) == MARGIN
+    assert prune_below(a_history(a_trial(INDUCTOR, 2.0), calls=10)) == MARGIN  # faster, and does not pay
+
+
+def test_the_bound_by_hand() -> None:
+    # Eager costs 1,000 s and the leader 10 + 500 s: free of compiling, 1,000/510 times eager's speed costs as much.
+    history = a_history(a_trial(INDUCTOR, 2.0, cold_s=10.0), calls=1000)
+    assert prune_below(history) == pytest.approx(MARGIN * 1000 / 510)
+
+
+def test_a_leader_that_compiled_nothing_is_to_be_beaten_at_its_speed() -> None:
+    assert prune_below(a_history(a_trial(CAPTURE, 3.0, cold_s=0.0))) == pytest.approx(MARGIN * 3.0)
+
+
+def test_the_bound_only_rises_as_more_is_known() -> None:
+    trials = [a_trial(INDUCTOR, 1.2), a_trial(FROZEN, 2.0), a_trial(CAPTURE, 1.5, cold_s=0.0)]
+    bounds = [prune_below(a_history(*trials[:count])) for count in range(4)]
+    assert bounds == sorted(bounds)
+    assert len(set(bounds)) == 3
+
+
+@pytest.mark.parametrize("cold_s", [0.0, 5.0, 50.0])
+@pytest.mark.parametrize("lead", [1.05, 1.5, 4.0])
+def test_what_is_stopped_could_not_have_been_decided_for(cold_s: float, lead: float) -> None:
+    leader = a_trial(INDUCTOR, lead, cold_s=cold_s)
+    history = a_history(leader)
+    here = decide(history, None).plan  # type: ignore[arg-type]
+    bound = prune_below(history)
+    for compile_s in (0.0, 5.0):
+        late = a_trial(FROZEN, bound * 0.999, cold_s=compile_s)
+        assert decide(a_history(leader, late), None).plan == here  # type: ignore[arg-type]
+
+
+def test_what_was_stopped_does_not_raise_the_bound() -> None:
+    assert prune_below(a_history(a_trial(INDUCTOR, 3.0, state=TrialState.PRUNED))) == MARGIN

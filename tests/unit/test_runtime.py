@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+
+import pytest
+import torch
+
+import torchwise
+from torchwise import environment
+from torchwise.errors import StalePlanError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision
+from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime.dispatch import MOST_FAILURES
+from torchwise.workload import Example, WorkloadSpec
+from torchwise.workload.identity import describe_example, structure
+
+THREADS = Plan(threads=torch.get_num_threads() + 1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.note = "mine"
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return self.norm(self.inner(x)) * scale
+
+    def greet(self) -> str:
+        return f"hello from {self.note}"
+
+
+def decided(model: object, plan: Plan, *args: torch.Tensor, **options: object) -> Decision:
+    return Decision(
+        plan,
+        "because",
+        None,
+        None,
+        0.0,
+        0.01,
+        0.0,
+        None,
+        WorkloadSpec("live:test"),
+        "identity",
+        structure(model),
+        (describe_example(Example(args)),),
+        environment.detect("cpu"),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+X = torch.randn(3, 4)
+
+
+def applied(net: torch.nn.Module, plan: Plan = THREADS) -> OptimizedModule:
+    fast = torchwise.apply(net, decided(net, plan, X))
+    assert isinstance(fast, OptimizedModule)
+    return fast
+
+
+@torch.no_grad()
+def test_it_answers_by_the_plan_where_that_was_proven(net: Net) -> None:
+    fast = applied(net)
+    assert torch.equal(fast(X), net(X))
+    assert fast.statistics.optimized == 1
+    assert not fast.statistics.original
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda fast: fast(torch.randn(5, 4)), "not proven on inputs"),
+        (lambda fast: fast(X, scale=2.0), "not proven on inputs"),
+        (lambda fast: fast.train()(X), "train() and eval()"),
+        (lambda fast: torch.enable_grad()(fast)(X), "gradients are enabled"),
+        (lambda fast: torch.autocast("cpu", torch.bfloat16)(fast)(X), "autocast"),
+    ],
+)
+def test_whatever_was_not_proven_is_answered_by_the_original_and_counted(net: Net, call: object, said: str) -> None:
+    fast = applied(net)
+    call(fast)  # type: ignore[operator]
+    assert fast.statistics.optimized == 0
+    ((reason, count),) = fast.statistics.original.items()
+    assert said in reason
+    assert count == 1
+
+
+def test_gradients_flow_where_the_caller_wants_them(net: Net) -> None:
+    fast = applied(net)
+    fast(X).sum().backward()
+    assert net.inner.weight.grad is not None
+
+
+@torch.no_grad()
+def test_a_plan_that_fails_is_answered_by_the_original_logged_once_and_given_up(
+    net: Net, caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = applied(net, Plan(backend="nonesuch"))
+    with caplog.at_level(logging.WARNING, "torchwise"):
+        for _ in range(MOST_FAILURES + 2):
+            assert torch.equal(fast(X), net(X))
+    assert sum(fast.statistics.original.values()) == MOST_FAILURES + 2
+    assert sum("failed, the original answers" in r.message for r in caplog.records) == 1
+    assert any("failed 3 times" in reason for reason in fast.statistics.original)
+
+
+@torch.no_grad()
+def test_an_error_of_the_models_own_is_the_callers(net: Net) -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not this one")
+
+    fast = torchwise.apply(picky, decided(picky, THREADS, X))
+    with pytest.raises(ValueError, match="not this one"):
+        fast(X)
+
+
+def test_a_decision_for_eager_runs_the_original(net: Net) -> None:
+    fast = applied(net, EAGER)
+    assert torch.equal(fast(X), net(X))
+    assert fast.statistics.optimized == 0
+
+
+def test_checkpoints_carry_no_prefix_and_load_both_ways(net: Net) -> None:
+    fast = applied(net)
+    assert list(fast.state_dict()) == list(net.state_dict())
+    other = Net()
+    other.load_state_dict(fast.state_dict())
+    fast.load_state_dict({k: v + 1 if v.is_floating_point() else v for k, v in other.state_dict().items()})
+    assert torch.equal(net.inner.weight, other.inner.weight + 1)
+    buffer = io.BytesIO()
+    torch.save(fast.state_dict(), buffer)
+
+
+def test_it_looks_like_the_original(net: Net) -> None:
+    fast = applied(net)
+    assert fast.greet() == "hello from mine"
+    fast.note = "yours"
+    assert net.note == "yours"
+    assert dict(fast.named_parameters()).keys() == dict(net.named_parameters()).keys()
+    assert [p is q for p, q in zip(fast.parameters(), net.parameters(), strict=True)] == [True] * 4
+    assert fast.inner is net.inner
+    assert [name for name, _ in fast.named_modules()] == [name for name, _ in net.named_modules()]
+    assert not fast.training
+    fast.train()
+    assert net.training
+    assert net.norm.training
+    fast.to(torch.float64)
+    assert net.inner.weight.dtype is torch.float64
+    fast.inner = torch.nn.Linear(4, 4)
+    assert net.inner is fast.inner
+    del fast.note
+    assert not hasattr(net, "note")
+
+
+def test_hooks_run_once(net: Net) -> None:
+    seen = []
+    fast = applied(net)
+    fast.register_forward_hook(lambda *_: seen.append("wrapper"))
+    net.register_forward_hook(lambda *_: seen.append("original"))
+    with torch.no_grad():
+        fast(X)
+    assert sorted(seen) == ["original", "wrapper"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_are_independent_and_keep_the_plan(net: Net, copier: object) -> None:
+    fast = applied(net)
+    other = copier(fast)  # type: ignore[operator]
+    other.inner.weight.zero_()
+    assert float(net.inner.weight.abs().sum()) > 0
+    assert other.decision == fast.decision
+    other(X)
+    assert other.statistics.optimized == 1
+
+
+def test_unwrap_gives_the_original_back(net: Net) -> None:
+    assert unwrap(applied(net)) is net
+    assert unwrap(torch.tanh) is torch.tanh
+    assert unwrap(torchwise.apply(torch.tanh, decided(torch.tanh, THREADS, X))) is torch.tanh
+    assert unwrap(torchwise.apply(applied(net), decided(net, EAGER, X))) is net
+
+
+def test_a_function_keeps_its_name() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        """Twice."""
+        return x * 2
+
+    fast = torchwise.apply(doubled, decided(doubled, THREADS, X))
+    assert isinstance(fast, OptimizedFunction)
+    assert (fast.__name__, fast.__doc__) == ("doubled", "Twice.")  # type: ignore[attr-defined]
+    assert torch.equal(fast(X), X * 2)
+    assert fast.statistics.optimized == 1
+
+
+def test_a_stale_decision_is_never_trusted(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    from dataclasses import replace
+
+    decision = decided(net, THREADS, X)
+    elsewhere = replace(decision, environment=replace(decision.environment, torch="1.0"))
+    for stale, said in ((elsewhere, "torch: 1.0 there"), (replace(decision, structure="x"), "structure of weights")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "torchwise"):
+            fast = torchwise.apply(net, stale)
+        assert said in caplog.text
+        with torch.no_grad():
+            assert torch.equal(fast(X), net(X))
+        assert fast.statistics.optimized == 0
+        with pytest.raises(StalePlanError, match="tune again"):
+            torchwise.apply(net, stale, strict=True)
+
+
+def test_a_model_in_another_mode_makes_the_decision_stale(net: Net) -> None:
+    decision = decided(net, THREADS, X)
+    with pytest.raises(StalePlanError):
+        torchwise.apply(net.train(), decision, strict=True)
+
+
+@torch.no_grad()
+def test_dynamic_plans_take_every_size_of_the_same_rank(net: Net) -> None:
+    dispatcher = applied(net)._dispatcher
+    object.__setattr__(dispatcher.decision.plan, "shapes", "dynamic")
+    assert dispatcher._why_not((torch.randn(7, 4),), {}) is None
+    assert dispatcher._why_not((torch.randn(7, 4, 1),), {}) is not None
+    assert dispatcher._why_not((torch.randn(7, 4).double(),), {}) is not None

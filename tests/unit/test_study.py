@@ -1,0 +1,271 @@
+"""The loop, with a launcher that answers from a table instead of running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchwise import environment
+from torchwise.errors import BaselineError, InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import (
+    Check,
+    Costs,
+    Failure,
+    FailureKind,
+    Inspection,
+    Measurement,
+    Outcome,
+    StudyState,
+    TrialState,
+    Verdict,
+    codec,
+)
+from torchwise.store import Storage, open_storage
+from torchwise.study import Request, Silent, run_study
+from torchwise.trial import Job, Limits
+from torchwise.trial.job import Attempt
+from torchwise.workload import WorkloadSpec
+
+EAGER_S = 0.010
+INDUCTOR = Plan(backend="inductor")
+GOOD = Verdict((Check("values", Outcome.PASS, "right"),))
+BAD = Verdict((Check("values", Outcome.FAIL, "wrong"),))
+
+
+def samples(seconds: float) -> tuple[float, ...]:
+    return tuple(seconds * factor for factor in (0.99, 1.0, 1.01, 1.0, 0.995, 1.005))
+
+
+class Table:
+    """A launcher that knows how each plan runs: (speed-up, cold cost, verdict), a failure, or an exception."""
+
+    def __init__(self, **plans: object) -> None:
+        self.known: dict[Plan, object] = {}
+        self.ran: list[tuple[str, Plan]] = []
+        self.structure = "structure"
+        self.default: object = (0.5, 0.0, GOOD)
+
+    def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+        self.ran.append((job.task, job.plan))
+        if job.task == "inspect":
+            return self.inspect()
+        answer = self.known.get(job.plan, self.default)
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, Failure):
+            return answer
+        speedup, cold, verdict = answer  # type: ignore[misc]
+        if job.task == "warm":
+            return codec.to_json(cold / 4)
+        timed = Measurement(samples(EAGER_S / speedup), samples(EAGER_S)) if verdict is GOOD else None
+        if timed and job.prune_below and timed.speedup.high < job.prune_below:
+            timed = replace(timed, pruned=True)
+        return codec.to_json(Attempt(Costs(cold), verdict, timed))
+
+    def inspect(self) -> str:
+        eager = Measurement(samples(EAGER_S), samples(EAGER_S))
+        inspection = Inspection(
+            "identity" + self.structure, self.structure, "Net", ("x",), frozenset({"module"}), eager, 0.1
+        )
+        return codec.to_json(inspection)
+
+    def tried(self) -> list[Plan]:
+        return [plan for task, plan in self.ran if task == "try"]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    with open_storage(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def table() -> Table:
+    found = Table()
+    found.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    return found
+
+
+def request(calls: int = 100_000, **options: object) -> Request:
+    return Request(WorkloadSpec("zoo:anything", calls=calls), **options)  # type: ignore[arg-type]
+
+
+def test_where_compiling_pays_it_is_decided_for(storage: Storage, table: Table) -> None:
+    study = run_study(request(), storage, table, Silent())
+    assert study.state is StudyState.DECIDED
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+    assert study.decision.warm_s == 2.5
+    assert "2" in study.decision.reason
+    assert ("warm", INDUCTOR) in table.ran
+
+
+def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Storage, table: Table) -> None:
+    study = run_study(request(calls=10), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+    assert INDUCTOR not in table.tried()
+    assert "10 calls" in study.decision.reason
+    assert any("inductor" in line for line in study.excluded)
+
+
+def test_where_nothing_is_faster_eager_wins(storage: Storage, table: Table) -> None:
+    table.known[INDUCTOR] = (0.8, 10.0, GOOD)
+    study = run_study(request(), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+
+
+def test_a_wrong_candidate_is_never_decided_for_however_fast(storage: Storage, table: Table) -> None:
+    table.known[INDUCTOR] = (9.0, 1.0, BAD)
+    study = run_study(request(), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+    assert next(t for t in study.trials if t.plan == INDUCTOR).state is TrialState.COMPLETE
+
+
+def test_a_candidate_that_fails_from_warm_caches_is_not_decided_for(storage: Storage, table: Table) -> None:
+    class Cold(Table):
+        def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+            if job.task == "warm":
+                return Failure(FailureKind.DIED, "warm compile", "SIGSEGV")
+            return super().run(job, limits, on_stage)
+
+    cold = Cold()
+    cold.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    study = run_study(request(), storage, cold, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+    assert "warm caches" in next(t for t in study.trials if t.plan == INDUCTOR).reason
+
+
+def test_failures_of_every_kind_are_kept_and_the_search_goes_on(storage: Storage, table: Table) -> None:
+    for kind in FailureKind:
+        table.known[Plan(threads=10 + len(table.known))] = Failure(kind, "compile", "planted")
+    plans = (*[plan for plan in table.known if plan != INDUCTOR], INDUCTOR)
+    study = run_study(request(plans=plans), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+    kinds = [t.failure.kind for t in study.trials if t.failure]
+    assert kinds == list(FailureKind)
+
+
+def test_the_same_request_again_reuses_the_decision(storage: Storage, table: Table) -> None:
+    first = run_study(request(), storage, table, Silent())
+    table.ran.clear()
+    again = run_study(request(), storage, table, Silent())
+    assert table.tried() == []
+    assert again.decision == first.decision
+
+
+def test_fresh_measures_anew(storage: Storage, table: Table) -> None:
+    run_study(request(), storage, table, Silent())
+    table.ran.clear()
+    run_study(request(fresh=True), storage, table, Silent())
+    assert INDUCTOR in table.tried()
+
+
+def test_other_calls_decide_anew_from_what_is_stored(storage: Storage, table: Table) -> None:
+    run_study(request(), storage, table, Silent())
+    table.ran.clear()
+    study = run_study(request(calls=10), storage, table, Silent())
+    assert table.tried() == []
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+    assert study.decision.workload.calls == 10
+
+
+def test_an_interrupted_study_keeps_what_is_finished_and_goes_on(storage: Storage, table: Table) -> None:
+    plans = (Plan(threads=7), INDUCTOR)
+    table.known[INDUCTOR] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_study(request(plans=plans), storage, table, Silent())
+    kept = storage.get_study(1)
+    assert kept.state is StudyState.INTERRUPTED
+    assert [t.plan for t in kept.trials] == [Plan(threads=7)]
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    table.ran.clear()
+    study = run_study(request(plans=plans), storage, table, Silent())
+    assert table.tried() == [INDUCTOR]
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
+def test_a_changed_model_makes_the_decision_stale_and_its_plan_is_proven_first(storage: Storage, table: Table) -> None:
+    run_study(request(), storage, table, Silent())
+    table.structure = "another"
+    table.ran.clear()
+    notes: list[str] = []
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    run_study(request(), storage, table, Notes())
+    assert table.tried()[0] == INDUCTOR
+    assert any("structure of its weights changed" in note for note in notes)
+
+
+def test_another_machine_makes_the_decision_stale(
+    storage: Storage, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_study(request(), storage, table, Silent())
+    here = environment.detect("cpu")
+    monkeypatch.setattr(environment, "detect", lambda device: replace(here, torch="9.9.9"))
+    table.ran.clear()
+    study = run_study(request(), storage, table, Silent())
+    assert table.tried()[0] == INDUCTOR
+    assert study.id != 1
+    assert f"torch: {here.torch} there, 9.9.9 here" in study.trials[0].reason or table.tried()[0] == INDUCTOR
+
+
+def test_a_stale_plan_that_is_not_allowed_now_is_not_tried(storage: Storage, table: Table) -> None:
+    from torchwise.plan import Legality
+
+    half = Plan(precision="bf16")
+    table.known[half] = (4.0, 0.0, GOOD)
+    run_study(request(allow=Legality.REDUCED, plans=(half,)), storage, table, Silent())
+    table.structure = "another"
+    table.ran.clear()
+    run_study(request(), storage, table, Silent())
+    assert half not in table.tried()
+
+
+def test_a_plain_model_that_fails_ends_the_study(storage: Storage) -> None:
+    class Broken(Table):
+        def inspect(self) -> Failure:  # type: ignore[override]
+            return Failure(FailureKind.DIED, "run eager", "SIGSEGV")
+
+    with pytest.raises(BaselineError, match="died in run eager: SIGSEGV"):
+        run_study(request(), storage, Broken(), Silent())
+    assert storage.list_studies() == []
+
+
+def test_the_budget_ends_the_search_and_says_so(storage: Storage, table: Table) -> None:
+    study = run_study(request(budget_s=1e-9), storage, table, Silent())
+    assert table.tried() == []
+    assert study.state is StudyState.DECIDED
+    assert any("budget" in line for line in study.excluded)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"effort": "heroic"}, "effort is 'heroic'"), ({"budget_s": 0}, "budget is 0")]
+)
+def test_bad_requests_are_refused_with_value_and_rule(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        request(**options)
+
+
+def test_the_listener_hears_everything_in_order(storage: Storage, table: Table) -> None:
+    heard: list[str] = []
+
+    class Ears:
+        def __getattr__(self, name: str) -> object:
+            return lambda *args: heard.append(name)
+
+    run_study(request(plans=(INDUCTOR,)), storage, table, Ears())  # type: ignore[arg-type]
+    assert heard == ["inspecting", "inspected", "trying", "finished", "leading"]

@@ -1,0 +1,156 @@
+"""Whole runs with planted faults, in real processes: the right decision comes out, and nothing finished is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchwise.plan import Plan
+from torchwise.records import TrialState
+from torchwise.store import open_storage
+
+TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
+GOOD, BAD = Plan(threads=1), Plan(threads=3)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2"}
+
+pytestmark = pytest.mark.slow
+
+
+def command(folder: Path, factory: str, *plans: Plan, **options: str) -> list[str]:
+    flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
+    chosen = [flag for plan in plans for flag in ("--plan", plan.to_json())]
+    base = [sys.executable, "-m", "torchwise.cli", "tune", f"{TARGETS}:{factory}", "--device", "cpu"]
+    return [*base, "--effort", "quick", "--store", str(folder / "store.db"), *chosen, *flags]
+
+
+def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, object]:
+    done = subprocess.run(
+        command(folder, factory, *plans, json=str(folder / "study.json")),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    study: dict[str, object] = json.loads((folder / "study.json").read_text())
+    return study
+
+
+@pytest.mark.parametrize("fault", ["wrong", "nan", "segfaults", "raises"])
+def test_a_planted_fault_ends_alone_and_the_good_plan_is_decided_for(tmp_path: Path, fault: str) -> None:
+    study = tune(tmp_path, fault, BAD, GOOD)
+    bad, good = study["trials"]  # type: ignore[misc]
+    assert bad["state"] == ("complete" if fault in ("wrong", "nan") else "fail")
+    assert bad["reason"]
+    assert good["state"] == "complete"
+    assert study["decision"]["plan"]["threads"] == 1  # type: ignore[index]
+
+
+def test_kill_9_at_any_moment_loses_no_finished_trial_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    plans = (GOOD, *(Plan(threads=n) for n in (4, 5, 6)))
+    rng = random.Random(20)
+    finished: dict[str, dict[str, object]] = {}
+    for delay in [rng.uniform(2.0, 9.0) for _ in range(4)]:
+        process = subprocess.Popen(
+            command(tmp_path, "wrong", *plans),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
+            start_new_session=True,
+        )
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        now = _finished(tmp_path)
+        for plan_id, trial in finished.items():
+            assert now[plan_id] == trial, "a finished trial was lost or changed"
+        finished = now
+    study = tune(tmp_path, "wrong", *plans)
+    assert [trial["state"] for trial in study["trials"]].count("running") == 0  # type: ignore[union-attr]
+    assert len(study["trials"]) == len(plans)  # type: ignore[arg-type]
+    assert study["decision"]["plan"]["threads"] == 1  # type: ignore[index]
+    final = _finished(tmp_path)
+    for plan_id, trial in finished.items():
+        assert final[plan_id] == trial
+
+
+def _finished(folder: Path) -> dict[str, object]:
+    if not (folder / "store.db").exists():
+        return {}
+    with open_storage(str(folder / "store.db")) as storage:
+        studies = [storage.get_study(summary.id) for summary in storage.list_studies()]
+    return {t.plan.id: t for study in studies for t in study.trials if t.state is not TrialState.RUNNING}
+
+
+def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "hangs", GOOD, BAD),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    deadline = time.monotonic() + 60
+    while not _finished(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(1.0)  # the second candidate hangs by now
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "finished trials are kept" in said
+    (kept,) = _finished(tmp_path).values()
+    assert kept.plan == GOOD  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "said"),
+    [
+        ("no_such_module:make", 2, "no module or target scheme 'no_such_module'"),
+        ("nothing", 2, "names no factory"),
+        (f"{TARGETS}:nothing", 2, "has no 'nothing'"),
+        (f"{TARGETS}:broken", 2, "no weights here"),
+        (f"{TARGETS}:refuses", 3, "the model raised RuntimeError"),
+    ],
+)
+def test_bad_input_and_a_failing_model_have_exit_codes_of_their_own(
+    tmp_path: Path, target: str, code: int, said: str
+) -> None:
+    line = [sys.executable, "-m", "torchwise.cli", "tune", target, "--store", str(tmp_path / "s.db"), "--device", "cpu"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_processes_tuning_into_one_file_lose_nothing(tmp_path: Path) -> None:
+    """Eight at once on one study: every plan is tried exactly once, by whoever claims it first."""
+    plans = [GOOD, *(Plan(threads=n) for n in (4, 5, 6, 7, 8))]
+    running = [
+        subprocess.Popen(
+            command(tmp_path, "wrong", *plans),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        for _ in range(8)
+    ]
+    for process in running:
+        _, said = process.communicate(timeout=250)
+        assert process.returncode == 0, said
+    with open_storage(str(tmp_path / "store.db")) as storage:
+        (summary,) = storage.list_studies()
+        study = storage.get_study(summary.id)
+    assert sorted(t.plan.id for t in study.trials) == sorted(plan.id for plan in plans)
+    assert [t.number for t in study.trials] == list(range(len(plans)))
+    assert study.decision is not None
+    assert study.decision.plan == GOOD

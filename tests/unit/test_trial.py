@@ -1,0 +1,225 @@
+"""One candidate in one process: whatever it does ends there, and is told apart from everything else it could do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from torchwise.errors import BaselineError, TargetError, WorkloadError
+from torchwise.plan import Plan
+from torchwise.records import FailureKind, Outcome, Trial, TrialState
+from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings, inspect_workload, try_plan
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import WorkloadSpec
+
+TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
+GOOD, BAD = Plan(threads=1), Plan(threads=3)
+GIB = 2**30
+SETTINGS = ProcessSettings("highest", "float32", 2, False, True, False)
+
+
+@pytest.fixture(scope="module")
+def launcher() -> ProcessLauncher:
+    return ProcessLauncher()
+
+
+def job(factory: str, task: str = "try") -> Job:
+    spec = WorkloadSpec(f"{TARGETS}:{factory}")
+    return Job(task, spec, traits=frozenset({"module"}), effort=EFFORTS["quick"], settings=SETTINGS)  # type: ignore[arg-type]
+
+
+def tried(
+    launcher: ProcessLauncher, factory: str, plan: Plan = BAD, *, seconds: float = 60, memory: int = 8 * GIB
+) -> Trial:
+    trial = Trial(0, plan, TrialState.RUNNING)
+    return try_plan(launcher, job(factory), trial, Limits(seconds, memory), lambda stage: None)
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "said"),
+    [
+        ("segfaults", FailureKind.DIED, "SIGSEGV"),
+        ("exits", FailureKind.DIED, "exit code 7"),
+        ("raises", FailureKind.RAISED, "ValueError: no answer on three threads"),
+        ("allocates", FailureKind.OUT_OF_MEMORY, "allocate"),
+        ("interrupts", FailureKind.RAISED, "KeyboardInterrupt"),
+    ],
+)
+def test_each_way_to_fail_is_told_apart(launcher: ProcessLauncher, factory: str, kind: FailureKind, said: str) -> None:
+    trial = tried(launcher, factory)
+    assert trial.state is TrialState.FAIL
+    assert trial.failure is not None
+    assert (trial.failure.kind, trial.failure.stage) == (kind, "compile")
+    assert said in trial.failure.message
+    assert said in trial.reason
+    assert not trial.is_proven
+
+
+def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLauncher) -> None:
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    start = time.monotonic()
+    trial = tried(launcher, "hangs", seconds=4)
+    assert trial.failure is not None
+    assert trial.failure.kind is FailureKind.TIMED_OUT
+    assert "limit of 4 s" in trial.failure.message
+    assert time.monotonic() - start < 15
+    after = {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+    # The workers' server and its resource tracker may have come; a worker may not have stayed.
+    names = [" ".join(psutil.Process(pid).cmdline()) for pid in after - before]
+    assert all("forkserver" in name or "resource_tracker" in name for name in names), names
+
+
+def test_a_memory_hog_is_ended_before_it_hurts_anybody(launcher: ProcessLauncher) -> None:
+    trial = tried(launcher, "hogs", memory=2 * GIB)
+    assert trial.failure is not None
+    assert trial.failure.kind is FailureKind.OUT_OF_MEMORY
+    assert "its limit is 2.0 GiB" in trial.failure.message
+
+
+@pytest.mark.parametrize(("factory", "said"), [("nan", "not finite"), ("wrong", "off by"), ("wrong_dtype", "dtype")])
+def test_a_wrong_answer_completes_unproven_and_is_never_timed(
+    launcher: ProcessLauncher, factory: str, said: str
+) -> None:
+    trial = tried(launcher, factory)
+    assert trial.state is TrialState.COMPLETE
+    assert trial.verdict is not None
+    assert trial.verdict.outcome is Outcome.FAIL
+    assert said in trial.reason
+    assert trial.measurement is None
+    assert not trial.is_proven
+
+
+def test_a_good_candidate_is_proven_and_timed(launcher: ProcessLauncher) -> None:
+    trial = tried(launcher, "wrong", GOOD)
+    assert trial.is_proven, trial.reason
+    assert trial.measurement is not None
+    assert trial.measurement.speedup.low > 2
+    assert trial.costs is not None
+    assert trial.costs.cold_s < 0.5
+
+
+def test_a_candidate_that_cannot_lead_is_stopped_early(launcher: ProcessLauncher) -> None:
+    trial = Trial(0, GOOD, TrialState.RUNNING)
+    pruned = try_plan(launcher, replace(job("wrong"), prune_below=50.0), trial, Limits(60, 8 * GIB), lambda stage: None)
+    assert pruned.state is TrialState.PRUNED
+    assert "could no longer lead" in pruned.reason
+    assert not pruned.is_proven
+
+
+def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
+    heard: list[str] = []
+    try_plan(launcher, job("wrong"), Trial(0, GOOD, TrialState.RUNNING), Limits(60, 8 * GIB), heard.append)
+    assert heard == ["compile", "verify", "measure"]
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "said"),
+    [
+        (f"{TARGETS}:broken", WorkloadError, "RuntimeError: no weights here"),
+        (f"{TARGETS}:nothing", TargetError, "no 'nothing'"),
+        (f"{TARGETS}:refuses", BaselineError, "float32[4, 8]"),
+        (f"{TARGETS}:dies", BaselineError, "SIGSEGV"),
+    ],
+)
+def test_what_is_the_users_own_fault_is_raised_with_what_was_found(
+    launcher: ProcessLauncher, target: str, error: type[Exception], said: str
+) -> None:
+    inspection = Job("inspect", WorkloadSpec(target), effort=EFFORTS["quick"])
+    with pytest.raises(error, match=said.replace("[", r"\[").replace("]", r"\]")):
+        inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None)
+
+
+def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
+    spec = WorkloadSpec("zoo:spinlock.operator@small")
+    found = inspect_workload(
+        launcher, Job("inspect", spec, effort=EFFORTS["quick"]), Limits(60, 8 * GIB), lambda s: None
+    )
+    assert {"module", "conv", "gemm", "stochastic", "float32", "repeated_blocks"} <= found.traits
+    assert any("training mode" in note for note in found.notes)
+    assert len(found.measurement.candidate_s) == len(found.measurement.baseline_s) >= 3
+    assert found.shares["conv"] > 0.1
+
+
+def test_the_parent_needs_no_torch_and_no_guard_around_main(tmp_path: Path) -> None:
+    """A script without `if __name__ == "__main__"` runs once, and workers do not run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "print('script runs')\n"
+        "from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload\n"
+        "from torchwise.workload import WorkloadSpec\n"
+        "job = Job('inspect', WorkloadSpec('zoo:tutorial.fusion_demo@small'))\n"
+        "found = inspect_workload(ProcessLauncher(), job, Limits(60, 2**33), lambda s: None)\n"
+        "print(found.description, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.count("script runs") == 1, done.stderr
+    assert "FusionDemo" in done.stdout
+    assert done.stdout.rstrip().endswith("False")
+
+
+def test_workers_die_with_their_parent(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    mark = tmp_path / "pids"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import psutil\n"
+        "from torchwise.trial import *\n"
+        "from torchwise.records import Trial, TrialState\n"
+        "from torchwise.plan import Plan\n"
+        "from torchwise.workload import WorkloadSpec\n"
+        f"job = Job('try', WorkloadSpec({str(TARGETS) + ':hangs'!r}))\n"
+        "def stage(name):\n"
+        "    pids = [p.pid for p in psutil.Process().children(recursive=True)]\n"
+        f"    Path({str(mark)!r}).write_text(' '.join(map(str, pids)))\n"
+        "try_plan(ProcessLauncher(), job, Trial(0, Plan(threads=3), TrialState.RUNNING), Limits(600, 2**33), stage)\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    pids = [int(pid) for pid in mark.read_text().split()]
+    assert pids
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(map(_alive, pids)):
+        time.sleep(0.1)
+    assert not any(map(_alive, pids))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_candidates_caches_are_its_own_and_are_removed(launcher: ProcessLauncher) -> None:
+    seen: list[str] = []
+
+    class Spy:
+        def run(self, given: Job, limits: Limits, on_stage: object) -> object:
+            seen.append(given.cache_dir)
+            assert os.path.isdir(given.cache_dir)
+            assert not os.listdir(given.cache_dir)
+            return launcher.run(given, limits, on_stage)  # type: ignore[arg-type]
+
+    for _ in range(2):
+        try_plan(Spy(), job("wrong"), Trial(0, GOOD, TrialState.RUNNING), Limits(60, 8 * GIB), lambda s: None)  # type: ignore[arg-type]
+    assert len(set(seen)) == 2
+    assert not any(os.path.exists(folder) for folder in seen)
+
+
+def test_the_users_own_start_method_is_left_alone(launcher: ProcessLauncher) -> None:
+    assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
+    assert sys.modules["__main__"].__name__ == "__main__"
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
