@@ -170,6 +170,8 @@ class StorageContract:
         assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE) is None
         storage.finish_trial(study.id, failed(trial))
         assert storage.claim_trial(study.id, INDUCTOR, "", ME) is None
+        storage.finish_trial(study.id, failed(claim(storage, study.id, TUNED, GONE)))
+        assert storage.claim_trial(study.id, TUNED, "", ME) is None
 
     def test_a_dead_owner_s_trial_is_taken_over_under_its_number(self, storage: Storage, study: Study) -> None:
         claim(storage, study.id, owner=GONE)
@@ -233,6 +235,7 @@ class StorageContract:
         monkeypatch.setattr(time, "time", lambda: now + 590)
         assert storage.reclaim(study.id) == []
         storage.heartbeat(ELSEWHERE)
+        storage.heartbeat(replace(ELSEWHERE, pid=2, started=2e9))  # a later process of the same number
         monkeypatch.setattr(time, "time", lambda: now + 630)
         assert storage.reclaim(study.id) == [TUNED]
         monkeypatch.setattr(time, "time", lambda: now + 1200)

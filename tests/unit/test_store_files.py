@@ -236,9 +236,9 @@ def test_an_empty_read_only_file_says_what_it_lacks(public: Path) -> None:
 def test_a_store_deleted_while_open_is_not_made_anew(path: Path) -> None:
     with open_storage(str(path)) as storage:
         path.unlink()
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError, match="is gone: it was deleted or moved while in use"):
             create(storage)
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError, match="is gone"):
             storage.list_studies()
     assert not path.exists()
 

@@ -1,0 +1,146 @@
+"""The statements behind `Storage` that concern trials; each runs in the caller's transaction."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from torchwise.errors import StorageError
+from torchwise.plan import Plan
+from torchwise.records import Trial, TrialState
+from torchwise.records.study import SCHEMA as FORMAT
+from torchwise.store.owner import Owner
+from torchwise.store.rows import dump, load
+from torchwise.store.schema import studies, trials
+
+_RUNNING = TrialState.RUNNING.value
+
+
+def require(connection: Connection, study_id: int, *, lock: bool = False) -> None:
+    """Make sure that there is such a study; `lock` makes other writers to it wait for this transaction's end.
+
+    SQLite has no locks on rows and needs none: its writers wait for each other from their start.
+
+    Raises:
+        StorageError: there is no such study.
+    """
+    query = select(studies.c.id).where(studies.c.id == study_id)
+    if connection.execute(query.with_for_update() if lock else query).one_or_none() is None:
+        newest = connection.execute(select(studies.c.id).order_by(studies.c.id.desc()).limit(10)).scalars().all()
+        held = f"the newest are {', '.join(map(str, newest))}" if newest else "the store holds none yet"
+        raise StorageError(f"there is no study {study_id}; {held}")
+
+
+def claim(connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner) -> Trial | None:
+    """Insert a RUNNING trial, or take a dead owner's over; None where the plan is finished or in hand."""
+    require(connection, study_id, lock=True)
+    row = _find(connection, study_id, plan)
+    if row is not None and (row.state != _RUNNING or _owner(row).is_alive(row.heartbeat)):
+        return None
+    number = row.number if row is not None else _next_number(connection, study_id)
+    trial = Trial(number, plan, TrialState.RUNNING, reason, started_at=time.time())
+    values = {**_owner_values(owner), **record_of(trial)}
+    if row is None:
+        connection.execute(insert(trials).values(study_id=study_id, number=number, **values))
+    else:
+        connection.execute(_at(update(trials), study_id, number).values(values))
+    return trial
+
+
+def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:
+    """Store a finished trial with its `record_of`; a record that another process finished meanwhile stays."""
+    require(connection, study_id, lock=True)
+    row = _find(connection, study_id, trial.plan)
+    if row is None:  # the claim was taken away, as from a machine that slept: the result is as good
+        add_finished(connection, study_id, _next_number(connection, study_id), record)
+    elif row.state == _RUNNING:
+        connection.execute(_at(update(trials), study_id, row.number).values(record))
+
+
+def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:
+    """Insert a finished trial that nobody claimed here, with its `record_of`."""
+    owner = _owner_values(Owner.current())
+    connection.execute(insert(trials).values(study_id=study_id, number=number, **owner, **record))
+
+
+def record_of(trial: Trial) -> dict[str, Any]:
+    """Return the columns that hold a trial's contents, derived before the transaction that writes them."""
+    speedup = trial.measurement.speedup.mid if trial.measurement and trial.measurement.candidate_s else None
+    return {
+        "plan_id": trial.plan.id,
+        "state": trial.state.value,
+        "speedup": speedup if speedup is not None and math.isfinite(speedup) else None,
+        "format": FORMAT,
+        "record": dump(trial),
+    }
+
+
+def release(connection: Connection, study_id: int, number: int) -> None:
+    """Delete a RUNNING trial; a finished one stays."""
+    connection.execute(_at(delete(trials), study_id, number).where(trials.c.state == _RUNNING))
+
+
+def reclaim(connection: Connection, study_id: int) -> list[Plan]:
+    """Delete the RUNNING trials of dead owners; return their plans in the order of their numbers."""
+    require(connection, study_id, lock=True)
+    running = select(trials).where(trials.c.study_id == study_id, trials.c.state == _RUNNING)
+    rows = connection.execute(running.order_by(trials.c.number)).all()
+    dead = [row for row in rows if not _owner(row).is_alive(row.heartbeat)]
+    plans = [_read(row).plan for row in dead]
+    for row in dead:
+        release(connection, study_id, row.number)
+    return plans
+
+
+def touch(connection: Connection, owner: Owner) -> None:
+    """Set the heartbeat of the owner's RUNNING trials to now."""
+    mine = (
+        trials.c.state == _RUNNING,
+        trials.c.owner_host == owner.host,
+        trials.c.owner_pid == owner.pid,
+        trials.c.owner_started == owner.started,
+    )
+    connection.execute(update(trials).where(*mine).values(heartbeat=time.time()))
+
+
+def read_trials(connection: Connection, study_id: int) -> tuple[Trial, ...]:
+    """Read a study's trials in the order of their numbers."""
+    query = select(trials).where(trials.c.study_id == study_id).order_by(trials.c.number)
+    return tuple(_read(row) for row in connection.execute(query))
+
+
+def _find(connection: Connection, study_id: int, plan: Plan) -> Row[Any] | None:
+    same = (trials.c.study_id == study_id, trials.c.plan_id == plan.id)
+    return connection.execute(select(trials).where(*same)).one_or_none()
+
+
+def _next_number(connection: Connection, study_id: int) -> int:
+    highest = connection.execute(select(func.max(trials.c.number)).where(trials.c.study_id == study_id)).scalar()
+    return 0 if highest is None else highest + 1
+
+
+def _at(statement: Any, study_id: int, number: int) -> Any:
+    return statement.where(trials.c.study_id == study_id, trials.c.number == number)
+
+
+def _owner_values(owner: Owner) -> dict[str, Any]:
+    return {
+        "owner_host": owner.host,
+        "owner_pid": owner.pid,
+        "owner_started": owner.started,
+        "heartbeat": time.time(),
+    }
+
+
+def _read(row: Row[Any]) -> Trial:
+    name = f"trial {row.number} of study {row.study_id}"
+    trial = load(row.record, Trial, row=name, written=row.format, known=FORMAT)
+    return replace(trial, number=row.number)
+
+
+def _owner(row: Row[Any]) -> Owner:
+    return Owner(row.owner_host, row.owner_pid, row.owner_started)

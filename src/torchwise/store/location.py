@@ -1,0 +1,56 @@
+"""Where the store is: from what the user typed to a database URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from torchwise.errors import StorageError
+
+VARIABLE = "TORCHWISE_STORE"
+RULE = "must be a path ending in .db, a sqlite:///PATH or a postgresql://USER@HOST/DATABASE URL"
+
+_SQLITE = ("sqlite", "sqlite+pysqlite")
+_POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
+
+
+def default_url() -> str:
+    """Return the environment's TORCHWISE_STORE, or else a SQLite file in the user's data folder."""
+    if given := os.environ.get(VARIABLE):
+        return given
+    from platformdirs import user_data_dir
+
+    return f"sqlite:///{Path(user_data_dir('torchwise')) / 'torchwise.db'}"
+
+
+def locate(text: str) -> URL:
+    """Return the database URL that `text`, a URL or a path ending in .db, means; files as absolute paths.
+
+    Raises:
+        StorageError: it means no database that Torchwise can use.
+    """
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        if not text.endswith(".db"):
+            raise StorageError(f"store is {text!r}, but {RULE}")
+        return _file(text)
+    if scheme not in _SQLITE + _POSTGRES:
+        raise StorageError(f"store has the scheme {scheme!r}, but {RULE}")
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):  # the text may hold a password: it is not repeated
+        raise StorageError(f"store is a malformed {scheme}:// URL, but {RULE}") from None
+    if scheme in _POSTGRES:
+        return url.set(drivername="postgresql+psycopg")
+    if not url.database or url.database == ":memory:":
+        raise StorageError(f"store is {text!r}, which no other process could read, but {RULE}")
+    if url.host or url.query:
+        raise StorageError(f"store is {text!r}, but a sqlite URL has three slashes, a path, and no parameters")
+    return _file(url.database)
+
+
+def _file(path: str) -> URL:
+    return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))

@@ -1,0 +1,102 @@
+"""Bringing a store to the schema of this version, by Alembic; refusing what this version does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from torchwise.errors import StorageError
+from torchwise.store import sqlite
+from torchwise.store.database import Database
+from torchwise.store.schema import HEAD, VERSION_TABLE
+
+LOCK_TIMEOUT_S = 60.0
+SCRIPTS = Path(__file__).parent / "migrations"
+
+_ADVISORY_LOCK = 0x746F726368  # any number that no other program uses
+
+
+def bring_to_head(database: Database) -> None:
+    """Create or migrate the tables, once, however many processes ask at the same time.
+
+    Raises:
+        StorageError: a newer schema, another program's file, or a store that needs migrating but is read-only.
+    """
+    revision = database.read(_revision)
+    if revision == HEAD:
+        return
+    _refuse(database, revision)
+    with _alone(database):
+        if database.file:
+            sqlite.use_write_ahead_log(database.file, database.place)
+        database.write(_upgrade)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+
+
+def _refuse(database: Database, revision: str | None) -> None:
+    place = database.place
+    if revision is not None and revision not in _known():
+        raise StorageError(
+            f"store {place} has schema {revision!r}, but this version knows schemas up to {HEAD!r}; "
+            "update with pip install -U torchwise, or give another store with --store"
+        )
+    if revision is None and database.file and (tables := database.read(_tables)):
+        raise StorageError(
+            f"store {place} is another program's database (it holds the table {tables[0]!r}), "
+            "but must be a Torchwise store or not exist yet; give another with --store"
+        )
+    if not database.is_writable:
+        held = f"schema {revision!r}" if revision else "no schema"
+        raise StorageError(
+            f"store {place} has {held} and is read-only, but this version needs schema {HEAD!r}; "
+            "open it once with write permission"
+        )
+
+
+def _tables(connection: Connection) -> list[str]:
+    return inspect(connection).get_table_names()
+
+
+def _known() -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    return {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
+
+
+def _upgrade(connection: Connection) -> None:
+    """Run the migrations that lack: none, where another process was quicker."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+@contextmanager
+def _alone(database: Database) -> Iterator[None]:
+    """Hold the file's migration lock; PostgreSQL has a lock of its own, taken in `_upgrade`."""
+    if database.file is None:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(f"{database.file}.lock", timeout=LOCK_TIMEOUT_S):
+            yield
+    except Timeout:
+        raise StorageError(
+            f"store {database.place} is still being migrated by another process after {LOCK_TIMEOUT_S:.0f} s; "
+            "wait for it, or end it"
+        ) from None

@@ -1,0 +1,71 @@
+"""The tables. Whoever changes one adds a migration, sets `HEAD`, and keeps a dump of the old form as a fixture.
+
+Records are kept whole, as JSON text; only what queries ask for has a column of its own. Every name begins with
+"torchwise_", so that a PostgreSQL database may hold other programs' tables as well.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
+
+HEAD = "0001"
+"""The newest migration: the schema that this version reads and writes."""
+
+VERSION_TABLE = "torchwise_schema"
+
+metadata = MetaData()
+
+studies = Table(
+    "torchwise_studies",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    # The key, in the order of `StudyKey`.
+    Column("identity", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("objective", Text, nullable=False),
+    Column("allow", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("excluded", Text, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("record", Text, nullable=False),  # the study as created; the columns above hold what has changed since
+    UniqueConstraint("identity", "fingerprint", "device", "mode", "objective", "allow", name="torchwise_studies_key"),
+    sqlite_autoincrement=True,  # the number of a deleted study is never given to another
+)
+
+trials = Table(
+    "torchwise_trials",
+    metadata,
+    Column("study_id", Integer, ForeignKey("torchwise_studies.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("plan_id", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("owner_host", Text, nullable=False),
+    Column("owner_pid", Integer, nullable=False),
+    Column("owner_started", Double, nullable=False),
+    Column("heartbeat", Double, nullable=False),
+    Column("speedup", Double),
+    Column("format", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    UniqueConstraint("study_id", "plan_id", name="torchwise_trials_plan"),
+    Index("torchwise_trials_state", "state"),
+)
+
+decisions = Table(
+    "torchwise_decisions",
+    metadata,
+    Column("study_id", Integer, ForeignKey("torchwise_studies.id", ondelete="CASCADE"), primary_key=True),
+    Column("target", Text, nullable=False),
+    Column("identity", Text, nullable=False),
+    Column("decided_at", Double, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("speedup_low", Double),
+    Column("speedup_mid", Double),
+    Column("speedup_high", Double),
+    Column("format", Text, nullable=False),
+    Column("record", Text, nullable=False),
+)

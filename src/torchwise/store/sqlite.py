@@ -1,0 +1,99 @@
+"""A SQLite file as the store: its permissions, its connections, its transactions.
+
+Write-ahead log, so that readers never wait; `synchronous=FULL`, so that what is committed survives a power cut;
+`BEGIN IMMEDIATE`, so that a writer waits for its turn at the start and never fails half-way.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
+
+from torchwise.errors import StorageError
+from torchwise.store.trouble import explain
+
+BUSY_TIMEOUT_S = 30.0
+WRITING = "torchwise_writing"
+"""Execution option of a connection whose transactions write."""
+
+
+def sqlite_engine(path: Path) -> Engine:
+    """Return an engine whose every transaction has a connection of its own, so that it is safe after a fork."""
+    url = URL.create("sqlite", database=str(path))
+    engine = create_engine(url, creator=partial(connect, path), poolclass=NullPool)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def prepare(path: Path) -> None:
+    """Make sure that there is a readable file at `path`, an empty one if need be.
+
+    Raises:
+        StorageError: a folder is there, or permission lacks.
+    """
+    if path.is_dir():
+        raise StorageError(f"store {path} is a folder, but must be a file")
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    except OSError as error:
+        raise StorageError(f"store {path} cannot be created: {error.strerror}; give another with --store") from error
+    if not _may(path, os.R_OK):
+        raise StorageError(f"store {path} is not readable for this user; change its mode or give another with --store")
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this user may write the file and, as the write-ahead log needs, create files beside it."""
+    return _may(path, os.W_OK) and _may(path.parent, os.W_OK)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open an existing file: for writing where permitted, else for reading."""
+    if is_writable(path):
+        connection = _open(path, "mode=rw")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        return connection
+    connection = _open(path, "mode=ro")
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if Path(f"{path}-wal").exists():  # reading past it would show an older state
+            raise StorageError(
+                f"store {path} is read-only and has changes in {path.name}-wal that are not taken in yet ({error}); "
+                "open it once with write permission"
+            ) from error
+        return _open(path, "mode=ro&immutable=1")  # nobody is writing, and the log's index cannot be created
+    return connection
+
+
+def use_write_ahead_log(path: Path, place: str) -> None:
+    """Set the file's journal mode, which it keeps; where the file system lacks shared memory it stays as it is."""
+    try:
+        connection = connect(path)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise explain(error, place) from error
+
+
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    """Open without the driver's own transactions: SQLAlchemy's documented recipe for a BEGIN of one's own."""
+    return sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+
+
+def _begin(connection: Connection) -> None:
+    writing = connection.get_execution_options().get(WRITING, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _may(path: Path, right: int) -> bool:
+    return os.access(path, right, effective_ids=os.access in os.supports_effective_ids)

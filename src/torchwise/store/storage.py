@@ -1,0 +1,177 @@
+"""The store's front door: one class, one transaction per method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy.exc import IntegrityError
+
+from torchwise.errors import StorageError
+from torchwise.plan import Plan
+from torchwise.records import Decision, Study, StudyState, Trial
+from torchwise.store import claims, studies
+from torchwise.store.database import Database
+from torchwise.store.keys import StudyKey, StudySummary
+from torchwise.store.location import default_url, locate
+from torchwise.store.migrate import bring_to_head
+from torchwise.store.owner import Owner
+
+
+def open_storage(url: str | None = None) -> Storage:
+    """Open the store at `url`, creating or migrating it where that is needed; by default `default_url()`.
+
+    Args:
+        url: a path ending in .db, a `sqlite:///PATH` or a `postgresql://USER@HOST/DATABASE` URL.
+
+    Raises:
+        StorageError: it cannot be reached or read, is no store, has a newer schema, or its driver is missing.
+    """
+    database = Database(locate(url or default_url()))
+    bring_to_head(database)
+    return Storage(database)
+
+
+class Storage:
+    """Studies, trials and decisions, shared between processes, threads and forks.
+
+    Each method is one transaction: when it returns, what it wrote survives `kill -9` and a power cut; when it
+    raises, nothing of it was written. A store that may not be written can be read.
+
+    A process claims a trial before it runs it, keeps the claim by a heartbeat, and finishes or releases it. A plan
+    has one trial per study at most, so that no two processes try the same one; whose owner has died is reclaimed.
+
+    Every method raises `StorageError` where the database cannot be reached, stays locked or is damaged, where a
+    study is asked for that there is not, and where a row to be read is of another format.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Use a database that is at the schema of this version; `open_storage` sees to that."""
+        self._database = database
+
+    @property
+    def place(self) -> str:
+        """The file or the URL without its password, for messages."""
+        return self._database.place
+
+    def find_study(self, key: StudyKey) -> Study | None:
+        """Return the study under `key`, or None."""
+        study_id = self._database.read(lambda c: studies.find(c, key))
+        return None if study_id is None else self.get_study(study_id)
+
+    def create_study(self, key: StudyKey, study: Study) -> Study:
+        """Return the study under `key`, created from `study` where there is none yet.
+
+        Of processes that call this at the same time one creates and all get the same. The id of `study`, its
+        trials and its decision are not taken: the store gives the id, `finish_trial` and `conclude` the rest.
+        """
+        try:
+            study_id = self._database.write(lambda c: studies.find_or_add(c, key, study))
+        except IntegrityError:  # PostgreSQL: another process added it between our look and our insert
+            found = self._database.read(lambda c: studies.find(c, key))
+            if found is None:
+                raise
+            study_id = found
+        return self.get_study(study_id)
+
+    def import_study(self, study: Study) -> Study:
+        """Add a study from elsewhere with its finished trials and its decision; return it with its new id.
+
+        Raises:
+            StorageError: the store holds a study under the same key, or the trials repeat a plan or a number.
+        """
+        records = [claims.record_of(trial) for trial in study.trials]
+        try:
+            study_id = self._database.write(lambda c: studies.add_whole(c, study, records))
+        except IntegrityError:
+            raise StorageError(
+                f"the study of {study.workload.target} has two trials of one plan or number; export it anew"
+            ) from None
+        return self.get_study(study_id)
+
+    def get_study(self, study_id: int) -> Study:
+        """Return the study with this id, its trials in the order of their numbers."""
+        return self._database.read(lambda c: studies.get(c, study_id))
+
+    def list_studies(self, target: str | None = None) -> list[StudySummary]:
+        """List all studies, or those made for `target`, newest first, without reading their samples."""
+        return self._database.read(lambda c: studies.summaries(c, target))
+
+    def claim_trial(self, study_id: int, plan: Plan, reason: str, owner: Owner) -> Trial | None:
+        """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None where there is nothing to do.
+
+        None says that the plan is finished, or RUNNING by an owner that lives, this one included. The number is
+        the next one; a dead owner's trial is taken over under its own.
+        """
+        return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner))
+
+    def finish_trial(self, study_id: int, trial: Trial) -> None:
+        """Store a finished trial in the place of its claim.
+
+        Where the plan has a finished trial already, that one stays. Where the claim was taken away, as from a
+        machine that slept, the trial is stored all the same, under another number if need be.
+        """
+        if not trial.state.is_finished:
+            raise StorageError(f"trial {trial.number} is {trial.state}, but must be complete, pruned or fail to finish")
+        record = claims.record_of(trial)
+        self._database.write(lambda c: claims.finish(c, study_id, trial, record))
+
+    def release_trial(self, study_id: int, number: int) -> None:
+        """Take a claim back, as when its run was interrupted: the plan is as if never claimed.
+
+        A finished trial stays, and that there is no such trial is no error.
+        """
+        self._database.write(lambda c: claims.release(c, study_id, number))
+
+    def reclaim(self, study_id: int) -> list[Plan]:
+        """Take back the claims of owners that have died and return their plans, so that they are tried again.
+
+        An owner on this host is dead when its process is gone; one on another host when its heartbeat is older
+        than 10 minutes.
+        """
+        return self._database.write(lambda c: claims.reclaim(c, study_id))
+
+    def heartbeat(self, owner: Owner) -> None:
+        """Say that `owner` lives, for all its RUNNING trials; to be called about once a minute."""
+        self._database.write(lambda c: claims.touch(c, owner))
+
+    def conclude(
+        self,
+        study_id: int,
+        *,
+        state: StudyState,
+        decision: Decision | None,
+        excluded: Sequence[str],
+        seconds: float,
+    ) -> None:
+        """Store where a search has come to.
+
+        Args:
+            study_id: the study.
+            state: replaces the stored one.
+            decision: replaces the stored one; None keeps it.
+            excluded: replaces the stored list.
+            seconds: time spent since the last call; added to what is stored.
+        """
+        self._database.write(lambda c: studies.conclude(c, study_id, state, decision, excluded, seconds))
+
+    def decisions(self, *, target: str | None = None, identity: str | None = None) -> list[Decision]:
+        """Return the decisions made for this target and this identity, or for any, newest first."""
+        return self._database.read(lambda c: studies.read_decisions(c, target, identity))
+
+    def delete_study(self, study_id: int) -> None:
+        """Delete a study with its trials and its decision. Its id is never given to another."""
+        self._database.write(lambda c: studies.remove(c, study_id))
+
+    def close(self) -> None:
+        """Give back what the store holds open; it must not be used afterwards."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

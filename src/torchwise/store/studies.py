@@ -1,0 +1,178 @@
+"""The statements behind `Storage` that concern studies and decisions; each runs in the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from torchwise.errors import StorageError
+from torchwise.records import Decision, Interval, Study, StudyState
+from torchwise.records.decision import SCHEMA as DECISION_FORMAT
+from torchwise.records.study import SCHEMA as STUDY_FORMAT
+from torchwise.store.claims import add_finished, read_trials, require
+from torchwise.store.keys import StudyKey, StudySummary
+from torchwise.store.rows import dump, load
+from torchwise.store.schema import decisions, studies, trials
+
+
+def find(connection: Connection, key: StudyKey) -> int | None:
+    """Return the id of the study under `key`."""
+    same = (studies.c[name] == value for name, value in asdict(key).items())
+    return connection.execute(select(studies.c.id).where(*same)).scalar()
+
+
+def find_or_add(connection: Connection, key: StudyKey, study: Study) -> int:
+    """Return the id of the study under `key`, inserted without its trials and decision where there is none."""
+    found = find(connection, key)
+    if found is not None:
+        return found
+    created_at = study.created_at or time.time()
+    row = {
+        **asdict(key),
+        "target": study.workload.target,
+        "state": study.state.value,
+        "created_at": created_at,
+        "seconds": study.seconds,
+        "excluded": json.dumps(study.excluded),
+        "format": STUDY_FORMAT,
+        "record": dump(replace(study, trials=(), decision=None, created_at=created_at)),
+    }
+    made = connection.execute(insert(studies).values(row)).inserted_primary_key
+    assert made is not None
+    return int(made[0])
+
+
+def add_whole(connection: Connection, study: Study, records: Sequence[dict[str, Any]]) -> int:
+    """Insert a study with its finished trials, whose `record_of` are `records`, and its decision."""
+    key = StudyKey.of(study)
+    if (held := find(connection, key)) is not None:
+        raise StorageError(
+            f"study {held} is of the same model, machine and rules as this one of {study.workload.target}, "
+            "but the store holds one of each; delete that one first, or keep it"
+        )
+    study_id = find_or_add(connection, key, study)
+    for trial, record in zip(study.trials, records, strict=True):
+        if trial.state.is_finished:
+            add_finished(connection, study_id, trial.number, record)
+    state = StudyState.DECIDED if study.state is StudyState.DECIDED else StudyState.INTERRUPTED
+    conclude(connection, study_id, state, study.decision, study.excluded, 0.0)
+    return study_id
+
+
+def get(connection: Connection, study_id: int) -> Study:
+    """Read a study with its trials and its decision."""
+    require(connection, study_id)
+    row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
+    name = f"study {study_id}"
+    decided = connection.execute(select(decisions).where(decisions.c.study_id == study_id)).one_or_none()
+    return replace(
+        load(row.record, Study, row=name, written=row.format, known=STUDY_FORMAT),
+        id=study_id,
+        state=StudyState(row.state),
+        trials=read_trials(connection, study_id),
+        excluded=tuple(json.loads(row.excluded)),
+        decision=_read_decision(decided) if decided else None,
+        seconds=row.seconds,
+    )
+
+
+def summaries(connection: Connection, target: str | None) -> list[StudySummary]:
+    """List studies, newest first, by their columns alone: no record is read."""
+    count = select(func.count()).where(trials.c.study_id == studies.c.id).scalar_subquery()
+    query = (
+        select(
+            studies.c.id,
+            studies.c.target,
+            studies.c.device,
+            studies.c.mode,
+            studies.c.state,
+            studies.c.created_at,
+            decisions.c.plan,
+            decisions.c.speedup_low,
+            decisions.c.speedup_mid,
+            decisions.c.speedup_high,
+            count.label("trials"),
+        )
+        .outerjoin(decisions, decisions.c.study_id == studies.c.id)
+        .order_by(studies.c.created_at.desc(), studies.c.id.desc())
+    )
+    if target is not None:
+        query = query.where(studies.c.target == target)
+    return [_summary(row) for row in connection.execute(query)]
+
+
+def _summary(row: Any) -> StudySummary:
+    known = row.speedup_mid is not None
+    return StudySummary(
+        id=row.id,
+        target=row.target,
+        device=row.device,
+        mode=row.mode,
+        state=StudyState(row.state),
+        trials=row.trials,
+        plan=row.plan,
+        speedup=Interval(row.speedup_low, row.speedup_mid, row.speedup_high) if known else None,
+        created_at=row.created_at,
+    )
+
+
+def conclude(
+    connection: Connection,
+    study_id: int,
+    state: StudyState,
+    decision: Decision | None,
+    excluded: Sequence[str],
+    seconds: float,
+) -> None:
+    """Set what a search changes; `seconds` is added, and no decision keeps the stored one."""
+    require(connection, study_id, lock=True)
+    if decision is not None:
+        _decide(connection, study_id, decision)
+    changed = {"state": state.value, "excluded": json.dumps(list(excluded)), "seconds": studies.c.seconds + seconds}
+    connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
+
+
+def _decide(connection: Connection, study_id: int, decision: Decision) -> None:
+    """Put `decision` in the place of the study's former one."""
+    interval = decision.speedup
+    row = {
+        "study_id": study_id,
+        "target": decision.workload.target,
+        "identity": decision.identity,
+        "decided_at": time.time(),
+        "plan": str(decision.plan),
+        "speedup_low": interval.low if interval else None,
+        "speedup_mid": interval.mid if interval else None,
+        "speedup_high": interval.high if interval else None,
+        "format": decision.schema,
+        "record": dump(decision),
+    }
+    connection.execute(delete(decisions).where(decisions.c.study_id == study_id))
+    connection.execute(insert(decisions).values(row))
+
+
+def read_decisions(connection: Connection, target: str | None, identity: str | None) -> list[Decision]:
+    """Read decisions, newest first."""
+    query = select(decisions).order_by(decisions.c.decided_at.desc(), decisions.c.study_id.desc())
+    if target is not None:
+        query = query.where(decisions.c.target == target)
+    if identity is not None:
+        query = query.where(decisions.c.identity == identity)
+    return [_read_decision(row) for row in connection.execute(query)]
+
+
+def _read_decision(row: Any) -> Decision:
+    """Read one row of decisions."""
+    name = f"the decision of study {row.study_id}"
+    return load(row.record, Decision, row=name, written=row.format, known=DECISION_FORMAT)
+
+
+def remove(connection: Connection, study_id: int) -> None:
+    """Delete a study; its trials and its decision go with it."""
+    require(connection, study_id, lock=True)
+    connection.execute(delete(studies).where(studies.c.id == study_id))

@@ -1,0 +1,115 @@
+"""The commands that a report names are ones that the shell, the command line and Python read back as meant."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import shlex
+from typing import Any
+
+import pytest
+from builders import a_plan, a_study, some_trials
+
+from torchwise import api
+from torchwise.cli.tune import tune
+from torchwise.plan import Plan
+from torchwise.records import StudyState
+from torchwise.report.commands import next_steps, reproduce
+from torchwise.workload import WorkloadSpec
+
+HOSTILE = "a b/$(touch x);'\".py:make"
+EVERYTHING = WorkloadSpec(
+    "pkg.mod:make", device="cpu", mode="training", objective="memory", calls=5, restarts=2, seed=3
+)
+
+
+def options(words: list[str]) -> dict[str, str]:
+    return {word: value for word, value in zip(words, words[1:], strict=False) if word.startswith("--")}
+
+
+def test_a_trial_is_repeated_by_its_canonical_plan_in_a_store_of_its_own() -> None:
+    plan = a_plan(options=(("freezing", True),))
+    words = shlex.split(reproduce(a_study(), plan))
+    assert words[:5] == ["torchwise", "tune", "zoo:vision.resnet50", "--device", "cuda"]
+    assert Plan.from_json(options(words)["--plan"]) == plan
+    assert options(words)["--plan"] == plan.to_json()
+    assert options(words)["--store"].endswith(".db")
+    assert "--fresh" in words
+
+
+def test_everything_that_was_asked_is_asked_again() -> None:
+    found = options(shlex.split(reproduce(a_study(workload=EVERYTHING, allow="reduced"), a_plan())))
+    assert found == {**found, "--mode": "training", "--objective": "memory", "--calls": "5", "--restarts": "2"}
+    assert found == {**found, "--seed": "3", "--allow": "reduced", "--device": "cpu"}
+
+
+def test_the_command_line_knows_every_option() -> None:
+    known = {f"--{name}" for name in inspect.signature(tune).parameters}
+    words = shlex.split(reproduce(a_study(workload=EVERYTHING, allow="reduced", effort="quick"), a_plan()))
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_a_hostile_target_stays_one_word() -> None:
+    words = shlex.split(reproduce(a_study(workload=WorkloadSpec(HOSTILE)), a_plan()))
+    assert words[2] == HOSTILE
+
+
+def test_a_target_like_an_option_goes_behind_the_options() -> None:
+    words = shlex.split(reproduce(a_study(workload=WorkloadSpec("--store=x:y")), a_plan()))
+    assert words[-2:] == ["--", "--store=x:y"]
+
+
+def test_a_live_model_is_repeated_in_python() -> None:
+    spec = WorkloadSpec("live:Net", device="cuda", calls=5, seed=3)
+    plan = a_plan(options=(("note", 'it\'s "quoted"'),))
+    called, given = called_with(reproduce(a_study(workload=spec, allow="reduced"), plan), plan)
+    assert called == "tune"
+    assert given == {**given, "device": "cuda", "calls": 5, "allow": "reduced", "plans": [plan], "fresh": True}
+    assert set(given) <= set(inspect.signature(api.tune).parameters)
+
+
+@pytest.mark.parametrize("target", ["zoo:vision.resnet50", "live:Net"])
+def test_an_interrupted_study_is_resumed(target: str) -> None:
+    spec = WorkloadSpec(target, device="cuda", calls=5)
+    study = a_study(decided=None, state=StudyState.INTERRUPTED, workload=spec, effort="quick")
+    first = next_steps(study)[0]
+    assert "resumes" in first.purpose
+    if target.startswith("zoo:"):
+        assert first.command == "torchwise tune zoo:vision.resnet50 --device cuda --calls 5 --effort quick"
+
+
+def test_a_decided_plan_is_to_be_applied_and_eager_may_be_left_with_reduced_precision() -> None:
+    assert next_steps(a_study())[0].command == "torchwise plans show 7"
+    live = a_study(workload=WorkloadSpec("live:Net", device="cuda"))
+    assert next_steps(live)[0].command == "fast = torchwise.apply(model, study.decision)"
+    eager = a_study(decided=-1)
+    assert next_steps(eager)[0].command.endswith("--allow reduced")
+    assert "allow" not in next_steps(a_study(decided=-1, allow="reduced"))[0].command
+
+
+def test_the_page_is_always_within_reach() -> None:
+    for study in (a_study(), a_study(decided=-1), a_study(decided=None), a_study([])):
+        assert next_steps(study)[-1].command == "torchwise report 7 --html report.html"
+
+
+def test_every_trial_can_be_repeated() -> None:
+    for trial in some_trials():
+        assert Plan.from_json(options(shlex.split(reproduce(a_study(), trial.plan)))["--plan"]) == trial.plan
+
+
+def called_with(snippet: str, plan: Plan) -> tuple[str, dict[str, Any]]:
+    """Run a snippet with a stand-in for torchwise; return the function it called last, and with which keywords."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    class StandIn:
+        Plan = Plan
+
+        @staticmethod
+        def tune(model: object, args: object, **given: Any) -> None:
+            calls.append(("tune", given))
+
+    lines = [line for line in snippet.splitlines() if line != "import torchwise"]
+    assert "import torchwise" in snippet.splitlines()
+    code = compile(ast.parse("\n".join(lines)), "snippet", "exec")
+    exec(code, {"torchwise": StandIn, "model": None, "args": ()})
+    return calls[-1]

@@ -1,0 +1,259 @@
+"""The rows every view shows, and the sentence for each way of winning and losing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import (
+    PASSED,
+    UNCLEAR,
+    WRONG,
+    a_decision,
+    a_failure,
+    a_measurement,
+    a_plan,
+    a_study,
+    a_trial,
+    an_inspection,
+    some_trials,
+)
+
+from torchwise.decide.economics import Economics
+from torchwise.plan import EAGER
+from torchwise.records import Check, Costs, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
+from torchwise.report.costs import Cost, asked, baseline_cost, cost_of
+from torchwise.report.rows import Row, rows
+from torchwise.workload import WorkloadSpec
+
+CHEAP = Costs(1.0, 0.5)
+
+
+def why(trial: Trial, *others: Trial, **study: Any) -> str:
+    """Return the sentence for one trial of a study that is decided for eager unless said otherwise."""
+    return row_of(a_study((trial, *others), **{"decided": -1, **study}), trial.number).why
+
+
+def row_of(study: Study, number: int | None) -> Row:
+    return next(row for row in rows(study) if row.number == number)
+
+
+def test_the_decided_plan_comes_first_then_eager_then_the_proven_by_speed_then_the_others_in_order() -> None:
+    assert [row.number for row in rows(a_study())] == [3, None, 4, 0, 2, 1, 5, 6, 7, 8, 9]
+    assert [row.standing for row in rows(a_study())][:3] == ["decided", "baseline", "proven"]
+
+
+def test_eager_comes_first_where_it_is_decided_for() -> None:
+    first, *others = rows(a_study(decided=-1))
+    assert first.number is None
+    assert first.is_decided
+    assert first.why == "decided: no plan is proven to earn more than it costs"
+    assert not any(row.is_decided for row in others)
+
+
+def test_a_row_holds_the_figures_of_its_trial() -> None:
+    study = a_study()
+    row, trial = row_of(study, 3), study.trials[3]
+    assert trial.measurement is not None
+    assert (row.name, row.state, row.verdict) == ("inductor + channels_last", "complete", "passed")
+    assert (row.speedup, row.time) == (trial.measurement.speedup, trial.measurement.candidate_time)
+    assert (row.cold_s, row.warm_s, row.memory) == (38.2, 4.1, "312 MiB (1.11×)")
+    assert (row.error, row.floor) == (2.1e-7, 1.9e-7)
+
+
+def test_eagers_row_comes_from_the_inspection() -> None:
+    row = row_of(a_study(), None)
+    assert row.time == an_inspection().measurement.baseline_time
+    assert (row.plan, row.cold_s, row.memory, row.speedup) == (EAGER, 0.31, "280 MiB", None)
+
+
+def test_the_floor_is_that_of_the_check_with_the_largest_error() -> None:
+    verdict = Verdict(
+        (
+            Check("a", Outcome.PASS, "", error=1e-7, floor=9e-1),
+            Check("b", Outcome.PASS, "", error=1e-3, floor=2e-3),
+            Check("c", Outcome.PASS, ""),
+        )
+    )
+    row = row_of(a_study([a_trial(verdict=verdict)]), 0)
+    assert (row.error, row.floor) == (1e-3, 2e-3)
+
+
+def test_a_trial_of_eager_itself_is_the_baseline_and_no_candidate() -> None:
+    assert [row.name for row in rows(a_study([a_trial(0, EAGER, 1.0)]))] == ["eager"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "sentence"),
+    [
+        (FailureKind.TIMED_OUT, "more than 600 s", "took too long in compile: more than 600 s"),
+        (FailureKind.DIED, "SIGSEGV", "its process died in compile: SIGSEGV"),
+        (FailureKind.RAISED, "ValueError: two\nlines", "raised in compile: ValueError: two lines"),
+        (FailureKind.OUT_OF_MEMORY, "2 GiB asked", "out of memory in compile: 2 GiB asked"),
+        (FailureKind.UNSUPPORTED, "no Triton", "not possible here: no Triton"),
+    ],
+)
+def test_each_failure_has_its_sentence(kind: FailureKind, message: str, sentence: str) -> None:
+    assert why(a_failure(kind, message=message)) == sentence
+
+
+def test_every_kind_of_failure_has_a_sentence() -> None:
+    assert all(why(a_failure(kind)) for kind in FailureKind)
+
+
+def test_a_compilers_pages_are_cut_in_a_sentence() -> None:
+    assert len(why(a_failure(message="x" * 5000))) < 300
+
+
+def test_a_wrong_answer_is_told_with_its_error_and_the_noise_floor() -> None:
+    assert why(a_trial(verdict=WRONG)) == (
+        "wrong answer: values: output[0] is off at (3, 17): -0.412 for 0.371 (error 3.2e-01, noise floor 1.9e-07)"
+    )
+
+
+def test_what_cannot_be_compared_is_told_apart_from_what_is_wrong() -> None:
+    assert why(a_trial(verdict=UNCLEAR)).startswith("not comparable, so not proven: distribution: eager differs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"state": TrialState.WAITING}, "not tried: the search ended first"),
+        ({"state": TrialState.RUNNING}, "interrupted while it was tried"),
+        ({"state": TrialState.FAIL, "reason": "lost"}, "failed: lost"),
+        ({"state": TrialState.FAIL, "reason": ""}, "failed: no reason was recorded"),
+        ({"state": TrialState.PRUNED, "measurement": None, "reason": "behind"}, "stopped early: behind"),
+        ({"verdict": None}, "its answer was not verified, so it cannot be decided for"),
+        ({"verdict": Verdict(())}, "not comparable, so not proven: 0 checks passed"),
+        ({"measurement": None}, "it was not timed, so it cannot be decided for"),
+        ({"costs": None}, "its compile cost was not measured, so it cannot be decided for"),
+    ],
+)
+def test_what_is_missing_from_a_trial_is_said(changes: dict[str, Any], sentence: str) -> None:
+    assert why(a_trial(**changes)) == sentence
+
+
+def test_a_running_study_says_what_is_under_way() -> None:
+    running = [a_trial(0, state=TrialState.RUNNING), a_trial(1, state=TrialState.WAITING), a_trial(2, costs=CHEAP)]
+    assert [row_of(a_study(running, decided=None), n).why for n in range(3)] == [
+        "is being tried",
+        "waits for its turn",
+        "proven, and pays back",
+    ]
+
+
+def test_a_pruned_trial_says_where_it_stood() -> None:
+    trial = a_trial(state=TrialState.PRUNED, measurement=a_measurement(1.1, 12, pruned=True))
+    assert why(trial).startswith("stopped after 12 rounds: at 1.1")
+    assert why(trial).endswith("it could no longer lead")
+
+
+def test_slower_and_not_surely_faster_are_told_apart() -> None:
+    assert why(a_trial(speedup=0.8)).startswith("slower than eager: 0.8")
+    assert why(a_trial(speedup=1.0)).startswith("not surely faster than eager: the interval of ")
+
+
+def test_what_does_not_pay_back_is_told_with_its_figures() -> None:
+    few = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=1_000)
+    trial = a_trial(speedup=2.0, measurement=fixed(2.0), costs=Costs(62.0))
+    assert why(trial, workload=few, inspection=an_inspection(measurement=fixed(1.0))) == (
+        "faster, but does not pay back: 62.0 s of compiling take 10,000 calls, and 1,000 are expected"
+    )
+
+
+def test_what_pays_back_only_by_its_median_lost_by_its_interval() -> None:
+    assert why(a_trial(costs=CHEAP)) == "faster, but not by enough to be sure that it earns what compiling it costs"
+
+
+def test_losing_to_the_decided_plan_says_to_which_and_by_what() -> None:
+    best, tied, slower = (
+        a_trial(0, speedup=1.7),
+        a_trial(1, a_plan(scope="regional"), 1.7),
+        a_trial(2, a_plan(shapes="dynamic"), 1.3),
+    )
+    faster = a_trial(3, a_plan(mode="max-autotune"), 1.9, costs=Costs(512.0))
+    sentences = [row_of(a_study((best, tied, slower, faster), decided=0), n).why for n in range(4)]
+    assert sentences[0].startswith("decided: saves ")
+    assert sentences[0].endswith(" over 100,000 calls")
+    assert sentences[1].startswith("no clear gain over inductor (1.7")
+    assert sentences[1].endswith("which is simpler or costs less to compile")
+    assert sentences[2].startswith("slower than inductor: 1.")
+    assert sentences[3].startswith("faster per call than inductor (1.9")
+    assert sentences[3].endswith("but compiling it costs more than that saves")
+
+
+def test_with_memory_as_the_objective_memory_is_what_is_lost_by() -> None:
+    spec = WorkloadSpec("zoo:vision.resnet50", device="cuda", objective="memory")
+    light = a_trial(0, a_plan(), 1.0, costs=Costs(0.001, 0.0, 100 << 20, 280 << 20))
+    heavier = a_trial(1, a_plan(scope="regional"), 1.5, costs=Costs(0.001, 0.0, 200 << 20, 280 << 20))
+    heavy = a_trial(2, a_plan(shapes="dynamic"), 1.5, costs=Costs(0.001, 0.0, 300 << 20, 280 << 20))
+    unknown = a_trial(3, a_plan(mode="max-autotune"), 1.5, costs=Costs(0.001))
+    found = a_study((light, heavier, heavy, unknown), decided=0, workload=spec)
+    assert row_of(found, 0).why == "decided: it needs the least memory at the peak"
+    assert row_of(found, 1).why.startswith("needs more memory than inductor, or is less simple: 200 MiB at the peak")
+    assert row_of(found, 2).why == "does not surely need less memory: 300 MiB at the peak against eager's 280 MiB"
+    assert row_of(found, 3).why == "its peak memory could not be measured"
+    searching = a_study((heavier,), decided=None, workload=spec)
+    assert row_of(searching, 1).why == "proven: 200 MiB at the peak against eager's 280 MiB"
+
+
+def test_a_decision_marks_only_a_proven_trial_of_its_plan() -> None:
+    lost = replace(a_trial(0), verdict=WRONG)
+    found = a_study([lost], decided=0)
+    assert not row_of(found, 0).is_decided
+    assert row_of(found, 0).why.startswith("wrong answer")
+
+
+def test_the_latest_number_of_calls_holds() -> None:
+    trial = a_trial(0)
+    latest = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=5)
+    found = replace(a_study([trial], decided=None), decision=a_decision(trial, latest))
+    assert asked(found) == latest
+
+
+@pytest.mark.parametrize("restarts", [1, 7])
+@pytest.mark.parametrize("warm_s", [None, 4.0])
+def test_costs_are_those_by_which_it_was_decided(restarts: int, warm_s: float | None) -> None:
+    spec = WorkloadSpec("zoo:vision.resnet50", device="cuda", calls=12_345, restarts=restarts)
+    trial = a_trial(costs=Costs(40.0, warm_s))
+    study = a_study([trial], workload=spec)
+    economics = Economics(study.inspection.measurement.baseline_time.mid, spec.calls, restarts)
+    cost, baseline, expected = cost_of(trial, study), baseline_cost(study), economics.break_even_calls(trial)
+    assert cost is not None
+    assert baseline is not None
+    assert expected is not None
+    assert cost.after(spec.calls) == pytest.approx(economics.cost(trial).mid)
+    assert baseline.after(spec.calls) == pytest.approx(economics.baseline_cost)
+    assert cost.break_even(baseline) == pytest.approx(expected.mid)
+
+
+def test_break_even_is_never_where_nothing_is_gained_and_at_once_where_nothing_is_paid() -> None:
+    eager = Cost(0.0, 1.0)
+    assert Cost(10.0, 0.5).break_even(eager) == 20
+    assert Cost(0.0, 0.5).break_even(eager) == 0
+    assert Cost(10.0, 1.0).break_even(eager) == float("inf")
+    assert Cost(0.0, 2.0).break_even(eager) == float("inf")
+
+
+def test_partial_records_make_rows() -> None:
+    single = a_trial(0, measurement=fixed(1.5, 1))
+    empty = a_trial(1, a_plan(scope="regional"), measurement=a_measurement(candidate_s=(), baseline_s=()))
+    blank = an_inspection(measurement=a_measurement(candidate_s=(), baseline_s=()), peak_memory=None)
+    found = a_study((single, empty), decided=None, state=StudyState.INTERRUPTED, inspection=blank)
+    assert row_of(found, 0).speedup is not None
+    assert row_of(found, 1).speedup is None
+    assert row_of(found, 1).why == "it was not timed, so it cannot be decided for"
+    assert row_of(found, None).time is None
+    assert row_of(found, None).memory == "–"
+    assert baseline_cost(found) is None
+
+
+def test_every_trial_of_a_real_study_has_a_reason() -> None:
+    assert all(row.why for row in rows(a_study()))
+    assert all(trial.verdict in (None, PASSED, WRONG, UNCLEAR) for trial in some_trials())
+
+
+def fixed(speedup: float, rounds: int = 3) -> Any:
+    """Return a measurement without noise, so that costs can be worked out by hand."""
+    return a_measurement(candidate_s=(12.4e-3 / speedup,) * rounds, baseline_s=(12.4e-3,) * rounds)
