@@ -2,10 +2,11 @@
 
 For each target, on the machine at hand:
 
-1. `torchwise tune` searches, with an empty store and empty compile caches; its wall time is taken.
-2. Trying by hand is timed: for each of eager, default, reduce-overhead and max-autotune a fresh process with empty
+1. Trying by hand is timed: for each of eager, default, reduce-overhead and max-autotune a fresh process with empty
    caches loads the model, compiles it and times it for two seconds. The sum of the wall times is the price of trying
    all four.
+2. `torchwise tune` searches, with an empty store and empty compile caches; its wall time is taken. It is told to expect
+   as many calls as take eager --work seconds (or --calls).
 3. In one further process all five run side by side, round by round in turn, each call waited for; ratios are paired
    within rounds, with 95 % bootstrap intervals.
 
@@ -43,7 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", default=TARGETS)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--work", type=float, default=60.0, help="seconds of eager work to expect")
+    parser.add_argument("--calls", type=int, help="calls to expect, instead of --work")
     parser.add_argument("--effort", default="standard")
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--step", nargs=3, metavar=("NAME", "TARGET", "FILE"), help=argparse.SUPPRESS)
@@ -64,19 +66,22 @@ def measure(target: str, options: argparse.Namespace) -> dict[str, object]:
     """Run the three steps for one target, each in processes of its own."""
     row: dict[str, object] = {"target": target}
     with tempfile.TemporaryDirectory() as folder:
+        hand = {mode: step(f"hand-{mode}", target, options, Path(folder, "caches", mode)) for mode in MODES}
+        row["by_hand"] = hand
+        row["by_hand_s"] = sum(float(result["wall_s"]) for result in hand.values())
+        calls = options.calls or max(round(options.work / (float(hand["eager"]["ms"]) / 1e3), -3), 1000)
+        row["calls"] = int(calls)
         study = Path(folder, "study.json")
-        start = time.perf_counter()
-        command = ["tune", target, "--device", options.device, "--calls", str(options.calls), "--json", str(study)]
+        command = ["tune", target, "--device", options.device, "--calls", str(int(calls)), "--json", str(study)]
         command += ["--effort", options.effort, "--store", f"{folder}/store.db"]
+        start = time.perf_counter()
         done = subprocess.run([sys.executable, "-m", "torchwise.cli", *command], check=False, text=True)
         row["tune_s"] = time.perf_counter() - start
         if done.returncode:
             return {**row, "error": f"tune ended with {done.returncode}"}
         decided = json.loads(study.read_text())["decision"]
-        row.update(plan=decided["plan"], reason=decided["reason"], trials=len(json.loads(study.read_text())["trials"]))
-        hand = {mode: step(f"hand-{mode}", target, options, Path(folder, "caches", mode)) for mode in MODES}
-        row["by_hand"] = hand
-        row["by_hand_s"] = sum(float(result["wall_s"]) for result in hand.values())
+        trials = json.loads(study.read_text())["trials"]
+        row.update(plan=decided["plan"], reason=decided["reason"], trials=len(trials))
         row["side_by_side"] = step("side", target, options, Path(folder, "caches", "side"), decided)
     return row
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import shlex
 from typing import Any
 
 import pytest
-from builders import a_plan, a_study, some_trials
 
+from builders import a_plan, a_study, some_trials
 from torchwise import api
 from torchwise.cli.tune import tune
 from torchwise.plan import Plan
@@ -24,7 +25,7 @@ EVERYTHING = WorkloadSpec(
 
 
 def options(words: list[str]) -> dict[str, str]:
-    return {word: value for word, value in zip(words, words[1:], strict=False) if word.startswith("--")}
+    return {word: value for word, value in itertools.pairwise(words) if word.startswith("--")}
 
 
 def test_a_trial_is_repeated_by_its_canonical_plan_in_a_store_of_its_own() -> None:

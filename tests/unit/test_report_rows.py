@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from builders import (
     PASSED,
     UNCLEAR,
@@ -19,7 +20,6 @@ from builders import (
     an_inspection,
     some_trials,
 )
-
 from torchwise.decide.economics import Economics
 from torchwise.plan import EAGER
 from torchwise.records import Check, Costs, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict

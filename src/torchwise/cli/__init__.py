@@ -49,6 +49,3 @@ def main() -> None:
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("torchwise: interrupted; finished trials are kept, and the same command goes on", err=True)
-        sys.exit(130)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-plans = typer.Typer(help="Stored decisions: list, show, diff, export, import.", no_args_is_help=True)
+plans = typer.Typer(help="Stored decisions: list, show, diff, export, import, delete.", no_args_is_help=True)
 
 StoreOption = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
@@ -103,3 +103,14 @@ def import_(
     with open_storage(store) as storage:
         added = storage.import_study(study)
     typer.echo(f"Study {added.id}: {study.workload.target}, {len(study.trials)} trials.")
+
+
+@plans.command("delete")
+def delete(study: Annotated[int, typer.Argument(help="Number of a stored study.")], store: StoreOption = None) -> None:
+    """Delete a study with all its trials and its decision."""
+    from torchwise.store import open_storage
+
+    with open_storage(store) as storage:
+        target = storage.get_study(study).workload.target
+        storage.delete_study(study)
+    typer.echo(f"Deleted study {study} of {target}.")

@@ -68,8 +68,12 @@ def tune(
     request = Request(spec, Legality.of(allow), effort, budget, plans, fresh=fresh)
     for file in (json, html):
         check_writable(file)
-    with open_storage(store) as storage, Progress() as progress:
-        study = run_study(request, storage, ProcessLauncher(), progress)
+    try:
+        with open_storage(store) as storage, Progress() as progress:
+            study = run_study(request, storage, ProcessLauncher(), progress)
+    except KeyboardInterrupt:  # caught here, as Typer would end without a word
+        typer.echo("torchwise: interrupted; finished trials are kept, and the same command goes on", err=True)
+        raise typer.Exit(130) from None
     Console().print(render_study(study))
     if json:
         write_json(study, json)

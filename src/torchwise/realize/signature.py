@@ -14,7 +14,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     Flat positional arguments take a short cut, because this runs on every call.
     """
     if not kwargs:
-        keys = []
+        keys: list[Any] = []
         for arg in args:
             kind = type(arg)
             if kind is _tensor_type():

@@ -17,6 +17,7 @@ from torchwise.store.keys import StudyKey, StudySummary
 from torchwise.store.location import default_url, locate
 from torchwise.store.migrate import bring_to_head
 from torchwise.store.owner import Owner
+from torchwise.workload import WorkloadSpec
 
 
 def open_storage(url: str | None = None) -> Storage:
@@ -144,6 +145,7 @@ class Storage:
         decision: Decision | None,
         excluded: Sequence[str],
         seconds: float,
+        asked: tuple[WorkloadSpec, str] | None = None,
     ) -> None:
         """Store where a search has come to.
 
@@ -153,8 +155,9 @@ class Storage:
             decision: replaces the stored one; None keeps it.
             excluded: replaces the stored list.
             seconds: time spent since the last call; added to what is stored.
+            asked: the workload and the effort asked for by now; they replace the stored ones. None keeps those.
         """
-        self._database.write(lambda c: studies.conclude(c, study_id, state, decision, excluded, seconds))
+        self._database.write(lambda c: studies.conclude(c, study_id, state, decision, excluded, seconds, asked))
 
     def decisions(self, *, target: str | None = None, identity: str | None = None) -> list[Decision]:
         """Return the decisions made for this target and this identity, or for any, newest first."""

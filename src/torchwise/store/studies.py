@@ -18,6 +18,7 @@ from torchwise.store.claims import add_finished, read_trials, require
 from torchwise.store.keys import StudyKey, StudySummary
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import decisions, studies, trials
+from torchwise.workload import WorkloadSpec
 
 
 def find(connection: Connection, key: StudyKey) -> int | None:
@@ -128,12 +129,23 @@ def conclude(
     decision: Decision | None,
     excluded: Sequence[str],
     seconds: float,
+    asked: tuple[WorkloadSpec, str] | None = None,
 ) -> None:
     """Set what a search changes; `seconds` is added, and no decision keeps the stored one."""
     require(connection, study_id, lock=True)
+    if asked is not None:
+        _ask(connection, study_id, *asked)
     if decision is not None:
         _decide(connection, study_id, decision)
     changed = {"state": state.value, "excluded": json.dumps(list(excluded)), "seconds": studies.c.seconds + seconds}
+    connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
+
+
+def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: str) -> None:
+    """Let the study say what was asked of it last: its target, calls, restarts and effort are not in its key."""
+    row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
+    study = load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT)
+    changed = {"target": workload.target, "record": dump(replace(study, workload=workload, effort=effort))}
     connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
 
 

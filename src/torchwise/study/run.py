@@ -112,7 +112,7 @@ class _Loop:
                         time.sleep(WAIT_S)
                     else:
                         break
-        except BaseException:
+        except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             self._conclude(StudyState.INTERRUPTED)
             raise
         return self._conclude(StudyState.DECIDED)
@@ -131,7 +131,7 @@ class _Loop:
             return
         try:
             finished = self._launch(trial)
-        except BaseException:
+        except BaseException:  # raised again: whatever it was, this trial did not happen
             self._storage.release_trial(self._id, trial.number)
             raise
         self._storage.finish_trial(self._id, finished)
@@ -166,7 +166,12 @@ class _Loop:
         if state is StudyState.DECIDED and time.monotonic() - self._start >= self._request.search_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         self._storage.conclude(
-            self._id, state=state, decision=decision, excluded=excluded, seconds=time.monotonic() - self._start
+            self._id,
+            state=state,
+            decision=decision,
+            excluded=excluded,
+            seconds=time.monotonic() - self._start,
+            asked=(self._request.workload, self._request.effort),
         )
         return self._storage.get_study(self._id)
 

@@ -91,7 +91,9 @@ def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compiled)
     def owned(*args: Any, **kwargs: Any) -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
-        return trees.map_tensors(torch.Tensor.clone, compiled(*args, **kwargs))
+        outputs = compiled(*args, **kwargs)
+        if isinstance(outputs, torch.Tensor):
+            return outputs.clone()
+        return trees.map_tensors(torch.Tensor.clone, outputs)
 
     return owned

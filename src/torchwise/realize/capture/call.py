@@ -124,7 +124,7 @@ class CapturedCall:
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 outputs = self._call(*args, **kwargs)
-        except BaseException:
+        except BaseException:  # raised again: only the generator must be settled first, whatever it was
             _settle_generator()
             raise
         written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if version_of(t) != v]

@@ -1,0 +1,86 @@
+"""The commands that a report names, quoted so that they can be pasted: what repeats a trial, what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from torchwise.plan import Legality, Plan
+from torchwise.records import Study, StudyState
+from torchwise.report.costs import asked
+from torchwise.workload import DEFAULT_CALLS
+
+LIVE = "live:"
+"""Prefix of a target that is an object in a Python program, which no command line can load."""
+STORE = "reproduce.db"
+"""A store of its own for what is reproduced: the study's store holds the trial already, and would answer with that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something to type, and what it is for."""
+
+    command: str
+    purpose: str
+
+
+def is_live(study: Study) -> bool:
+    """Whether the workload exists only in a Python program."""
+    return asked(study).target.startswith(LIVE)
+
+
+def reproduce(study: Study, plan: Plan) -> str:
+    """Return the shell command, or for a live object the Python snippet, that tries this one plan again."""
+    if not is_live(study):
+        return _tune(study, {"plan": plan.to_json(), "store": STORE}, "--fresh")
+    arguments = {**_settings(study), "store": STORE, "fresh": True}
+    arguments.pop("seed", None)  # a live model has its weights already
+    return (
+        "import torchwise\n\n"
+        f"plan = torchwise.Plan.from_json({plan.to_json()!r})\n"
+        f"study = torchwise.tune(model, args, plans=[plan], "
+        f"{', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+    )
+
+
+def next_steps(study: Study) -> list[Step]:
+    """Return what to type next; the most useful first."""
+    live, decision = is_live(study), study.decision
+    effort = {} if study.effort == "standard" else {"effort": study.effort}
+    steps = []
+    if study.state is StudyState.INTERRUPTED:
+        again = "the same torchwise.tune(...) call" if live else _tune(study, effort)
+        steps.append(Step(again, "resumes the search: finished trials are kept"))
+    elif decision and decision.plan.is_eager and study.allow in (Legality.EXACT, Legality.REORDERED):
+        reduced = 'torchwise.tune(..., allow="reduced")' if live else _tune(study, {**effort, "allow": "reduced"})
+        steps.append(Step(reduced, "tries lower precision as well, if answers may move that far"))
+    if decision and not decision.plan.is_eager:
+        applied = "fast = torchwise.apply(model, study.decision)"
+        steps.append(
+            Step(applied, "runs the model by the decided plan")
+            if live
+            else Step(f"torchwise plans show {study.id}", "the decision as JSON, for torchwise.apply in your program")
+        )
+    return [*steps, Step(f"torchwise report {study.id} --html report.html", "plots, and a command for each trial")]
+
+
+def _tune(study: Study, options: dict[str, str], *flags: str) -> str:
+    target = asked(study).target
+    pairs = [word for name, value in {**_settings(study), **options}.items() for word in (f"--{name}", str(value))]
+    # A target that looks like an option goes last, after the mark that ends the options.
+    words = [*pairs, *flags, "--", target] if target.startswith("-") else [target, *pairs, *flags]
+    return shlex.join(["torchwise", "tune", *words])
+
+
+def _settings(study: Study) -> dict[str, str | int | bool]:
+    """Return what was asked, without what is so by default."""
+    spec = asked(study)
+    given: list[tuple[str, str | int, str | int]] = [
+        ("mode", spec.mode, "inference"),
+        ("objective", spec.objective, "latency"),
+        ("calls", spec.calls, DEFAULT_CALLS),
+        ("restarts", spec.restarts, 1),
+        ("seed", spec.seed, 0),
+        ("allow", str(study.allow), Legality.REORDERED.value),
+    ]
+    return {"device": spec.device, **{name: value for name, value, default in given if value != default}}

@@ -1,0 +1,61 @@
+"""What a plan costs over a lifetime of calls: the arithmetic behind the cost plot and "does not pay back".
+
+The formula is that of `torchwise.decide.economics`, which a report may not import; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torchwise.records import Study, Trial
+from torchwise.workload import WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds spent as a straight line over the number of calls.
+
+    Attributes:
+        fixed_s: compilation, cold at the first start of the process and warm at every later one.
+        per_call_s: median seconds per call.
+    """
+
+    fixed_s: float
+    per_call_s: float
+
+    def after(self, calls: float) -> float:
+        """Return the seconds spent after so many calls."""
+        return self.fixed_s + calls * self.per_call_s
+
+    def break_even(self, baseline: Cost) -> float:
+        """Return the calls after which this has cost less than `baseline`; infinite where that never happens."""
+        gain, extra = baseline.per_call_s - self.per_call_s, self.fixed_s - baseline.fixed_s
+        if gain > 0:
+            return max(extra / gain, 0.0)
+        return math.inf
+
+
+def asked(study: Study) -> WorkloadSpec:
+    """Return the request that was decided for: a study is resumed with other numbers of calls, too."""
+    return study.decision.workload if study.decision else study.workload
+
+
+def cost_of(trial: Trial, study: Study) -> Cost | None:
+    """Return what a trial's plan costs, or None where it was not timed or its compilation not measured."""
+    baseline = baseline_cost(study)
+    if baseline is None or trial.costs is None or trial.measurement is None or not trial.measurement.candidate_s:
+        return None
+    speedup = trial.measurement.speedup.mid
+    if not (math.isfinite(speedup) and speedup > 0):
+        return None
+    warm_s = trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
+    fixed_s = trial.costs.cold_s + (asked(study).restarts - 1) * warm_s
+    # By the paired ratio, and not the trial's own seconds: all lines of one plot then share one eager.
+    return Cost(fixed_s, baseline.per_call_s / speedup)
+
+
+def baseline_cost(study: Study) -> Cost | None:
+    """Return what eager costs: its calls, and nothing before them."""
+    measurement = study.inspection.measurement
+    return Cost(0.0, measurement.baseline_time.mid) if measurement.baseline_s else None

@@ -1,0 +1,113 @@
+"""What every view says about a study besides its candidates: what was asked, what was found, what to be wary of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from torchwise.records import Decision, Study
+from torchwise.report import format as show
+from torchwise.report.costs import asked
+
+Fact = tuple[str, str]
+
+
+def asked_for(study: Study) -> str:
+    """Return the request in a line."""
+    spec = asked(study)
+    words = [
+        show.one_line(spec.target),
+        f"{spec.mode} on {spec.device}",
+        f"for {spec.objective}",
+        f"{show.counted(spec.calls, 'call')} and {show.counted(spec.restarts, 'start')}",
+        f"answers may be {study.allow}",
+        f"effort {study.effort}",
+    ]
+    return ", ".join(words)
+
+
+def besides(decision: Decision) -> str:
+    """Return what a decision's sentence leaves out: compile cost, warm and cold, and the error."""
+    words = [f"compiles in {show.seconds(decision.cold_s)}"]
+    if decision.warm_s is not None:
+        words.append(f"in {show.seconds(decision.warm_s)} from warm caches")
+    if decision.error is not None:
+        words.append(f"error {show.relative_error(decision.error)} against the reference")
+    return ", ".join(words)
+
+
+def break_even(decision: Decision) -> str:
+    """Return the calls after which a plan has paid for its compilation."""
+    calls = decision.break_even_calls
+    if calls is None:
+        return show.NONE
+    return "the first call" if calls.mid < 1 else f"{show.count(calls.mid)} calls"
+
+
+def notes(study: Study) -> list[str]:
+    """Return what inspection and measurements say against themselves, each once, with the plans it is about."""
+    inspection = study.inspection
+    found = list(dict.fromkeys([*inspection.notes, *inspection.measurement.notes]))
+    about: dict[str, list[str]] = {}
+    for trial in study.trials:
+        for note in dict.fromkeys(trial.measurement.notes if trial.measurement else ()):
+            about.setdefault(note, []).append(str(trial.plan))
+    found += [f"{note} ({_some(plans)})" for note, plans in about.items() if note not in found]
+    return [show.one_line(note) for note in found]
+
+
+def inspected(study: Study) -> list[Fact]:
+    """Return what the plain model is like, as pairs of a name and a value."""
+    seen = study.inspection
+    facts = [
+        ("Model", seen.description),
+        *((("Inputs" if len(seen.inputs) == 1 else f"Inputs {i + 1}"), text) for i, text in enumerate(seen.inputs)),
+        (
+            "Time per call",
+            show.seconds(seen.measurement.baseline_time.mid) if seen.measurement.baseline_s else show.NONE,
+        ),
+        ("Eager against itself", _noise(study)),
+        ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
+        ("Peak memory of a call", show.size(seen.peak_memory)),
+        ("Where the time goes", ", ".join(f"{name} {show.percent(share)}" for name, share in _largest(seen.shares))),
+        ("Traits", ", ".join(sorted(trait.replace("_", " ") for trait in seen.traits))),
+    ]
+    return [(name, show.one_line(value) or show.NONE) for name, value in facts]
+
+
+def environment(study: Study) -> list[Fact]:
+    """Return the machine and software, as pairs of a name and a value."""
+    here = study.environment
+    facts = [
+        ("GPU", here.gpu),
+        ("GPU memory", show.size(here.gpu_memory_mib * 2**20) if here.gpu_memory_mib else None),
+        ("Compute capability", here.gpu_capability),
+        ("Driver", here.driver),
+        ("CUDA", here.cuda),
+        ("CPU", f"{here.cpu}, {show.counted(here.cpus, 'logical CPU')} usable"),
+        ("System", here.system),
+        ("PyTorch", here.torch),
+        ("Triton", here.triton),
+        ("Python", here.python),
+        ("Host", here.hostname),
+        ("Fingerprint", here.fingerprint),
+    ]
+    return [(name, show.one_line(value)) for name, value in facts if value]
+
+
+def when(seconds: float) -> str:
+    """Return a time as "2026-01-31 09:05 UTC"; empty where it is not known."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds > 0 else ""
+
+
+def _noise(study: Study) -> str:
+    measurement = study.inspection.measurement
+    return show.speedup(measurement.speedup) if measurement.candidate_s else show.NONE
+
+
+def _largest(shares: dict[str, float]) -> Iterable[tuple[str, float]]:
+    return sorted(shares.items(), key=lambda item: -item[1])
+
+
+def _some(plans: list[str]) -> str:
+    return ", ".join(plans[:3]) + (f" and {len(plans) - 3} more" if len(plans) > 3 else "")

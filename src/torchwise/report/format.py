@@ -1,0 +1,145 @@
+"""Figures as people read them: three digits, a unit that fits, and no text that can harm where it is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+from torchwise.records import Interval
+
+NONE = "–"
+"""Shown where there is no value."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
+_BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration as "812 ns", "45.6 ms", "2 min 5 s" or "3 h 10 min"."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value == 0:
+        return "0 s"
+    if value < 0:
+        return f"-{seconds(-value)}"
+    if value >= 172_800:
+        return f"{three(value / 86_400)} days"
+    if value >= 3599.5:
+        return _two(round(value / 60), 60, "h", "min")
+    if value >= 99.95:
+        return _two(round(value), 60, "min", "s")
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if _digits(value * factor, 3) >= 1:
+            return f"{three(value * factor)} {unit}"
+    return f"{three(value * 1e9)} ns"
+
+
+def tick(value: float) -> str:
+    """Return a round duration without the zeros that stand for precision: "10 s", not "10.0 s"."""
+    if 60 <= value < 3600 and value % 60 == 0:
+        return f"{value / 60:.0f} min"
+    return re.sub(r"\.0+(?= )|(?<=\.\d)0+(?= )", "", seconds(value))
+
+
+def clock(value: float) -> str:
+    """Return passed time as "0:07", "12:41" or "1:02:03"."""
+    minutes, whole = divmod(int(value), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{whole:02}" if minutes >= 60 else f"{minutes}:{whole:02}"
+
+
+def size(value: float | None) -> str:
+    """Return bytes as "512 B" or "1.25 GiB"."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if abs(value) < 1024:
+        return f"{value:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if abs(value) < 999.5:
+            return f"{three(value)} {unit}"
+    return f"{three(value / 1024)} TiB"
+
+
+def ratio(value: float | None) -> str:
+    """Return a factor as "1.52×"."""
+    return NONE if value is None or not math.isfinite(value) else f"{three(value)}×"
+
+
+def speedup(interval: Interval | None) -> str:
+    """Return a factor with its 95 % interval, as "1.52× [1.49, 1.56]"."""
+    if interval is None or not math.isfinite(interval.mid):
+        return NONE
+    return f"{ratio(interval.mid)} [{three(interval.low)}, {three(interval.high)}]"
+
+
+def percent(share: float | None) -> str:
+    """Return a share as "12 %", with a digit more below 10 %."""
+    if share is None or not math.isfinite(share):
+        return NONE
+    return f"{share * 100:.1f} %" if 0 < abs(share) < 0.0995 else f"{share * 100:.0f} %"
+
+
+def count(value: float | None) -> str:
+    """Return a whole number with commas, and only three digits of it from ten thousand on where it is an estimate."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if isinstance(value, float):
+        value = _digits(value, 3) if value >= 10_000 else math.ceil(value)
+    return f"{int(value):,}"
+
+
+def counted(value: float, noun: str) -> str:
+    """Return such as "1 call" or "1,000 calls"."""
+    return f"{count(value)} {noun if value == 1 else noun + 's'}"
+
+
+def relative_error(value: float | None) -> str:
+    """Return an error as "1.2e-07"; it may be infinite or not a number, and says so."""
+    return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def three(value: float) -> str:
+    """Return a number in three digits, without an exponent below a million."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else NONE
+    shown = _digits(value, 3)
+    if shown == 0:
+        return "0"
+    places = max(0, 2 - math.floor(math.log10(abs(shown))))
+    return f"{shown:,.{min(places, 6)}f}"
+
+
+def plain(text: str) -> str:
+    """Return text without what a terminal, XML or a reader could be fooled by: escapes, controls, reordering.
+
+    Messages come from models, compilers and signals, so they may hold anything.
+    """
+    return "".join(map(_harmless, _ANSI.sub("", text).replace("\r\n", "\n")))
+
+
+def one_line(text: str) -> str:
+    """Return harmless text on one line."""
+    return " ".join(plain(text).split())
+
+
+def clipped(text: str, width: int) -> str:
+    """Return one line of at most `width` characters, with "…" where something was left out."""
+    line = one_line(text)
+    return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
+
+
+def _two(value: int, base: int, large: str, small: str) -> str:
+    rest = f" {value % base} {small}" if value % base else ""
+    return f"{value // base} {large}{rest}"
+
+
+def _harmless(character: str) -> str:
+    if character in "\n\t":
+        return character
+    hidden = character in _BIDI or unicodedata.category(character) in ("Cc", "Cs", "Cn")
+    return "\ufffd" if hidden else character
+
+
+def _digits(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,104 @@
+"""A study as one self-contained page: no script, no network, light and dark, readable on a phone and on paper."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from torchwise.records import Decision, Study, StudyState
+from torchwise.report import facts
+from torchwise.report import format as show
+from torchwise.report.commands import next_steps
+from torchwise.report.costs import asked
+from torchwise.report.json_export import write_whole
+from torchwise.report.page import details
+from torchwise.report.plots.plot import Plot
+from torchwise.report.rows import rows
+
+TEMPLATE = "report.html.j2"
+
+
+def write_html(study: Study, path: str | Path) -> Path:
+    """Write a study as a page to `path`, whole or not at all; return the path.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    return write_whole(render_html(study), path)
+
+
+def render_html(study: Study) -> str:
+    """Return a study as a page. The same study always gives the same page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("torchwise.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(TEMPLATE).render(_context(study))
+
+
+def plots(study: Study) -> list[Plot]:
+    """Return the plots that the study has the records for."""
+    from torchwise.report.plots.cost import cost_plot
+    from torchwise.report.plots.latency import latency_plot
+    from torchwise.report.plots.speedup import speedup_plot
+
+    found = (speedup_plot(study), latency_plot(study), cost_plot(study))
+    return [plot for plot in found if plot]
+
+
+def _context(study: Study) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    candidates = rows(study)
+    return {
+        "study": study,
+        "show": show,
+        "css": Markup(files("torchwise.report").joinpath("templates/report.css").read_text(encoding="utf-8")),
+        "asked": facts.asked_for(study),
+        "target": asked(study).target,
+        "when": facts.when(study.created_at),
+        "verdict": study.decision.reason if study.decision else _undecided(study),
+        "figures": _figures(study.decision),
+        "rows": candidates,
+        # Drawn by ElementTree, which escapes every text and attribute in it.
+        "plots": [(plot, Markup(plot.svg)) for plot in plots(study)],
+        "details": details(study, candidates),
+        "inspected": facts.inspected(study),
+        "environment": facts.environment(study),
+        "notes": facts.notes(study),
+        "steps": next_steps(study),
+    }
+
+
+def _finalized(value: Any) -> Any:
+    """Take out of every text what could fool a reader or a parser; the escaping comes after this."""
+    return show.plain(value) if type(value) is str else value
+
+
+def _undecided(study: Study) -> str:
+    if study.state is StudyState.RUNNING:
+        return "No decision yet: the search was still running when this was written."
+    return "No decision: the search was interrupted."
+
+
+def _figures(decision: Decision | None) -> list[facts.Fact]:
+    """Return the decision's figures, as pairs of a name and a value."""
+    if decision is None or decision.plan.is_eager:
+        return []
+    calls = show.counted(decision.workload.calls, "call")
+    found = [
+        ("speed-up", show.speedup(decision.speedup)),
+        ("pays back after", facts.break_even(decision)),
+        (f"saved over {calls}", show.seconds(decision.saved_s)),
+        ("cold compile", show.seconds(decision.cold_s)),
+        ("warm compile", show.seconds(decision.warm_s)),
+        ("error against float64", show.relative_error(decision.error)),
+    ]
+    return [(name, value) for name, value in found if value != show.NONE]

@@ -1,0 +1,52 @@
+"""A study as JSON, schema `torchwise.study/1`; and the one way in which reports reach the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from torchwise.errors import StorageError
+from torchwise.records import Study
+from torchwise.records.codec import to_json
+
+
+def write_json(study: Study, path: str | Path) -> Path:
+    """Write a study to `path`, which holds either the whole of it or what it held before; return the path.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    return write_whole(to_json(study.to_dict()) + "\n", path)
+
+
+def write_whole(text: str, path: str | Path) -> Path:
+    """Write text to `path` through a neighbour that is renamed, so that no reader ever sees half a file.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():  # a pipe or a device, such as /dev/stdout: never to be replaced
+            target.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+        else:
+            _replace(target.resolve(), text)
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
+    return target
+
+
+def _replace(target: Path, text: str) -> None:
+    # A plain open, unlike tempfile's, leaves the file readable by whomever the umask lets.
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with draft.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)

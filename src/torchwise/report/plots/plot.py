@@ -1,0 +1,55 @@
+"""What a plot is, and which candidates are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.records import Measurement, Study
+from torchwise.report.rows import Row, rows
+
+MOST = 12
+"""Candidates in one plot; the table of candidates holds the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One figure of the page.
+
+    Attributes:
+        key: short name, unique on the page.
+        title: what it shows.
+        summary: what is to be seen in it, in a sentence: the text for those who cannot see it.
+        caption: how to read it.
+        svg: the drawing, safe to be put into a page as it is.
+        header: of the table behind it.
+        table: what was drawn, as text.
+    """
+
+    key: str
+    title: str
+    summary: str
+    caption: str
+    svg: str
+    header: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One candidate with samples, and the colour that it has in every plot: decided accent, eager neutral."""
+
+    row: Row
+    measurement: Measurement
+    color: str
+
+
+def series_of(study: Study, most: int = MOST) -> list[Series]:
+    """Return eager and the timed candidates, best first, as many as a plot can hold; none where nothing was timed."""
+    from torchwise.report.plots.svg import COLORS, NEUTRAL
+
+    own = study.inspection.measurement
+    timed = [(row, row.trial.measurement) for row in rows(study) if row.time and row.trial and row.trial.measurement]
+    timed.sort(key=lambda pair: -(pair[0].speedup.mid if pair[0].speedup else 0.0))
+    timed.sort(key=lambda pair: not pair[0].is_decided)
+    eager = [Series(row, own, NEUTRAL) for row in rows(study) if row.trial is None and own.baseline_s]
+    return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:most])]

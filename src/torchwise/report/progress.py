@@ -1,0 +1,124 @@
+"""A study while it runs: one live line on a terminal, one line per event in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from torchwise.plan import Plan
+from torchwise.records import Inspection, Interval, Trial
+from torchwise.report import format as show
+from torchwise.report.rows import verdict_word
+from torchwise.report.why import own_fault
+
+REFRESHES_PER_SECOND = 8
+
+
+class Progress:
+    """Shows what is being tried, for how long, and what leads; a context manager, and a study's listener.
+
+    On a terminal the present state is redrawn in place, and finished trials scroll above it. Elsewhere (a file, a CI
+    log, a dumb terminal) each event is one plain line. Writes to standard error, so that results can be piped.
+    """
+
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live: Live | None = None
+        self._spinner = Spinner("dots")
+        self._start = self._task_start = clock()
+        self._task, self._stage, self._leader = "", "", "eager leads"
+
+    def __enter__(self) -> Self:
+        self._start = self._task_start = self._clock()
+        if self._is_live:
+            self._live = Live(
+                get_renderable=self._state,
+                console=self._console,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def inspecting(self) -> None:
+        """The plain model is being looked at."""
+        self._begin("looking at the plain model")
+
+    def inspected(self, inspection: Inspection) -> None:
+        """The plain model was looked at."""
+        measurement = inspection.measurement
+        each = f", {show.seconds(measurement.baseline_time.mid)} per call" if measurement.baseline_s else ""
+        self._say(f"eager: {show.one_line(inspection.description)}{each}")
+        for text in (*inspection.notes, *measurement.notes):
+            self.note(text)
+
+    def trying(self, number: int, plan: Plan, reason: str) -> None:
+        """A trial starts."""
+        because = f" ({show.one_line(reason)})" if reason else ""
+        self._begin(f"trial {number}: {show.one_line(str(plan))}", because)
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage; in a log that is not worth a line."""
+        self._stage = show.one_line(name)
+
+    def finished(self, trial: Trial) -> None:
+        """A trial ended."""
+        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}")
+        self._task, self._stage = "", ""
+
+    def leading(self, plan: Plan, speedup: Interval | None) -> None:
+        """Another plan leads."""
+        figures = f" at {show.speedup(speedup)}" if speedup else ""
+        self._leader = f"{show.one_line(str(plan))} leads{figures}"
+        self._say(self._leader)
+
+    def note(self, text: str) -> None:
+        """Say something the user should know."""
+        self._say(f"note: {show.one_line(text)}")
+
+    def _begin(self, task: str, because: str = "") -> None:
+        self._task, self._stage, self._task_start = task, "", self._clock()
+        if not self._live:
+            self._say(f"{task}{because}")
+
+    def _say(self, line: str) -> None:
+        elapsed = f"[{show.clock(self._clock() - self._start):>7}] "
+        # On a terminal a long line may wrap; in a log it must stay one line, whatever width is assumed for it.
+        self._console.print(Text.assemble((elapsed, "dim"), line), soft_wrap=not self._is_live)
+
+    def _state(self) -> RenderableType:
+        """Return what is shown at this moment, each line cut to the terminal's width."""
+        now = self._clock()
+        stage = f", {self._stage}" if self._stage else ""
+        self._spinner.update(text=_cut(f"{self._task or 'choosing what to try'}{stage}"))
+        spent = f"  {show.clock(now - self._task_start)} on this, {show.clock(now - self._start)} in all; "
+        return Group(self._spinner, _cut(spent + self._leader, "dim"))
+
+
+def outcome(trial: Trial) -> str:
+    """Say what came of a finished trial: its speed and cost where it is proven and faster, else what rules it out."""
+    if fault := own_fault(trial):
+        return fault
+    speedup = show.speedup(trial.measurement.speedup) if trial.measurement else ""
+    cold = f", compiles in {show.seconds(trial.costs.cold_s)}" if trial.costs else ""
+    return f"{speedup}, {verdict_word(trial.verdict)}{cold}"
+
+
+def _cut(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

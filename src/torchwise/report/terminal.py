@@ -1,0 +1,136 @@
+"""A study and a decision on a terminal: the sentence first, then the evidence, then what to type next.
+
+Nothing is said by colour alone, and every text from a model or a compiler is stripped of terminal escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from torchwise.records import Decision, Study, StudyState
+from torchwise.report import format as show
+from torchwise.report.commands import next_steps
+from torchwise.report.facts import asked_for, besides, notes
+from torchwise.report.rows import Row, rows
+
+WIDE, MEDIUM = 130, 80
+"""Columns from which the reasons fit into the table, and from which all but the memory do."""
+MOST_EXCLUDED = 6
+STYLES = {"decided": "bold green", "baseline": "bold", "proven": "", "out": "dim"}
+
+Column = tuple[str, bool, Callable[[Row], str]]
+_PLAN: Column = ("plan", False, lambda row: row.name)
+_SPEEDUP: Column = ("speed-up", True, lambda row: show.speedup(row.speedup) if row.trial else "1×")
+_NARROW: tuple[Column, ...] = (
+    _PLAN,
+    ("speed-up", True, lambda row: (show.ratio(row.speedup.mid) if row.speedup else show.NONE) if row.trial else "1×"),
+    ("answer", False, lambda row: row.verdict or show.NONE),
+)
+_MEDIUM: tuple[Column, ...] = (
+    ("#", True, lambda row: "" if row.number is None else str(row.number)),
+    _PLAN,
+    _SPEEDUP,
+    ("per call", True, lambda row: show.seconds(row.time.mid if row.time else None)),
+    ("compile", True, lambda row: show.seconds(row.cold_s)),
+    ("answer", False, lambda row: row.verdict or show.NONE),
+)
+_WIDE: tuple[Column, ...] = (
+    *_MEDIUM[:5],
+    ("warm", True, lambda row: show.seconds(row.warm_s)),
+    ("peak memory", True, lambda row: row.memory),
+    _MEDIUM[5],
+    ("why", False, lambda row: row.why),
+)
+
+
+def render_study(study: Study) -> RenderableType:
+    """Return a study: decision, candidates with why each lost, what was not tried, notes, and the next command."""
+    parts: list[RenderableType] = [
+        render_decision(study.decision) if study.decision else _undecided(study),
+        Text(asked_for(study), style="dim"),
+        _Candidates(rows(study)),
+    ]
+    if study.excluded:
+        parts.append(_excluded(study.excluded))
+    if found := notes(study):
+        parts.append(_listed("Worth knowing", [_hanging(text) for text in found]))
+    parts.append(_listed("Next", _steps(study)))
+    return Group(*parts)
+
+
+def render_decision(decision: Decision) -> RenderableType:
+    """Return a decision: its sentence, its figures, and where it holds."""
+    lines = [Text(show.plain(decision.reason), style="bold")]
+    if not decision.plan.is_eager:
+        lines.append(Text(besides(decision)))
+    here = decision.environment
+    holds = f"holds for {show.one_line(decision.workload.target)} on {show.one_line(here.gpu or here.cpu)}"
+    lines.append(Text(f"{holds}, torch {show.one_line(here.torch)}", style="dim"))
+    style = "yellow" if decision.plan.is_eager else "green"
+    return Panel(Group(*lines), title="Decision", title_align="left", border_style=style)
+
+
+def _undecided(study: Study) -> RenderableType:
+    words = "still searching" if study.state is StudyState.RUNNING else "interrupted before anything was decided"
+    finished = sum(trial.state.is_finished for trial in study.trials)
+    text = Text(f"No decision yet: {words}; {show.counted(finished, 'trial')} finished.", style="bold")
+    return Panel(text, title="Decision", title_align="left", border_style="yellow")
+
+
+class _Candidates:
+    """The table, with as many columns as the terminal has room for; reasons that do not fit follow below it."""
+
+    def __init__(self, found: list[Row]) -> None:
+        self._rows = found
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
+        yield self._table(columns)
+        if columns is not _WIDE:
+            reasons = [_hanging(row.why, f"{row.name}: ", STYLES[row.standing]) for row in self._rows if row.why]
+            yield _listed("Why", reasons)
+
+    def _table(self, columns: tuple[Column, ...]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+        for name, is_figure, _ in columns:
+            wraps = name in ("plan", "why")
+            table.add_column(name, justify="right" if is_figure else "left", no_wrap=not wraps, overflow="fold")
+        for row in self._rows:
+            cells = [Text(cell(row), style=_style(row, name)) for name, _, cell in columns]
+            table.add_row(*cells)
+        return table
+
+
+def _style(row: Row, column: str) -> str:
+    if column == "answer" and row.verdict in ("failed", "not comparable"):
+        return "red" if row.verdict == "failed" else "yellow"
+    return "bold green" if row.is_decided else STYLES[row.standing]
+
+
+def _excluded(excluded: tuple[str, ...]) -> RenderableType:
+    lines: list[RenderableType] = [_hanging(show.clipped(text, 200)) for text in excluded[:MOST_EXCLUDED]]
+    if left := len(excluded) - MOST_EXCLUDED:
+        lines += [_hanging(f"and {left} more, in the page and the JSON")] if left > 0 else []
+    return _listed("Not tried", lines)
+
+
+def _steps(study: Study) -> Iterator[RenderableType]:
+    for step in next_steps(study):
+        # Never wrapped by us: a command that is broken over lines cannot be copied.
+        yield Text(f"  {show.one_line(step.command)}", style="cyan", no_wrap=True, overflow="ignore")
+        yield Padding(Text(step.purpose, style="dim"), (0, 0, 0, 4))
+
+
+def _listed(title: str, lines: Iterable[RenderableType]) -> RenderableType:
+    return Group(Text(f"\n{title}", style="bold"), *lines)
+
+
+def _hanging(text: str, lead: str = "", style: str = "") -> RenderableType:
+    return Padding(Text.assemble((lead, style or "bold"), show.one_line(text)), (0, 0, 0, 2))

@@ -1,0 +1,163 @@
+"""Why a plan won or lost, as a sentence derived from its records.
+
+A plan loses by its own fault (it failed, answered wrongly, is slower than eager) or against another (it does not pay
+back, it is no faster than the plan decided for). The first needs the trial alone: live progress says it too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
+from torchwise.report import format as show
+from torchwise.report.costs import asked, baseline_cost, cost_of
+
+LONGEST = 240
+"""Characters of a message that are shown in a sentence; compilers write pages."""
+
+_FAILURES = {
+    FailureKind.TIMED_OUT: "took too long in {stage}: {message}",
+    FailureKind.DIED: "its process died in {stage}: {message}",
+    FailureKind.RAISED: "raised in {stage}: {message}",
+    FailureKind.OUT_OF_MEMORY: "out of memory in {stage}: {message}",
+    FailureKind.UNSUPPORTED: "not possible here: {message}",
+}
+
+
+def why(trial: Trial, study: Study) -> str:
+    """Say why a trial's plan won or lost, or what it waits for."""
+    if is_decided(trial, study.decision):
+        return decided(study.decision) if study.decision else ""
+    memory = asked(study).objective == "memory"
+    return _unfinished(trial, study) or own_fault(trial, memory=memory) or _against_others(trial, study)
+
+
+def is_decided(trial: Trial, decision: Decision | None) -> bool:
+    """Whether the decision is for this trial's plan."""
+    return decision is not None and not decision.plan.is_eager and trial.plan == decision.plan and trial.is_proven
+
+
+def decided(decision: Decision) -> str:
+    """Say what deciding for the plan is worth."""
+    if decision.plan.is_eager:
+        return "decided: no plan is proven to earn more than it costs"
+    if decision.workload.objective == "memory":
+        return "decided: it needs the least memory at the peak"
+    if decision.saved_s <= 0:
+        return "decided"
+    return f"decided: saves {show.seconds(decision.saved_s)} over {show.counted(decision.workload.calls, 'call')}"
+
+
+def own_fault(trial: Trial, *, memory: bool = False) -> str:
+    """Say what rules a finished trial out by itself; empty where nothing does.
+
+    Args:
+        trial: a finished trial.
+        memory: whether memory is the objective, so that a plan need not be faster, only not slower.
+    """
+    verdict, measurement = trial.verdict, trial.measurement
+    if trial.failure:
+        failure = trial.failure
+        return _FAILURES[failure.kind].format(stage=failure.stage, message=show.clipped(failure.message, LONGEST))
+    if verdict and verdict.outcome is Outcome.FAIL:
+        return f"wrong answer: {show.clipped(verdict.reason, LONGEST)}{_figures(verdict)}"
+    if trial.state is TrialState.PRUNED:
+        return _pruned(trial)
+    if trial.state is TrialState.FAIL:
+        return f"failed: {show.clipped(trial.reason, LONGEST) or 'no reason was recorded'}"
+    if verdict is None:
+        return "its answer was not verified, so it cannot be decided for"
+    if verdict.outcome is Outcome.NOT_COMPARABLE:
+        return f"not comparable, so not proven: {show.clipped(verdict.reason, LONGEST)}"
+    if measurement is None or not measurement.candidate_s:
+        return "it was not timed, so it cannot be decided for"
+    if trial.costs is None:
+        return "its compile cost was not measured, so it cannot be decided for"
+    return _not_faster(trial, memory)
+
+
+def _unfinished(trial: Trial, study: Study) -> str:
+    ended = study.state is not StudyState.RUNNING
+    if trial.state is TrialState.WAITING:
+        return "not tried: the search ended first" if ended else "waits for its turn"
+    if trial.state is TrialState.RUNNING:
+        return "interrupted while it was tried" if ended else "is being tried"
+    return ""
+
+
+def _figures(verdict: Verdict) -> str:
+    """Return the error and the noise floor of the check that failed, where it has them."""
+    for check in verdict.checks:
+        if check.outcome is Outcome.FAIL and check.error is not None:
+            floor = "" if check.floor is None else f", noise floor {show.relative_error(check.floor)}"
+            return f" (error {show.relative_error(check.error)}{floor})"
+    return ""
+
+
+def _pruned(trial: Trial) -> str:
+    measurement = trial.measurement
+    if measurement and measurement.candidate_s:
+        rounds = show.counted(len(measurement.candidate_s), "round")
+        return f"stopped after {rounds}: at {show.speedup(measurement.speedup)} it could no longer lead"
+    return f"stopped early: {show.clipped(trial.reason, LONGEST) or 'it could no longer lead'}"
+
+
+def _not_faster(trial: Trial, memory: bool) -> str:
+    speedup = trial.measurement.speedup if trial.measurement else None
+    if speedup is None:
+        return ""
+    if speedup.high < 1:
+        return f"slower than eager: {show.speedup(speedup)}"
+    if speedup.low <= 1 and not memory:
+        return f"not surely faster than eager: the interval of {show.speedup(speedup)} holds 1"
+    return ""
+
+
+def _against_others(trial: Trial, study: Study) -> str:
+    """Say what a proven plan that is not slower than eager lost by."""
+    decision = study.decision
+    if message := _does_not_pay(trial, study):
+        return message
+    if asked(study).objective == "memory":
+        return _memory(trial, decision)
+    if decision is None:
+        return "proven, and pays back"
+    if decision.plan.is_eager:
+        return "faster, but not by enough to be sure that it earns what compiling it costs"
+    return _against_decided(trial, decision)
+
+
+def _does_not_pay(trial: Trial, study: Study) -> str:
+    cost, baseline, expected = cost_of(trial, study), baseline_cost(study), asked(study).calls
+    if cost is None or baseline is None:
+        return ""
+    calls = cost.break_even(baseline)
+    if calls <= expected or math.isinf(calls):
+        return ""
+    needed = f"{show.seconds(cost.fixed_s)} of compiling take {show.count(calls)} calls"
+    return f"faster, but does not pay back: {needed}, and {show.count(expected)} are expected"
+
+
+def _against_decided(trial: Trial, decision: Decision) -> str:
+    speedup, best = trial.measurement.speedup if trial.measurement else None, decision.speedup
+    if speedup is None or best is None:
+        return f"{decision.plan} was decided for"
+    figures = f"{show.ratio(speedup.mid)} against {show.ratio(best.mid)}"
+    if speedup.low > best.high:
+        return f"faster per call than {decision.plan} ({figures}), but compiling it costs more than that saves"
+    if speedup.overlaps(best):
+        return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
+    return f"slower than {decision.plan}: {figures}"
+
+
+def _memory(trial: Trial, decision: Decision | None) -> str:
+    """Say how a plan's peak memory compares, where memory is the objective."""
+    mine, eager = (trial.costs.peak_memory, trial.costs.baseline_peak_memory) if trial.costs else (None, None)
+    if mine is None or eager is None:
+        return "its peak memory could not be measured"
+    figures = f"{show.size(mine)} at the peak against eager's {show.size(eager)}"
+    if decision is None:
+        return f"proven: {figures}"
+    if decision.plan.is_eager or mine >= eager:
+        return f"does not surely need less memory: {figures}"
+    return f"needs more memory than {decision.plan}, or is less simple: {figures}"

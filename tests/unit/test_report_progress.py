@@ -1,0 +1,126 @@
+"""Live progress: one line per event in a log, a redrawn state on a terminal."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from builders import PASSED, WRONG, a_failure, a_plan, a_trial, an_inspection
+from torchwise.records import Interval, Trial
+from torchwise.report import Progress
+from torchwise.report.progress import outcome
+from torchwise.study import Listener
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def a_run(progress: Progress, clock: Clock, trial: Trial) -> None:
+    """Let a study of one trial go by."""
+    with progress:
+        progress.inspecting()
+        progress.stage("run eager")
+        clock.now += 5
+        progress.inspected(an_inspection())
+        progress.trying(trial.number, trial.plan, "cheap to try")
+        progress.stage("compile")
+        clock.now += 60
+        progress.finished(trial)
+        progress.leading(trial.plan, Interval(1.49, 1.52, 1.56))
+        progress.note("another process helps")
+
+
+def log(trial: Trial, width: int = 80) -> list[str]:
+    file, clock = io.StringIO(), Clock()
+    a_run(Progress(Console(file=file, width=width), clock=clock), clock, trial)
+    return file.getvalue().splitlines()
+
+
+def test_a_log_has_one_plain_line_for_each_event() -> None:
+    assert log(a_trial(3, measurement=None, verdict=None)) == [
+        "[   0:00] looking at the plain model",
+        "[   0:05] eager: ResNet, 25.6 M parameters, float32, 12.4 ms per call",
+        "[   0:05] note: the model is in training mode: batch norm uses the statistics of the batch",
+        "[   0:05] trial 3: inductor (cheap to try)",
+        "[   1:05] trial 3: inductor: its answer was not verified, so it cannot be decided for",
+        "[   1:05] inductor leads at 1.52× [1.49, 1.56]",
+        "[   1:05] note: another process helps",
+    ]
+
+
+def test_a_log_line_is_never_wrapped_or_forged() -> None:
+    lines = log(a_failure(message="first\nsecond\x1b[2J " + "x" * 100), width=40)
+    assert len(lines) == 7
+    assert "its process died in compile: first second x" in lines[4]
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_a_terminal_shows_what_is_tried_and_what_leads_and_keeps_what_is_finished() -> None:
+    file, clock = io.StringIO(), Clock()
+    console = Console(file=file, width=80, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    progress = Progress(console, clock=clock)
+    with progress:
+        progress.inspecting()
+        clock.now += 7
+        progress.trying(2, a_plan(), "")
+        progress.stage("compile")
+        progress.leading(a_plan(scope="regional"), None)
+        clock.now += 3
+        wait_for(file, "3")
+        progress.finished(a_trial(2, verdict=WRONG))
+    found = file.getvalue()
+    assert "trial 2: inductor, compile" in found
+    assert "0:03 on this, 0:10 in all; inductor + regional leads" in found
+    assert "trial 2: inductor: wrong answer: values" in found
+    assert "looking at the plain model\n" not in found  # that was a state, and no line of its own
+    assert found.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in found  # the cursor is given back
+
+
+def test_a_dumb_terminal_gets_a_log() -> None:
+    file, clock = io.StringIO(), Clock()
+    console = Console(file=file, width=80, force_terminal=True, _environ={"TERM": "dumb"})
+    a_run(Progress(console, clock=clock), clock, a_trial())
+    assert "looking at the plain model" in file.getvalue()
+    assert "\x1b[?25l" not in file.getvalue()
+
+
+def test_the_cursor_comes_back_after_an_interruption() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True, _environ={"TERM": "xterm"})
+    with pytest.raises(KeyboardInterrupt), Progress(console):
+        raise KeyboardInterrupt
+    assert file.getvalue().count("\x1b[?25l") == file.getvalue().count("\x1b[?25h") == 1
+
+
+def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress:
+        progress.note("hello")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "note: hello" in err
+
+
+def test_progress_is_a_studys_listener() -> None:
+    listener: Listener = Progress(Console(file=io.StringIO()))
+    listener.note("so says mypy")
+
+
+def test_a_proven_trial_is_told_by_its_speed_and_its_cost() -> None:
+    assert outcome(a_trial(verdict=PASSED)).startswith("1.5")
+    assert outcome(a_trial(verdict=PASSED)).endswith(", passed, compiles in 38.2 s")
+    assert outcome(a_trial(speedup=0.7)).startswith("slower than eager")
+
+
+def wait_for(file: io.StringIO, text: str, seconds: float = 5.0) -> None:
+    """Wait until the thread that redraws has drawn at least once more and shows `text`."""
+    start, drawn = time.monotonic(), len(file.getvalue())
+    while text not in file.getvalue()[drawn:] and time.monotonic() - start < seconds:
+        time.sleep(0.02)

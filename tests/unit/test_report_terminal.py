@@ -1,0 +1,170 @@
+"""A study on terminals wide and narrow, with colour and without."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from builders import a_decision, a_failure, a_measurement, a_plan, a_study, a_trial, an_inspection
+from torchwise.records import FailureKind, Study, StudyState
+from torchwise.report import render_decision, render_study
+from torchwise.workload import WorkloadSpec
+
+WIDTHS = (60, 80, 100, 160)
+
+
+def shown(what: RenderableType, width: int = 160, **console: object) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, **console).print(what)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def words(text: str) -> str:
+    """Return text without line breaks and frames, so that a sentence is found however it was wrapped."""
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    lines = shown(render_study(a_study()), width).splitlines()
+    assert max(cell_len(line.rstrip()) for line in lines) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width_tells_the_decision_every_plan_and_why_each_lost(width: int) -> None:
+    study = a_study()
+    found = words(shown(render_study(study), width))
+    assert study.decision is not None
+    assert study.decision.reason in found
+    assert "1.71×" in found
+    if width < 130:  # in the table, other columns stand between the lines of a sentence
+        for sentence in (
+            "its process died in compile: SIGSEGV",
+            "wrong answer: values: output[0] is off at (3, 17)",
+            "took too long in compile: more than the limit of 600 s",
+            "it could no longer lead",
+            "slower than eager: 0.83",
+        ):
+            assert sentence in found
+
+
+def test_a_wide_terminal_has_every_column() -> None:
+    found = shown(render_study(a_study()), 160)
+    header = next(line for line in found.splitlines() if "speed-up" in line and "why" in line)
+    assert header.split() == [
+        "#",
+        "plan",
+        "speed-up",
+        "per",
+        "call",
+        "compile",
+        "warm",
+        "peak",
+        "memory",
+        "answer",
+        "why",
+    ]
+    row = next(line for line in found.splitlines() if line.lstrip().startswith("3 "))
+    for cell in ("inductor + channels_last", "1.71× [1.70, 1.72]", "7.23 ms", "38.2 s", "4.10 s", "312 MiB", "passed"):
+        assert cell in row
+
+
+def test_the_decided_plan_is_above_eager_in_the_table() -> None:
+    found = shown(render_study(a_study())).splitlines()
+    position = {
+        name: next(i for i, line in enumerate(found) if line.strip().startswith(name)) for name in ("3 ", "eager ")
+    }
+    assert position["3 "] < position["eager "]
+
+
+def test_no_color_leaves_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    found = shown(render_study(a_study()), force_terminal=True)
+    assert not {f"\x1b[{code}m" for code in (31, 32, 33, 36)} & set(found.split())
+    assert "\x1b[32" not in found
+    assert "decided" in found  # what colour said is in words, too
+    assert "failed" in found
+
+
+def test_colour_is_there_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;32m" in shown(render_study(a_study()), force_terminal=True, color_system="standard")
+
+
+def test_escapes_and_markup_in_records_are_text() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J[red]x[/red]"
+    study = a_study(
+        [a_failure(FailureKind.RAISED, message=hostile)],
+        decided=None,
+        workload=WorkloadSpec(f"live:{hostile}"),
+        excluded=(hostile,),
+        inspection=an_inspection(notes=(hostile,)),
+    )
+    found = shown(render_study(study), force_terminal=True)
+    assert "\x1b]" not in found
+    assert "\x1b[2J" not in found
+    assert "owned" not in found
+    assert found.count("[red]x[/red]") >= 4
+
+
+def test_what_was_not_tried_is_cut_short() -> None:
+    found = shown(render_study(a_study(excluded=tuple(f"plan {i}: because" for i in range(9)))))
+    assert "plan 5: because" in found
+    assert "plan 6: because" not in found
+    assert "and 3 more" in found
+    assert "more, in the page" not in shown(render_study(a_study(excluded=("a: b",) * 6)))
+
+
+def test_notes_of_the_inspection_and_of_measurements_are_shown_once_with_their_plans() -> None:
+    note = "another process used the GPU"
+    trials = [
+        a_trial(i, a_plan(options=(("freezing", i),)), measurement=a_measurement(1.5, notes=(note,))) for i in range(5)
+    ]
+    found = words(shown(render_study(a_study(trials, decided=None))))
+    assert "the model is in training mode" in found
+    assert found.count(note) == 1
+    assert f"{note} (inductor + freezing=0, inductor + freezing, inductor + freezing=2 and 2 more)" in found.replace(
+        "freezing=1,", "freezing,"
+    )
+
+
+def test_a_command_is_never_broken_over_lines() -> None:
+    spec = WorkloadSpec("package.with.a.long.name:and_a_long_factory_name_too", calls=123_456_789)
+    study = a_study(decided=None, state=StudyState.INTERRUPTED, workload=spec)
+    command = f"torchwise tune {spec.target} --device cpu --calls 123456789"
+    assert f"  {command}" in shown(render_study(study), 60).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("study", "sentence"),
+    [
+        (a_study(decided=None), "No decision yet: still searching; 10 trials finished."),
+        (
+            a_study([], decided=None, state=StudyState.INTERRUPTED),
+            "No decision yet: interrupted before anything was decided; 0 trials finished.",
+        ),
+        (a_study([a_failure()], decided=-1), "Stay with eager: nothing pays back."),
+        (a_study([a_trial(measurement=a_measurement(1.5, 1))], decided=0), "Run inductor: 1."),
+    ],
+)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_partial_studies_are_shown(study: Study, sentence: str, width: int) -> None:
+    assert sentence in words(shown(render_study(study), width))
+
+
+def test_a_decision_says_what_it_costs_and_where_it_holds() -> None:
+    found = words(shown(render_decision(a_decision(a_trial()))))
+    assert "compiles in 38.2 s, in 4.10 s from warm caches, error 2.1e-07 against the reference" in found
+    assert "holds for zoo:vision.resnet50 on NVIDIA H200, torch 2.13.0+cu130" in found
+
+
+def test_a_decision_for_eager_has_no_compile_cost() -> None:
+    decision = a_decision()
+    here = replace(decision.environment, gpu=None)
+    found = shown(render_decision(replace(decision, environment=here)))
+    assert "compiles" not in found
+    assert "Xeon" in found

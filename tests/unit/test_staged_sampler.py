@@ -1,0 +1,299 @@
+"""The default search: what it proposes, in which order, what it leaves out and why, and how good its end is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection, measured
+from synthetic import TRAITS, Machine, Search, a_space, reachable
+
+from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
+from torchwise.decide.samplers.staged import MOST_TRIALS
+from torchwise.plan import EAGER, Plan
+from torchwise.plan.space import compile_factor_of, legality_of
+from torchwise.records import Trial, TrialState
+
+AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
+REGIONAL = Plan(backend="inductor", scope="regional")
+MANY = 100_000_000
+
+
+def known(*trials: Trial, shares: dict[str, float] | None = None, **asked: Any) -> History:
+    inspection = an_inspection(1e-3, traits=TRAITS, shares=shares or {})
+    return a_history(*trials, inspection=inspection, **{"calls": MANY, "device": "cuda", **asked})
+
+
+def asked_of(history: History, **space: Any) -> Plan | None:
+    proposal = StagedSampler(a_space(**space)).ask(history)
+    return proposal.plan if proposal else None
+
+
+def excluded(history: History, **space: Any) -> dict[str, str]:
+    lines = StagedSampler(a_space(**space)).excluded(history)
+    return dict(line.split(": ", 1) for line in lines)
+
+
+# ---- order
+
+
+def test_what_compiles_nothing_comes_first() -> None:
+    search = Search(Machine(3), a_space(allow="reduced", effort="thorough"), calls=MANY)
+    tried: list[float] = []
+    search.run(each=lambda history, plan: tried.append(compile_factor_of(plan)))
+    compiled = next(index for index, factor in enumerate(tried) if factor > 0)
+    assert compiled >= 4
+    assert tried[compiled] == 1.0
+    assert tried.index(max(tried)) > compiled
+
+
+def test_the_first_proposals_by_hand() -> None:
+    nothing_to_gain = {"launch": 0.5, "conv": 0.5, "gemm": 0.5}
+    first = asked_of(known(shares=nothing_to_gain))
+    assert first == Plan(memory_format="channels_last")  # simpler than a capture
+    second = asked_of(known(a_trial(first, 0.5, cold_s=0.0), shares=nothing_to_gain))
+    assert second == CAPTURE
+
+
+def test_a_proposal_says_why() -> None:
+    proposal = StagedSampler(a_space("cpu", effort="quick")).ask(known(device="cpu"))
+    assert proposal is not None
+    assert proposal.plan == INDUCTOR
+    assert re.match(r"torch.compile with Inductor: .*; on eager it could save up to 100%$", proposal.reason)
+
+
+def test_the_same_history_gives_the_same_answer() -> None:
+    space = a_space(allow="reduced")
+    one, other = Search(Machine(5), space).run(), Search(Machine(5), space).run()
+    assert one == other
+    for count in range(len(one.trials)):  # a study that was broken off goes on where it stood
+        history = replace(one, trials=one.trials[:count])
+        answer = StagedSampler(space).ask(history)
+        assert answer == StagedSampler(space).ask(history)
+        assert answer is not None
+        assert answer.plan == one.trials[count].plan
+
+
+def test_it_proposes_nothing_that_is_known_even_if_it_still_runs_or_failed() -> None:
+    first = asked_of(known())
+    assert first is not None
+    for state in (TrialState.WAITING, TrialState.RUNNING, TrialState.FAIL, TrialState.PRUNED):
+        assert asked_of(known(Trial(0, first, state))) != first
+
+
+# ---- what can pay
+
+
+@pytest.mark.parametrize(("calls", "worth"), [(1, False), (11_000, False), (13_000, True), (MANY, True)])
+def test_compiling_is_tried_only_when_its_bound_can_pay(calls: int, worth: bool) -> None:
+    # 1 ms a call can at best become nothing, and a first compile is taken to last 12 s on a CPU.
+    history = known(device="cpu", calls=calls)
+    assert (asked_of(history, device="cpu", effort="quick") == INDUCTOR) is worth
+    if not worth:
+        assert excluded(history, device="cpu", effort="quick")["inductor"] == (
+            f"over {calls:,} calls it could save at most {calls / 1000:.3g} s, and compiling takes about 12 s"
+        )
+
+
+def test_restarts_make_compiling_dearer() -> None:
+    assert asked_of(known(device="cpu", calls=20_000), device="cpu", effort="quick") == INDUCTOR
+    assert asked_of(known(device="cpu", calls=20_000, restarts=10), device="cpu", effort="quick") is None
+
+
+def test_an_expensive_choice_waits_for_a_bound_that_can_pay() -> None:
+    # Autotuning keeps 60 % of the matrix products: 0.4 * 0.5 ms a call is its bound; it compiles four times 5 s.
+    shares = {"gemm": 0.5, "conv": 0.0, "launch": 0.0}
+    leader = a_trial(INDUCTOR, 1.1, cold_s=5.0)
+
+    def left_out(calls: int) -> str | None:
+        return excluded(known(leader, shares=shares, calls=calls)).get(str(AUTOTUNED))
+
+    assert left_out(90_000) == "over 90,000 calls it could save at most 18 s, and compiling takes about 20 s"
+    assert left_out(110_000) is None
+
+
+def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
+    found = excluded(known(shares={"gemm": 0.5, "conv": 0.5, "launch": 0.01}))
+    assert found["eager + capture call"] == (
+        "it acts on the gaps between kernels, and could save at most 1.0% of the leader's time"
+    )
+    found = excluded(known(a_trial(INDUCTOR, 2.0), shares={"gemm": 0.01, "conv": 0.5, "launch": 0.5}))
+    assert found[str(AUTOTUNED)] == (
+        "it acts on matrix products and convolutions, and could save at most 0.8% of the leader's time"
+    )
+
+
+def test_gaps_that_a_plan_left_are_what_a_capture_can_save() -> None:
+    shares = {"gemm": 0.9, "conv": 0.9, "launch": 0.9}
+    captured = Plan(backend="inductor", capture="call")
+    for busy_share, is_left_out in ((0.999, True), (0.5, False)):
+        leader = a_trial(INDUCTOR, measurement=measured(2.0, busy_s=0.5 * busy_share))
+        found = excluded(known(leader, a_trial(CAPTURE, 0.9), shares=shares))
+        assert (str(captured) in found) is is_left_out
+
+
+def test_the_gaps_of_a_compiled_plan_that_lost_are_still_worth_removing() -> None:
+    lost = a_trial(INDUCTOR, measurement=measured(0.8, busy_s=1.25 * 0.1))
+    history = known(lost, shares={"gemm": 0.1, "conv": 0.1, "launch": 0.0})
+    assert history.incumbent() == EAGER
+    found = []
+    while (plan := asked_of(history)) is not None:
+        found.append(plan)
+        history = replace(history, trials=(*history.trials, Trial(len(found), plan, TrialState.FAIL)))
+    assert Plan(backend="inductor", capture="call") in found
+
+
+@pytest.mark.xfail(strict=True, reason="the full compile is held against the gain, though the leader's own falls away")
+def test_a_plan_that_replaces_the_leader_need_not_pay_the_leaders_compile_again() -> None:
+    # The leader compiled for 10 s; freezing on top takes 13 s in its place, so 3 s more, and could save up to 10 s.
+    leader = a_trial(INDUCTOR, 1.2, cold_s=10.0)
+    history = known(leader, calls=40_000, device="cpu", shares={"gemm": 0.5, "conv": 0.0})
+    frozen = Plan(backend="inductor", options=(("freezing", True),))
+    assert str(frozen) not in excluded(history, device="cpu")
+
+
+# ---- what carries over
+
+
+def test_a_loss_that_carries_over_is_not_repeated() -> None:
+    one_thread = Plan(threads=1)
+    for speed, repeated in ((0.5, False), (1.2, True)):
+        search = Search(Machine(1, "cpu"), a_space("cpu"), calls=MANY)
+        if not any(choice.key == ("threads", 1) for choice in search.space.choices()):
+            pytest.skip("this machine has one CPU, so that no other number of threads is tried")
+        base = known(a_trial(one_thread, speed, cold_s=0.0), a_trial(INDUCTOR, 2.0, cold_s=1.0), device="cpu")
+        history, later = base, []
+        while (plan := asked_of(history, device="cpu", effort="thorough")) is not None:
+            later.append(plan)
+            history = replace(history, trials=(*history.trials, a_trial(plan, 1.0, cold_s=1.0)))
+        assert any(plan.threads == 1 for plan in later) is repeated
+
+
+def test_a_loss_of_another_choice_is_tried_again_elsewhere() -> None:
+    lost = a_trial(Plan(memory_format="channels_last"), 0.5, cold_s=0.0)
+    history = known(lost, a_trial(INDUCTOR, 2.0, cold_s=1.0), shares={"gemm": 0.5, "conv": 0.5, "launch": 0.0})
+    assert "inductor + channels_last" not in excluded(history)
+    later = []
+    while (plan := asked_of(history)) is not None:
+        later.append(plan)
+        history = replace(history, trials=(*history.trials, Trial(9, plan, TrialState.FAIL)))
+    assert Plan(backend="inductor", memory_format="channels_last") in later
+
+
+# ---- hints
+
+
+def test_hints_come_first_and_once() -> None:
+    hints = [Proposal(AUTOTUNED, "decided for before"), Proposal(EAGER, "leave it"), Proposal(CAPTURE, "elsewhere")]
+    sampler = StagedSampler(a_space(), hints)
+    assert sampler.ask(known()) == hints[0]
+    assert sampler.ask(known(Trial(0, AUTOTUNED, TrialState.FAIL))) == hints[2]
+    third = sampler.ask(known(Trial(0, AUTOTUNED, TrialState.FAIL), a_trial(CAPTURE, 1.1)))
+    assert third is not None
+    assert third.plan not in (AUTOTUNED, CAPTURE, EAGER)
+
+
+def test_a_hint_is_never_trusted() -> None:
+    sampler = StagedSampler(a_space(), [Proposal(AUTOTUNED, "decided for before")])
+    wrong = a_trial(AUTOTUNED, 9.0, verdict=FAILED)
+    assert sampler.ask(known(wrong)) != Proposal(AUTOTUNED, "decided for before")
+    assert decide(known(wrong), HERE).plan == EAGER
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize("effort", MOST_TRIALS)
+def test_it_ends_after_the_most_trials_and_says_so(effort: str) -> None:
+    plans = sorted(reachable(a_space(allow="reduced", effort="thorough")) - {EAGER}, key=str)
+    trials = [Trial(number, plan, TrialState.FAIL) for number, plan in enumerate(plans[: MOST_TRIALS[effort]])]
+    history = known(*trials, shares={"gemm": 0.5, "conv": 0.5, "launch": 0.5})
+    assert asked_of(history, effort=effort) is None
+    assert set(excluded(history, effort=effort).values()) >= {f"effort {effort} ends after {len(trials)} trials"}
+    hinted = StagedSampler(a_space(effort=effort), [Proposal(AUTOTUNED, "hint")])
+    assert hinted.ask(history) is None
+
+
+def checked(history: History, plan: Plan) -> None:
+    assert history.tried(plan) is None
+    assert not plan.is_eager
+
+
+def within(search: Search) -> float:
+    """Run a search; return how much more its decision costs than the best plan there is."""
+    history = search.run(each=checked)
+    assert len(history.trials) <= MOST_TRIALS[search.space.effort]
+    decision = decide(history, HERE)
+    assert search.machine.works(decision.plan)
+    assert search.space.allow.allows(legality_of(decision.plan))
+    assert search.cost(decision.plan) <= search.cost(EAGER)
+    return search.cost(decision.plan) / search.cost(search.best())
+
+
+TOO_FEW = "with lower precision allowed, trials run out on variants of eager and of the first compiled plans"
+DOUBLE = "a plan's whole compile is held against the leader, whose own would fall away"
+
+
+@pytest.mark.parametrize(
+    ("device", "allow", "effort", "calls"),
+    [
+        ("cpu", "reordered", "quick", 20_000),
+        ("cpu", "reordered", "quick", MANY),
+        ("cpu", "reordered", "standard", MANY),
+        ("cpu", "reordered", "thorough", MANY),
+        ("cuda", "exact", "standard", MANY),
+        ("cuda", "reordered", "quick", MANY),
+        ("cuda", "reordered", "standard", 20_000),
+        ("cuda", "reordered", "standard", MANY),
+        ("cuda", "reordered", "thorough", MANY),
+        pytest.param("cpu", "reordered", "standard", 20_000, marks=pytest.mark.xfail(strict=True, reason=DOUBLE)),
+        pytest.param("cpu", "reduced", "standard", MANY, marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
+        pytest.param("cuda", "reduced", "standard", MANY, marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
+    ],
+)
+def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort: str, calls: int) -> None:
+    space = a_space(device, allow, effort)
+    excess = sorted(within(Search(Machine(seed, device), space, calls)) for seed in range(12))
+    assert excess[-2] <= 1.05, excess  # one model in twelve may end in a corner of the space
+    assert excess[-1] <= 1.15, excess
+
+
+@pytest.mark.xfail(strict=True, reason="a precision that leads is never exchanged for another")
+def test_a_better_precision_is_found_beside_the_leading_one() -> None:
+    # TF32 leads after a capture; bfloat16 on the same capture would be twice as fast, and is not a neighbour.
+    assert within(Search(Machine(2), a_space(allow="reduced"), calls=20_000)) <= 1.05
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_survives_plans_that_die_or_lie(device: str, seed: int) -> None:
+    machine = Machine(seed, device, failing=0.3, wrong=0.2)
+    assert within(Search(machine, a_space(device, "reduced"), restarts=3)) < 10
+
+
+def test_a_search_where_nothing_works_stays_with_eager() -> None:
+    search = Search(Machine(0, failing=1.0, wrong=1.0), a_space())
+    assert decide(search.run(each=checked), HERE).plan == EAGER
+    assert len(search.history.trials) < MOST_TRIALS["standard"]
+    assert not any(trial.plan.backend != "eager" and trial.plan != INDUCTOR for trial in search.history.trials)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_handful_of_calls_compiles_nothing(seed: int) -> None:
+    history = Search(Machine(seed), a_space(), calls=50).run()
+    assert all(trial.plan.backend == "eager" for trial in history.trials)
+
+
+# ---- the list
+
+
+def test_a_list_is_tried_in_order_and_once() -> None:
+    sampler: Sampler = ListedSampler([INDUCTOR, EAGER, CAPTURE, INDUCTOR])
+    assert sampler.ask(known()) == Proposal(INDUCTOR, "asked for")
+    assert sampler.ask(known(Trial(0, INDUCTOR, TrialState.FAIL))) == Proposal(CAPTURE, "asked for")
+    assert sampler.ask(known(a_trial(INDUCTOR), a_trial(CAPTURE))) is None
+    assert sampler.excluded(known()) == []
+    assert ListedSampler([REGIONAL], "again").ask(known()) == Proposal(REGIONAL, "again")
+    assert ListedSampler([]).ask(known()) is None
