@@ -6,7 +6,8 @@ never by more than it promises (`Choice.keeps`). What a choice does depends on t
 
 from __future__ import annotations
 
-import random
+import functools
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Machine:
         self.compile_s = self._draw("compile", 3.0, 40.0)
 
     def _draw(self, name: str, low: float, high: float) -> float:
-        return random.Random(f"{self.seed} {name}").uniform(low, high)
+        return low + (high - low) * _uniform(f"{self.seed} {name}")
 
     def parts(self, plan: Plan) -> tuple[float, float]:
         """Return the seconds per call of work and of gaps."""
@@ -155,7 +156,14 @@ class Search:
         return min((plan for plan in reachable(self.space) if self.machine.works(plan)), key=self.cost)
 
 
-def reachable(space: PlanSpace) -> set[Plan]:
+@functools.cache
+def _uniform(name: str) -> float:
+    """Return a number in [0, 1) that depends on nothing but the name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest()) / 2**48
+
+
+@functools.cache
+def reachable(space: PlanSpace) -> frozenset[Plan]:
     """Return every plan that neighbours lead to from eager."""
     found, waiting = {EAGER}, deque([EAGER])
     while waiting:
@@ -163,9 +171,11 @@ def reachable(space: PlanSpace) -> set[Plan]:
             if plan not in found:
                 found.add(plan)
                 waiting.append(plan)
-    return found
+    return frozenset(found)
 
 
-def a_space(device: str = "cuda", allow: str = "reordered", effort: str = "standard", mode: str = "inference") -> PlanSpace:
+def a_space(
+    device: str = "cuda", allow: str = "reordered", effort: str = "standard", mode: str = "inference"
+) -> PlanSpace:
     """Return the space of a workload with every trait."""
     return PlanSpace(device, mode, TRAITS, Legality.of(allow), effort)

@@ -10,11 +10,13 @@ import pytest
 from sketches import CAPTURE, FAILED, HERE, INDUCTOR, NOT_COMPARABLE, a_history, a_trial, an_inspection, measured
 
 from torchwise.decide import decide
+from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Failure, FailureKind, Trial, TrialState, Verdict
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 GIB = 2**30
+TOO_LONG = f"Compiling would take about {PLAIN_COMPILE_S['cpu']:.3g} s"
 
 
 def decided(*trials: Trial, **asked: Any) -> Decision:
@@ -103,7 +105,7 @@ def test_nothing_was_worth_trying() -> None:
     decision = decided(calls=3)
     assert decision.plan == EAGER
     assert decision.reason == (
-        "Stay with eager: nothing is worth a trial. Compiling would take about 12 s, and 3 calls take 3 s altogether."
+        f"Stay with eager: nothing is worth a trial. {TOO_LONG}, and 3 calls take 3 s altogether."
     )
     assert decided(calls=1).reason.endswith("and one call take 1 s altogether.")
     assert decided(calls=1000).reason == "Stay with eager: nothing is worth a trial."
@@ -111,8 +113,7 @@ def test_nothing_was_worth_trying() -> None:
 
 def test_only_what_compiles_nothing_was_tried() -> None:
     assert decided(a_trial(CAPTURE, 0.8), calls=3).reason == (
-        "Stay with eager: no candidate was both right and faster. "
-        "Compiling would take about 12 s, and 3 calls take 3 s altogether."
+        f"Stay with eager: no candidate was both right and faster. {TOO_LONG}, and 3 calls take 3 s altogether."
     )
 
 
@@ -226,7 +227,9 @@ def test_the_sentence_for_eager_speaks_of_memory_where_that_was_asked() -> None:
     assert "calls" not in reason
 
 
-@pytest.mark.xfail(strict=True, reason="surely_pays asks at the slow end of the interval, the sentence shows its middle")
+@pytest.mark.xfail(
+    strict=True, reason="surely_pays asks at the slow end of the interval, the sentence shows its middle"
+)
 def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     # Pays after 2,000 calls in the middle of its interval, which is well below those expected; but it may never.
     decision = decided(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)

@@ -8,7 +8,11 @@ from sketches import CAPTURE, INDUCTOR, a_history, a_trial, an_inspection, measu
 from torchwise.decide import Economics
 from torchwise.decide.history import PLAIN_COMPILE_S, WARM_SHARE
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.choice import load_choices
 from torchwise.records import Interval, TrialState
+
+AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
+FACTOR = load_choices()["mode", AUTOTUNED.mode].compile_factor
 
 
 def approx(interval: Interval | None) -> tuple[object, ...]:
@@ -125,17 +129,15 @@ def test_the_quickest_compiled_plan_may_be_slower_than_eager() -> None:
 
 
 def test_compile_time_is_assumed_until_it_was_seen() -> None:
-    autotuned = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
     assert a_history().predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"]
-    assert a_history(device="cuda").predicted_overhead(autotuned) == 4 * PLAIN_COMPILE_S["cuda"]
+    assert a_history(device="cuda").predicted_overhead(AUTOTUNED) == FACTOR * PLAIN_COMPILE_S["cuda"]
     assert a_history(restarts=3).predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"] * (1 + 2 * WARM_SHARE)
     assert a_history().predicted_overhead(CAPTURE) == 0
 
 
 def test_compile_time_is_scaled_from_what_was_seen() -> None:
-    autotuned = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
-    assert a_history(a_trial(INDUCTOR, cold_s=3.0)).predicted_overhead(autotuned) == 12.0
-    assert a_history(a_trial(autotuned, cold_s=20.0)).predicted_overhead(INDUCTOR) == 5.0
+    assert a_history(a_trial(INDUCTOR, cold_s=3.0)).predicted_overhead(AUTOTUNED) == pytest.approx(FACTOR * 3.0)
+    assert a_history(a_trial(AUTOTUNED, cold_s=20.0)).predicted_overhead(INDUCTOR) == pytest.approx(20.0 / FACTOR)
     captured = a_trial(CAPTURE, cold_s=0.01)  # which compiles nothing, and tells of no compile
     assert a_history(captured).predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"]
 

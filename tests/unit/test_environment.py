@@ -128,9 +128,7 @@ def test_the_first_visible_gpu_is_meant(nvidia_smi: Callable[..., Path], monkeyp
     assert "--id=3" in called.read_text()
 
 
-def test_processes_are_asked_for_on_every_gpu(
-    nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_are_asked_for_on_every_gpu(nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     called = nvidia_smi("77, train.py\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert query_gpu("pid,process_name", "compute-apps") == [["77", "train.py"]]
@@ -145,9 +143,7 @@ def test_hidden_gpus_are_none(nvidia_smi: Callable[..., Path], monkeypatch: pyte
 
 
 @pytest.mark.xfail(strict=True, reason="an empty CUDA_VISIBLE_DEVICES hides every GPU from CUDA, but is read as unset")
-def test_an_empty_list_of_gpus_hides_them_too(
-    nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_list_of_gpus_hides_them_too(nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi("NVIDIA H200, 143771, 9.0, 580.82\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert detect_gpu() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 
 import pytest
 
@@ -77,15 +78,41 @@ def test_the_command_line_says_it_and_exits_with_its_code(error, monkeypatch, ca
     assert shown.out == ""
 
 
-def test_an_interruption_is_130_and_says_that_what_is_done_is_kept(monkeypatch, capsys) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "app", interrupt)
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    """Run the command line in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["torchwise", *arguments])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    assert left.value.code == 130
+    return left.value.code
+
+
+def test_an_interruption_is_130_and_says_that_what_is_done_is_kept(tmp_path, monkeypatch, capsys) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchwise.study.run_study", interrupt)
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    assert run(monkeypatch, "tune", "zoo:tutorial.fusion_demo", "--device", "cpu", "--store", store) == 130
     assert "finished trials are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "target is 'nonsense', which names no factory"),
+        (["zoo:x", "--calls", "0"], "calls is 0, but must be a whole number of at least 1"),
+        (["zoo:x", "--allow", "lossy"], "allow is 'lossy', but must be one of exact, reordered, reduced, swapped"),
+        (["zoo:x", "--plan", "{}"], "schema is None, but this version reads 'torchwise.plan/1'"),
+        (["zoo:x", "--objective", "speed"], "objective is 'speed', but must be one of latency, throughput, memory"),
+    ],
+)
+def test_bad_input_is_2_before_anything_runs(arguments: list[str], message: str, monkeypatch, capsys) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr("torchwise.study.run_study", never)
+    assert run(monkeypatch, "tune", "--device", "cpu", *arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_unforeseen_error_is_not_dressed_up_as_one_of_ours(monkeypatch) -> None:

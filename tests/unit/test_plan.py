@@ -208,7 +208,10 @@ INDUCTOR = {"backend": "inductor"}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"precision": "fp8"}, "precision is 'fp8', but must be one of native, tf32, bf16, autocast_bf16, autocast_fp16"),
+        (
+            {"precision": "fp8"},
+            "precision is 'fp8', but must be one of native, tf32, bf16, autocast_bf16, autocast_fp16",
+        ),
         ({"precision": None}, "precision is None, but must be one of native"),
         ({"memory_format": "nhwc"}, "memory_format is 'nhwc', but must be one of preserve, channels_last"),
         ({"scope": "half"} | INDUCTOR, "scope is 'half', but must be one of whole, regional"),

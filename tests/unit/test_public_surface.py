@@ -104,7 +104,9 @@ def test_help_takes_less_than_400_ms() -> None:
     assert min(took) < 0.4, took
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tune", "--help"], ["plans", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["tune", "--help"], ["plans", "--help"]], ids=" ".join
+)
 def test_asking_the_command_line_about_itself_loads_no_torch(arguments: list[str]) -> None:
     environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run(

@@ -214,7 +214,7 @@ def test_a_study_is_exported_under_its_schema_and_comes_back() -> None:
 
 @pytest.mark.parametrize("schema", ["torchwise.study/2", None, 1])
 def test_a_study_of_another_schema_is_refused(schema: object) -> None:
-    with pytest.raises(InputError, match="schema is .*, but this version reads 'torchwise.study/1'"):
+    with pytest.raises(InputError, match=r"schema is .*, but this version reads 'torchwise.study/1'"):
         study_from_dict({**STUDY.to_dict(), "schema": schema})
 
 

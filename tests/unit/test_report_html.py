@@ -170,7 +170,11 @@ def test_hostile_text_is_shown_as_text() -> None:
     assert "<script>alert(1)</script>" in found.all("h1")[0].text
     assert "{{ 7*7 }}" in found.all("h1")[0].text
     assert any("<script>alert(1)</script>" in e.text for e in found.all("pre"))
-    assert any("$x_1$" in e.text for e in found.all("text"))
+
+
+def test_a_dollar_in_a_name_is_no_formula() -> None:
+    found = Page(render_html(a_study([a_trial(0, a_plan(options=(("$x_1$", "$y^"),)))]))).root
+    assert "inductor + $x_1$=$y^" in {e.text for e in found.all("text")}
 
 
 def test_the_decision_comes_first_with_its_figures(page: Element) -> None:
@@ -331,7 +335,7 @@ def test_the_page_is_written_and_its_path_returned(tmp_path: Path, text: str) ->
 
 def test_a_page_stays_small_however_many_rounds_there_were() -> None:
     trials = [
-        a_trial(i, a_plan(options=(("freezing", i),)), 1.5, measurement=a_measurement(1.5, 5000)) for i in range(5)
+        a_trial(i, a_plan(options=(("freezing", i),)), 1.5, measurement=a_measurement(1.5, 1000)) for i in range(5)
     ]
     assert len(render_html(a_study(trials))) < 400_000
 
@@ -344,7 +348,8 @@ def test_an_svg_is_adapted_and_nothing_else() -> None:
         b"<text style=\"font: 700 9.5px 'DejaVu Sans', serif; text-anchor: start\">#010101 &lt;b&gt;</text></svg>"
     )
     assert themed(svg, "k", "a <label>") == (
-        '<svg viewBox="0 0 9 9" style="stroke-linejoin:round;stroke-linecap:butt" role="img" aria-label="a &lt;label&gt;">'
+        '<svg viewBox="0 0 9 9" style="stroke-linejoin:round;stroke-linecap:butt" role="img" '
+        'aria-label="a &lt;label&gt;">'
         '<defs><path id="k-m" style="stroke: var(--ink)" /></defs><use href="#k-m" clip-path="url(#k-c)" />'
         '<text style="font-size: 9.5px; text-anchor: start">#010101 &lt;b&gt;</text></svg>'
     )

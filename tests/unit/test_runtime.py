@@ -233,6 +233,29 @@ def test_a_model_in_another_mode_makes_the_decision_stale(net: Net) -> None:
 def test_dynamic_plans_take_every_size_of_the_same_rank(net: Net) -> None:
     dispatcher = applied(net)._dispatcher
     object.__setattr__(dispatcher.decision.plan, "shapes", "dynamic")
-    assert dispatcher._why_not((torch.randn(7, 4),), {}) is None
-    assert dispatcher._why_not((torch.randn(7, 4, 1),), {}) is not None
-    assert dispatcher._why_not((torch.randn(7, 4).double(),), {}) is not None
+    assert dispatcher._unproven((torch.randn(7, 4),), {}) is None
+    assert dispatcher._unproven((torch.randn(7, 4, 1),), {}) is not None
+    assert dispatcher._unproven((torch.randn(7, 4).double(),), {}) is not None
+
+
+@torch.no_grad()
+def test_a_hook_registered_later_is_not_passed_over(net: Net) -> None:
+    fast = applied(net)
+    fast(X)
+    seen = []
+    net.register_forward_hook(lambda *_: seen.append("original"))
+    fast(X)
+    assert seen == ["original"]
+    assert any("hook" in reason for reason in fast.statistics.original)
+
+
+def test_a_captured_function_is_not_trusted_with_gradients_it_may_close_over() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return x * weight
+
+    fast = torchwise.apply(call, decided(call, Plan(capture="call"), X))
+    fast(X).sum().backward()
+    assert weight.grad is not None
+    assert any("gradients" in reason for reason in fast.statistics.original)

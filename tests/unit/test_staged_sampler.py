@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection, measured
-from synthetic import TRAITS, Machine, Search, a_space, reachable
+from synthetic import TRAITS, Machine, Search, a_space
 
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
+from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.decide.samplers.staged import MOST_TRIALS
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.choice import load_choices
 from torchwise.plan.space import compile_factor_of, legality_of
 from torchwise.records import Trial, TrialState
 
@@ -86,15 +88,20 @@ def test_it_proposes_nothing_that_is_known_even_if_it_still_runs_or_failed() -> 
 # ---- what can pay
 
 
-@pytest.mark.parametrize(("calls", "worth"), [(1, False), (11_000, False), (13_000, True), (MANY, True)])
-def test_compiling_is_tried_only_when_its_bound_can_pay(calls: int, worth: bool) -> None:
-    # 1 ms a call can at best become nothing, and a first compile is taken to last 12 s on a CPU.
-    history = known(device="cpu", calls=calls)
+@pytest.mark.parametrize("calls", [1, 0.9, 1.1, MANY])
+def test_compiling_is_tried_only_when_its_bound_can_pay(calls: float) -> None:
+    # 1 ms a call can at best become nothing; until one was seen, a compile is taken to last so many calls.
+    plain = PLAIN_COMPILE_S["cpu"] / 1e-3
+    count = calls if isinstance(calls, int) else round(calls * plain)
+    history = known(device="cpu", calls=count)
+    worth = count > plain
     assert (asked_of(history, device="cpu", effort="quick") == INDUCTOR) is worth
-    if not worth:
-        assert excluded(history, device="cpu", effort="quick")["inductor"] == (
-            f"over {calls:,} calls it could save at most {calls / 1000:.3g} s, and compiling takes about 12 s"
-        )
+    assert excluded(history, device="cpu", effort="quick").get("inductor") == (
+        None
+        if worth
+        else f"over {count:,} calls it could save at most {count / 1000:.3g} s, "
+        f"and compiling takes about {PLAIN_COMPILE_S['cpu']:.3g} s"
+    )
 
 
 def test_restarts_make_compiling_dearer() -> None:
@@ -103,15 +110,20 @@ def test_restarts_make_compiling_dearer() -> None:
 
 
 def test_an_expensive_choice_waits_for_a_bound_that_can_pay() -> None:
-    # Autotuning keeps 60 % of the matrix products: 0.4 * 0.5 ms a call is its bound; it compiles four times 5 s.
+    # Half the time is matrix products, of which autotuning keeps a share for sure; and it compiles many times 5 s.
+    choice = load_choices()["mode", AUTOTUNED.mode]
+    bound_s, compile_s = (1 - choice.keeps) * 0.5e-3, choice.compile_factor * 5.0
     shares = {"gemm": 0.5, "conv": 0.0, "launch": 0.0}
-    leader = a_trial(INDUCTOR, 1.1, cold_s=5.0)
+    leader = a_trial(INDUCTOR, 1.0001, cold_s=5.0)
 
-    def left_out(calls: int) -> str | None:
-        return excluded(known(leader, shares=shares, calls=calls)).get(str(AUTOTUNED))
+    def left_out(calls: float) -> str | None:
+        return excluded(known(leader, shares=shares, calls=round(calls))).get(str(AUTOTUNED))
 
-    assert left_out(90_000) == "over 90,000 calls it could save at most 18 s, and compiling takes about 20 s"
-    assert left_out(110_000) is None
+    few = left_out(0.7 * compile_s / bound_s)
+    assert few is not None
+    assert "calls it could save at most" in few
+    assert few.endswith(f"and compiling takes about {compile_s:.3g} s")
+    assert left_out(1.2 * compile_s / bound_s) is None
 
 
 def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
@@ -119,9 +131,9 @@ def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
     assert found["eager + capture call"] == (
         "it acts on the gaps between kernels, and could save at most 1.0% of the leader's time"
     )
-    found = excluded(known(a_trial(INDUCTOR, 2.0), shares={"gemm": 0.01, "conv": 0.5, "launch": 0.5}))
-    assert found[str(AUTOTUNED)] == (
-        "it acts on matrix products and convolutions, and could save at most 0.8% of the leader's time"
+    found = excluded(known(shares={"gemm": 0.01, "conv": 0.5, "launch": 0.5}), allow="reduced")
+    assert found["eager + tf32"] == (
+        "it acts on matrix products and convolutions, and could save at most 0.9% of the leader's time"
     )
 
 
@@ -147,9 +159,12 @@ def test_the_gaps_of_a_compiled_plan_that_lost_are_still_worth_removing() -> Non
 
 @pytest.mark.xfail(strict=True, reason="the full compile is held against the gain, though the leader's own falls away")
 def test_a_plan_that_replaces_the_leader_need_not_pay_the_leaders_compile_again() -> None:
-    # The leader compiled for 10 s; freezing on top takes 13 s in its place, so 3 s more, and could save up to 10 s.
-    leader = a_trial(INDUCTOR, 1.2, cold_s=10.0)
-    history = known(leader, calls=40_000, device="cpu", shares={"gemm": 0.5, "conv": 0.0})
+    # The leader compiled for 10 s and halved 1 ms a call. Freezing would compile a little longer, in its place, and
+    # could save another 0.25 ms a call: twice what the longer compile costs, over these calls.
+    longer_s = 10.0 * (load_choices()["options", ("freezing", True)].compile_factor - 1)
+    calls = max(round(2 * longer_s / 0.25e-3), 21_000)
+    history = known(a_trial(INDUCTOR, 2.0, cold_s=10.0), calls=calls, device="cpu", shares={"gemm": 0.5, "conv": 0.0})
+    assert history.incumbent() == INDUCTOR
     frozen = Plan(backend="inductor", options=(("freezing", True),))
     assert str(frozen) not in excluded(history, device="cpu")
 
@@ -207,11 +222,11 @@ def test_a_hint_is_never_trusted() -> None:
 
 @pytest.mark.parametrize("effort", MOST_TRIALS)
 def test_it_ends_after_the_most_trials_and_says_so(effort: str) -> None:
-    plans = sorted(reachable(a_space(allow="reduced", effort="thorough")) - {EAGER}, key=str)
-    trials = [Trial(number, plan, TrialState.FAIL) for number, plan in enumerate(plans[: MOST_TRIALS[effort]])]
+    trials = [Trial(number, Plan(threads=number + 2), TrialState.FAIL) for number in range(MOST_TRIALS[effort])]
     history = known(*trials, shares={"gemm": 0.5, "conv": 0.5, "launch": 0.5})
     assert asked_of(history, effort=effort) is None
-    assert set(excluded(history, effort=effort).values()) >= {f"effort {effort} ends after {len(trials)} trials"}
+    assert excluded(history, effort=effort)["inductor"] == f"effort {effort} ends after {len(trials)} trials"
+    assert asked_of(replace(history, trials=history.trials[1:]), effort=effort) is not None
     hinted = StagedSampler(a_space(effort=effort), [Proposal(AUTOTUNED, "hint")])
     assert hinted.ask(history) is None
 
@@ -233,7 +248,6 @@ def within(search: Search) -> float:
 
 
 TOO_FEW = "with lower precision allowed, trials run out on variants of eager and of the first compiled plans"
-DOUBLE = "a plan's whole compile is held against the leader, whose own would fall away"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +255,7 @@ DOUBLE = "a plan's whole compile is held against the leader, whose own would fal
     [
         ("cpu", "reordered", "quick", 20_000),
         ("cpu", "reordered", "quick", MANY),
+        ("cpu", "reordered", "standard", 20_000),
         ("cpu", "reordered", "standard", MANY),
         ("cpu", "reordered", "thorough", MANY),
         ("cuda", "exact", "standard", MANY),
@@ -248,22 +263,21 @@ DOUBLE = "a plan's whole compile is held against the leader, whose own would fal
         ("cuda", "reordered", "standard", 20_000),
         ("cuda", "reordered", "standard", MANY),
         ("cuda", "reordered", "thorough", MANY),
-        pytest.param("cpu", "reordered", "standard", 20_000, marks=pytest.mark.xfail(strict=True, reason=DOUBLE)),
         pytest.param("cpu", "reduced", "standard", MANY, marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
         pytest.param("cuda", "reduced", "standard", MANY, marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
     ],
 )
 def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort: str, calls: int) -> None:
     space = a_space(device, allow, effort)
-    excess = sorted(within(Search(Machine(seed, device), space, calls)) for seed in range(12))
-    assert excess[-2] <= 1.05, excess  # one model in twelve may end in a corner of the space
+    excess = sorted(within(Search(Machine(seed, device), space, calls)) for seed in range(8))
+    assert excess[-2] <= 1.05, excess  # one model in eight may end in a corner of the space
     assert excess[-1] <= 1.15, excess
 
 
 @pytest.mark.xfail(strict=True, reason="a precision that leads is never exchanged for another")
 def test_a_better_precision_is_found_beside_the_leading_one() -> None:
-    # TF32 leads after a capture; bfloat16 on the same capture would be twice as fast, and is not a neighbour.
-    assert within(Search(Machine(2), a_space(allow="reduced"), calls=20_000)) <= 1.05
+    # TF32 leads after a capture; bfloat16 on the same capture would be faster by a sixth, and is not a neighbour.
+    assert within(Search(Machine(4), a_space(allow="reduced"), calls=20_000)) <= 1.05
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

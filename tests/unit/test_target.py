@@ -69,7 +69,9 @@ def test_a_file_relative_and_absolute(write) -> None:
 
 def test_a_file_in_another_folder_imports_its_sibling(write) -> None:
     write("project/user_parts.py", "WIDTH = 5\n")
-    write("project/user_main.py", "from user_parts import WIDTH\nimport torch\ndef make(): return abs, torch.ones(WIDTH)")
+    write(
+        "project/user_main.py", "from user_parts import WIDTH\nimport torch\ndef make(): return abs, torch.ones(WIDTH)"
+    )
     assert load("project/user_main.py:make").examples[0].args[0].shape == (5,)
 
 
@@ -229,7 +231,7 @@ def test_a_factory_that_needs_more_than_is_offered(write) -> None:
 
 def test_our_own_errors_pass_as_they_are(write) -> None:
     write("user_model.py", "from torchwise.errors import BaselineError\ndef make(): raise BaselineError('no input')\n")
-    with pytest.raises(BaselineError, match="^no input$"):
+    with pytest.raises(BaselineError, match=r"^no input$"):
         load("user_model.py:make")
 
 
@@ -279,7 +281,9 @@ OFFERED = {"device": "cpu", "dtype": torch.float32, "seed": 7}
     ],
 )
 def test_a_factory_is_given_the_keywords_that_it_names(write, signature: str, seen: dict[str, object]) -> None:
-    text = f"import torch\nseen = []\ndef make({signature}):\n    seen.append(locals())\n    return abs, torch.ones(1)\n"
+    text = (
+        f"import torch\nseen = []\ndef make({signature}):\n    seen.append(locals())\n    return abs, torch.ones(1)\n"
+    )
     write("user_model.py", text)
     load("user_model.py:make", seed=7)
     assert sys.modules["user_model"].seen == [seen]

@@ -64,7 +64,8 @@ def test_an_example_is_mapped_in_args_and_kwargs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("thing", "field"), [(WorkloadSpec("t"), "calls"), (Example((X,)), "args"), (Workload(abs, (Example((X,)),)), "call")]
+    ("thing", "field"),
+    [(WorkloadSpec("t"), "calls"), (Example((X,)), "args"), (Workload(abs, (Example((X,)),)), "call")],
 )
 def test_they_are_frozen(thing: object, field: str) -> None:
     with pytest.raises(FrozenInstanceError):

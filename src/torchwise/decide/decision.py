@@ -102,6 +102,8 @@ def _why(chosen: Trial, history: History) -> str:
 def _why_eager(history: History) -> str:
     economics = history.economics
     proven = [t for t in history.trials if t.is_proven]
+    if history.workload.objective == "memory":
+        return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
     faster = [t for t in proven if t.measurement and t.measurement.speedup.low > 1]
     if faster:
         best = max(faster, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
@@ -131,7 +133,7 @@ def _too_few_calls(history: History) -> str:
 def _shortfall(best: Trial, economics: Economics) -> str:
     assert best.measurement is not None
     break_even = economics.break_even_calls(best)
-    needed = f"pays back only after {_count(break_even.mid)} calls" if break_even else "may never pay back"
+    needed = f"may pay back only after {_count(break_even.high)} calls" if break_even else "may never pay back"
     return (
         f"{best.plan} runs at {best.measurement.speedup} times its speed, but compiles for "
         f"{_duration(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"

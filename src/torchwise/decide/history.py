@@ -13,6 +13,8 @@ from torchwise.workload import WorkloadSpec
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
 """Seconds of a plain compile, until one was seen (small models: 10 to 20 s on two cores, 2 to 5 s on an H200)."""
+BESIDE_S = 2.0
+"""Seconds of a trial beside compiling (start, verification, timing), until one was seen."""
 WARM_SHARE = 0.3
 """Warm compile over cold, assumed until seen."""
 
@@ -71,11 +73,30 @@ class History:
         best = min(compiled, key=lambda t: self.economics.seconds_per_call(t).mid, default=None)
         return best.plan if best else None
 
-    def predicted_overhead(self, plan: Plan) -> float:
-        """Predict the seconds of compiling a plan over all restarts, from the compiles seen so far."""
+    def overhead_of(self, plan: Plan) -> float:
+        """Return the seconds of compiling a plan over all restarts; 0 for eager, predicted where not tried."""
+        trial = self.tried(plan)
+        if trial is not None and trial.costs is not None:
+            return self.economics.overhead(trial)
+        return self.predicted_overhead(plan)
+
+    def cost_of(self, plan: Plan) -> float:
+        """Return the expected seconds for everything under a plan."""
+        return self.overhead_of(plan) + self.workload.calls * self.seconds_of(plan)
+
+    def predicted_trial(self, plan: Plan) -> float:
+        """Predict the seconds of a trial: compiling once, and what trials took beside compiling so far."""
+        beside = [t.seconds - (t.costs.cold_s if t.costs else 0.0) for t in self.trials if t.state.is_finished]
+        return self.predicted_cold(plan) + max(min(beside, default=BESIDE_S), 0.0)
+
+    def predicted_cold(self, plan: Plan) -> float:
+        """Predict the seconds of a plan's cold compile, from the compiles seen so far."""
         factor = compile_factor_of(plan)
         seen = [
             (t.costs.cold_s, compile_factor_of(t.plan)) for t in self.trials if t.costs and t.plan.backend != "eager"
         ]
-        plain = min((cold / f for cold, f in seen if f > 0), default=PLAIN_COMPILE_S[self.workload.device])
-        return factor * plain * (1 + (self.workload.restarts - 1) * WARM_SHARE)
+        return factor * min((cold / f for cold, f in seen if f > 0), default=PLAIN_COMPILE_S[self.workload.device])
+
+    def predicted_overhead(self, plan: Plan) -> float:
+        """Predict the seconds of compiling a plan over all restarts."""
+        return self.predicted_cold(plan) * (1 + (self.workload.restarts - 1) * WARM_SHARE)

@@ -45,8 +45,13 @@ def profile_of(call: Callable[[], Any], device: str) -> Profile:
         events = profiler.key_averages()
     except RuntimeError:  # another profiler is attached, or the machine's tracing library is missing
         return Profile({}, None)
-    busy = sum(e.self_device_time_total for e in events) / 1e6 / CALLS if device == "cuda" else None
-    return Profile(_shares(events, device), busy)
+    return Profile(_shares(events, device), _busy_s(events) if device == "cuda" else None)
+
+
+def _busy_s(events: Any) -> float:
+    """Sum the kernels' own time: operators carry it a second time, as that of the kernels they launched."""
+    kernels = [event for event in events if event.device_type.name == "CUDA"]
+    return float(sum(event.self_device_time_total for event in kernels)) / 1e6 / CALLS
 
 
 def _shares(events: Any, device: str) -> dict[str, float]:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from torchwise.plan.legality import Legality
 
-Acts = Literal["all", "gemm", "conv", "launch"]
-"""Which part of the baseline's time a choice can act on: all of it, matrix products and convolutions,
-convolutions alone, or the time the device waits for the host."""
+Acts = Literal["all", "gemm", "conv", "launch", "compile"]
+"""Which part of the time a choice can act on: all of it, matrix products and convolutions, convolutions alone,
+the time the device waits for the host, or only the time it takes to compile."""
 
 Effort = Literal["quick", "standard", "thorough"]
 

@@ -57,14 +57,16 @@ class PlanSpace:
         return None
 
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
-        """Yield every legal plan one choice away from `plan`, with that choice."""
+        """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place."""
         for choice in self.choices():
-            if _has(plan, choice) or not all(_matches(plan, field, value) for field, value in choice.on):
+            if _has(plan, choice):
                 continue
             try:
-                yield plan.with_choice(choice.field, choice.value), choice
+                neighbour = plan.with_choice(choice.field, choice.value)
             except PlanError:  # a combination that the rules refuse is simply not in the space
                 continue
+            if all(_stands(neighbour, part) for part in choices_of(neighbour)):
+                yield neighbour, choice
 
 
 def choices_of(plan: Plan) -> list[Choice]:
@@ -113,10 +115,9 @@ def _has(plan: Plan, choice: Choice) -> bool:
         return plan.option(choice.value[0]) is not None
     if choice.field == "transforms":
         return choice.value in plan.transforms
-    return bool(getattr(plan, choice.field) != getattr(EAGER, choice.field) and choice.field != "mode") or (
-        getattr(plan, choice.field) == choice.value
-    )
+    return bool(getattr(plan, choice.field) == choice.value)
 
 
-def _matches(plan: Plan, field: str, value: object) -> bool:
-    return bool(getattr(plan, field) == value)
+def _stands(plan: Plan, choice: Choice) -> bool:
+    """Whether the plan holds what a choice only makes sense with."""
+    return all(getattr(plan, field) == value for field, value in choice.on)

@@ -79,7 +79,7 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
         scope.compile_blocks(inner, lambda block: backend(block, plan))
         inner = edge.around(inner)
     else:
-        inner = backend(edge.around(inner), plan)
+        inner = backend(edge.around(_entry(inner)), plan)
     if derived is not None:
         inner = derived.following(inner)
     if plan.option("freezing") and module is not None:
@@ -90,3 +90,13 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
         return Realized(plan, inner, lambda: None)
     captured = CAPTURES[plan.capture](inner, module, device=device, mode=mode)
     return Realized(plan, captured, captured.close)
+
+
+def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a module without hooks: entering below `Module.__call__` saves its cost on every call."""
+    import torch
+
+    if not isinstance(call, torch.nn.Module) or call._forward_hooks or call._forward_pre_hooks:
+        return call
+    forward: Callable[..., Any] = call.forward
+    return forward

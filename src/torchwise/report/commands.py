@@ -16,6 +16,10 @@ STORE = "reproduce.db"
 """A store of its own for what is reproduced: the study's store holds the trial already, and would answer with that."""
 
 
+BREAK = " \\"
+"""Ends a line of a command that goes on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """Something to type, and what it is for."""
@@ -62,6 +66,25 @@ def next_steps(study: Study) -> list[Step]:
             else Step(f"torchwise plans show {study.id}", "the decision as JSON, for torchwise.apply in your program")
         )
     return [*steps, Step(f"torchwise report {study.id} --html report.html", "plots, and a command for each trial")]
+
+
+def folded(command: str, width: int) -> list[str]:
+    """Return a shell command as lines that fit `width` where its words allow it; pasted, they are one command."""
+    if len(command) <= width or not command.startswith("torchwise "):
+        return [command]
+    units: list[str] = []
+    for word in map(shlex.quote, shlex.split(command)):
+        # An option stays with its value.
+        if units and units[-1].startswith("--") and " " not in units[-1] and not word.startswith("-"):
+            units[-1] += f" {word}"
+        else:
+            units.append(word)
+    lines = [""]
+    for unit in units:
+        if len(lines[-1]) + len(unit) + len(BREAK) > width and lines[-1]:
+            lines.append("   ")
+        lines[-1] += f" {unit}" if lines[-1] else unit
+    return [line + BREAK for line in lines[:-1]] + lines[-1:]
 
 
 def _tune(study: Study, options: dict[str, str], *flags: str) -> str:

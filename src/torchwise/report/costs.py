@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from torchwise.records import Study, Trial
+from torchwise.report import intervals
 from torchwise.workload import WorkloadSpec
 
 
@@ -46,7 +47,7 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
     baseline = baseline_cost(study)
     if baseline is None or trial.costs is None or trial.measurement is None or not trial.measurement.candidate_s:
         return None
-    speedup = trial.measurement.speedup.mid
+    speedup = intervals.speedup(trial.measurement).mid
     if not (math.isfinite(speedup) and speedup > 0):
         return None
     warm_s = trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
@@ -58,4 +59,4 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
 def baseline_cost(study: Study) -> Cost | None:
     """Return what eager costs: its calls, and nothing before them."""
     measurement = study.inspection.measurement
-    return Cost(0.0, measurement.baseline_time.mid) if measurement.baseline_s else None
+    return Cost(0.0, intervals.baseline_time(measurement).mid) if measurement.baseline_s else None

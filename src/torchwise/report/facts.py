@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from torchwise.records import Decision, Study
 from torchwise.report import format as show
+from torchwise.report import intervals
 from torchwise.report.costs import asked
 
 Fact = tuple[str, str]
@@ -64,7 +65,7 @@ def inspected(study: Study) -> list[Fact]:
         *((("Inputs" if len(seen.inputs) == 1 else f"Inputs {i + 1}"), text) for i, text in enumerate(seen.inputs)),
         (
             "Time per call",
-            show.seconds(seen.measurement.baseline_time.mid) if seen.measurement.baseline_s else show.NONE,
+            show.seconds(intervals.baseline_time(seen.measurement).mid) if seen.measurement.baseline_s else show.NONE,
         ),
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
@@ -102,7 +103,7 @@ def when(seconds: float) -> str:
 
 def _noise(study: Study) -> str:
     measurement = study.inspection.measurement
-    return show.speedup(measurement.speedup) if measurement.candidate_s else show.NONE
+    return show.speedup(intervals.speedup(measurement)) if measurement.candidate_s else show.NONE
 
 
 def _largest(shares: dict[str, float]) -> Iterable[tuple[str, float]]:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from torchwise.records import Decision, Study, StudyState
 from torchwise.report import format as show
-from torchwise.report.commands import next_steps
+from torchwise.report.commands import folded, next_steps
 from torchwise.report.facts import asked_for, besides, notes
 from torchwise.report.rows import Row, rows
 
@@ -121,10 +121,20 @@ def _excluded(excluded: tuple[str, ...]) -> RenderableType:
     return _listed("Not tried", lines)
 
 
+class _Command:
+    """A command, broken only where a shell allows it, so that it can be copied from a narrow terminal too."""
+
+    def __init__(self, command: str) -> None:
+        self._command = show.plain(command)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in folded(self._command, options.max_width - 2):
+            yield Text(f"  {line}", style="cyan", overflow="fold")
+
+
 def _steps(study: Study) -> Iterator[RenderableType]:
     for step in next_steps(study):
-        # Never wrapped by us: a command that is broken over lines cannot be copied.
-        yield Text(f"  {show.one_line(step.command)}", style="cyan", no_wrap=True, overflow="ignore")
+        yield _Command(step.command)
         yield Padding(Text(step.purpose, style="dim"), (0, 0, 0, 4))
 
 
@@ -133,4 +143,4 @@ def _listed(title: str, lines: Iterable[RenderableType]) -> RenderableType:
 
 
 def _hanging(text: str, lead: str = "", style: str = "") -> RenderableType:
-    return Padding(Text.assemble((lead, style or "bold"), show.one_line(text)), (0, 0, 0, 2))
+    return Padding(Text.assemble((lead, style or "bold"), text), (0, 0, 0, 2))

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import is_autocast_enabled, is_grad_enabled
+
 from torchwise.realize import Realized, Signature, realize, signature_of
 from torchwise.records import Decision
 from torchwise.workload import Example, trees
@@ -47,33 +50,58 @@ class Dispatcher:
         self.decision = decision
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
-        self._known: dict[Signature, str | None] = {}
+        self._proven: dict[Signature, Callable[..., Any]] = {}
         self._realized: Realized | None = None
         self._failures = 0
         self._logged: set[str] = set()
+        self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
+        self._module = original if isinstance(original, torch.nn.Module) else None
         self._training = getattr(original, "training", None)
+        self._hooked = self._module is not None and bool(self._module._forward_hooks or self._module._forward_pre_hooks)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
-        refusal = self._refusal or self._why_not(args, kwargs)
-        if refusal is not None:
-            return self._original(refusal, args, kwargs)
+        call = self._proven.get(signature_of(args, kwargs))
+        if call is None or self._blocked(args, kwargs) is not None:
+            return self._slow(args, kwargs)
         try:
-            result = self._optimized(args, kwargs)(*args, **kwargs)
+            result = call(*args, **kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
-            self._count_failure(error)
-            return self._original(f"the plan failed ({type(error).__name__})", args, kwargs)
+            return self._failed(error, args, kwargs)
         self.statistics.optimized += 1
         return result
 
-    def close(self) -> None:
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a signature that is new or not proven, or in a state that the plan was not proven in."""
+        refusal = self._refusal or self._blocked(args, kwargs) or self._unproven(args, kwargs)
+        if refusal is not None:
+            return self._original(refusal, args, kwargs)
+        try:
+            call = self._realize(args, kwargs)
+            result = call(*args, **kwargs)
+        except Exception as error:  # as above: compiling happens here too, and may fail in any way
+            return self._failed(error, args, kwargs)
+        self._proven[signature_of(args, kwargs)] = call
+        self.statistics.optimized += 1
+        return result
+
+    def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._failures += 1
+        if self._failures == 1:
+            logger.warning("torchwise: plan %s failed, the original answers", self.decision.plan, exc_info=error)
+        if self._failures >= MOST_FAILURES:
+            self.close(f"the plan failed {self._failures} times, last with {type(error).__name__}: {error}")
+        return self._original(f"the plan failed ({type(error).__name__})", args, kwargs)
+
+    def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""
-        self._refusal = "closed"
+        self._refusal = reason
+        self._proven.clear()
         if self._realized is not None:
             self._realized.close()
             self._realized = None
 
-    def _optimized(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _realize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         if self._realized is None:
             workload = self.decision.workload
             self._realized = realize(
@@ -89,25 +117,30 @@ class Dispatcher:
             logger.log(level, "torchwise: the original answers, because %s", reason)
         return self.original(*args, **kwargs)
 
-    def _why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return why the plan may not answer this call, or None."""
-        import torch
+    def _blocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return why the plan may not answer in the state that the process and the model are in, or None.
 
-        if self.decision.workload.mode == "inference" and torch.is_grad_enabled() and self._needs_grad(args, kwargs):
+        This runs on every call, so it asks for what costs least first.
+        """
+        if is_grad_enabled() and self._inference and self._trains(args, kwargs):
             return "gradients are enabled, and the plan was proven without: call it under torch.no_grad()"
-        if torch.is_autocast_enabled(self.decision.workload.device):
+        if is_autocast_enabled(self._device):
             return "autocast is enabled, and the plan was proven without"
-        if getattr(self.original, "training", None) != self._training:
-            return "the model changed between train() and eval() since the plan was applied"
-        key = signature_of(args, kwargs)
-        if key not in self._known:
-            self._known[key] = self._unproven(args, kwargs)
-        return self._known[key]
+        if self._module is not None:
+            if self._module.training is not self._training:
+                return "the model changed between train() and eval() since the plan was applied"
+            if (self._module._forward_hooks or self._module._forward_pre_hooks) and not self._hooked:
+                return "a hook was registered since the plan was applied"
+        return None
 
-    def _needs_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        import torch
+    def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an answer could need a gradient.
 
-        if isinstance(self.original, torch.nn.Module) and any(p.requires_grad for p in self.original.parameters()):
+        What a function closes over cannot be seen; compiled code would carry its gradients, a captured graph would not.
+        """
+        if self._module is not None and any(p.requires_grad for p in self._module.parameters()):
+            return True
+        if self._module is None and self.decision.plan.capture != "none":
             return True
         return any(t.requires_grad for t in trees.tensors((args, kwargs)))
 
@@ -121,14 +154,6 @@ class Dispatcher:
         if self.decision.plan.shapes == "dynamic" and _ranks(given) in {_ranks(i) for i in self.decision.inputs}:
             return None
         return f"the plan was not proven on inputs such as {given}"
-
-    def _count_failure(self, error: Exception) -> None:
-        self._failures += 1
-        if self._failures == 1:
-            logger.warning("torchwise: plan %s failed, the original answers", self.decision.plan, exc_info=error)
-        if self._failures >= MOST_FAILURES:
-            self.close()
-            self._refusal = f"the plan failed {self._failures} times, last with {type(error).__name__}: {error}"
 
 
 def _ranks(description: str) -> str:

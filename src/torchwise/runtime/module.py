@@ -27,9 +27,16 @@ class OptimizedModule(torch.nn.Module):
             self.__dict__[shared] = original.__dict__[shared]
         self.__dict__["training"] = original.training
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does; straight away where no hook of this wrapper's own must run."""
+        own = self.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+            return super().__call__(*args, **kwargs)
+        return own["_torchwise"](*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original's forward does."""
-        return self._torchwise(*args, **kwargs)
+        return self._dispatcher(*args, **kwargs)
 
     @property
     def decision(self) -> Decision:

@@ -143,12 +143,17 @@ class _Loop:
         history = self._history()
         job = replace(
             _job(self._request, "try"),
-            traits=self._inspection.traits,
+            traits=self._traits(history),
             # A plan that the user named is measured to its end, whoever leads.
             prune_below=prune_below(history) if self._request.plans is None else None,
         )
         limits = Limits.of_this_machine(self._request.trial_s)
         return try_plan(self._launcher, job, trial, limits, self._listener.stage)
+
+    def _traits(self, history: History) -> frozenset[str]:
+        """Return the workload's traits, with what earlier trials found out about its noise."""
+        checks = {check.name for trial in history.trials if trial.verdict for check in trial.verdict.checks}
+        return self._inspection.traits | ({"noise_not_reproducible"} if "reproduced noise" in checks else set())
 
     def _report_leader(self) -> None:
         history = self._history()

@@ -108,6 +108,8 @@ class _Tryout:
         plan = self._job.plan
         if plan.precision not in ("native", "tf32") or not self._job.effort.reproduce_noise:
             return None  # another dtype draws other numbers from the same generator
+        if plan.backend != "eager" and "noise_not_reproducible" in self._job.traits:
+            return None  # an earlier trial of this study found out
         if plan.backend == "eager":
             return self._realized.call
         # CUDA graphs keep their own count of random numbers, so the arithmetic is proven without them.

@@ -2,8 +2,8 @@
 
 The search is a descent: from the leading plan (and from the quickest compiled one, whose launch gaps may still be
 removed) every plan one choice away is bounded by what that choice could gain at the most, given where the time goes.
-What cannot pay its compilation over the remaining calls is excluded, with the figures. Of the rest the one that
-compiles quickest is tried next, and every result moves the leader and the bounds.
+What cannot pay for its compilation and its own trial over the remaining calls is excluded, with the figures. Of the
+rest the one that compiles quickest is tried next, and every result moves the leader and the bounds.
 """
 
 from __future__ import annotations
@@ -32,18 +32,26 @@ class _Option:
     choice: Choice
     gain_s: float  # per call, over the leader, at the very best
     overhead_s: float  # of compiling, over all restarts
+    trial_s: float  # of trying it
 
     def problem(self, history: History) -> str | None:
-        """Return why it is not worth trying, or None."""
-        leader_s = history.seconds_of(history.incumbent())
+        """Return why it is not worth trying, or None: what it could save must pay for compiling and for the trial."""
+        leader = history.incumbent()
+        if self.choice.acts == "compile":
+            saved = history.overhead_of(self.base) - self.overhead_s
+            if saved < max(LEAST_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
+                return f"it could save at most {max(saved, 0):.3g} s of compiling; its trial takes {self.trial_s:.3g} s"
+            return None
+        leader_s = history.seconds_of(leader)
         if self.gain_s < LEAST_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
             return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
         saved = self.gain_s * history.workload.calls
-        if saved < self.overhead_s:
+        dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
+        if saved < dearer + self.trial_s:
             return (
-                f"over {history.workload.calls:,} calls it could save at most {saved:.3g} s, "
-                f"and compiling takes about {self.overhead_s:.3g} s"
+                f"over {history.workload.calls:,} calls it could save at most {saved:.3g} s; "
+                f"compiling takes about {dearer:.3g} s more than the leader's, and the trial {self.trial_s:.3g} s"
             )
         return None
 
@@ -80,7 +88,9 @@ class StagedSampler:
         if not worth:
             return None
         best = min(worth, key=lambda o: (o.overhead_s, complexity_of(o.plan), -o.gain_s, o.plan.id))
-        base = "eager" if best.base == EAGER else str(best.base)
+        base = str(best.base)
+        if best.choice.acts == "compile":
+            return Proposal(best.plan, f"{best.choice.summary}; on {base}")
         bound = best.gain_s / history.seconds_of(history.incumbent())
         return Proposal(best.plan, f"{best.choice.summary}; on {base} it could save up to {min(bound, 1):.0%}")
 
@@ -103,13 +113,16 @@ class StagedSampler:
                 seen.add(plan)
                 best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
                 gain_s = history.seconds_of(leader) - best_s
-                yield _Option(plan, base, choice, gain_s, history.predicted_overhead(plan))
+                overhead_s = history.predicted_overhead(plan)
+                yield _Option(plan, base, choice, gain_s, overhead_s, history.predicted_trial(plan))
 
     @staticmethod
     def _bound_s(history: History, base: Plan, choice: Choice) -> float:
         """Return the seconds per call that a choice could save on `base` at the very most."""
         total = history.seconds_of(base)
         eager_s = history.economics.baseline_s
+        if choice.acts == "compile":
+            return 0.0
         if choice.acts == "launch":
             part = history.launch_gap_s(base)
         elif choice.acts in ("gemm", "conv"):

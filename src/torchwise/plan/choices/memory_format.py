@@ -12,5 +12,7 @@ register(
         summary="4-D weights and inputs are laid out with channels innermost; outputs keep the strides promised",
         needs=("conv",),
         compile_factor=0.0,
+        acts="conv",
+        keeps=0.3,
     )
 )

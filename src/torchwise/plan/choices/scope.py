@@ -13,5 +13,6 @@ register(
         needs=("repeated_blocks",),
         on=(("backend", "inductor"), ("mode", "default")),
         compile_factor=0.4,
+        acts="compile",
     )
 )
