@@ -63,7 +63,7 @@ def test_a_device_fault_ends_one_candidate_alone(tmp_path: Path) -> None:
     assert first.state is TrialState.FAIL
     assert second.state is TrialState.COMPLETE
     hog = study_of(tmp_path, f"{target}:hogs", Plan(precision="tf32"), Plan(capture="call"))
-    assert hog.trials[0].failure.kind == "out of memory"  # type: ignore[attr-defined]
+    assert hog.trials[0].failure.kind == "out of memory", hog.trials[0].reason  # type: ignore[attr-defined]
     assert hog.trials[1].state is TrialState.COMPLETE  # type: ignore[attr-defined]
 
 

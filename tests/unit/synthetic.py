@@ -25,6 +25,9 @@ TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_b
 NOISE = 0.004
 """Half the interval of every measured speed-up."""
 
+BESIDE_S = 3.0
+"""Seconds of every trial beside its compiling."""
+
 
 @dataclass
 class Machine:
@@ -74,8 +77,10 @@ class Machine:
             gemm *= draw("autotune", 0.6, 1.0)
         if plan.option("freezing"):
             gemm *= draw("freezing", 0.5, 1.1)
-        for name, _ in plan.options:
-            point *= draw(name, 0.8, 1.05)
+        for name in ("coordinate_descent_tuning", "cpp_wrapper"):
+            point *= draw(name, 0.8, 1.05) if plan.option(name) else 1.0
+        if plan.option("combo_kernels"):
+            launch *= draw("combo_kernels", 0.5, 1.1)
         if plan.scope == "regional":
             point, launch = point * draw("regional", 1.0, 1.2), launch * draw("regional", 1.0, 1.3)
         if plan.shapes == "dynamic":
@@ -109,17 +114,26 @@ class Machine:
 
     def run(self, number: int, plan: Plan) -> Trial:
         """Try a plan, as a worker would."""
-        if failure := self._failure(plan):
-            return Trial(number, plan, TrialState.FAIL, failure=failure)
         cold, warm = self._compiles(plan)
+        seconds = cold + BESIDE_S
+        if failure := self._failure(plan):
+            return Trial(number, plan, TrialState.FAIL, failure=failure, seconds=seconds)
         if not self.works(plan):
-            return Trial(number, plan, TrialState.COMPLETE, verdict=FAILED, costs=Costs(cold))
+            return Trial(number, plan, TrialState.COMPLETE, verdict=FAILED, costs=Costs(cold), seconds=seconds)
         work, gaps = self.parts(plan)
         speed = self.baseline_s / (work + gaps)
         found = measured(speed * (1 - NOISE), speed * (1 + NOISE))
         busy = found.candidate_time.mid * work / (work + gaps) if self.device == "cuda" else None
         found = measured(speed * (1 - NOISE), speed * (1 + NOISE), busy_s=busy)
-        return Trial(number, plan, TrialState.COMPLETE, measurement=found, verdict=PASSED, costs=Costs(cold, warm))
+        return Trial(
+            number,
+            plan,
+            TrialState.COMPLETE,
+            measurement=found,
+            verdict=PASSED,
+            costs=Costs(cold, warm),
+            seconds=seconds,
+        )
 
 
 @dataclass

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from builders import (
     WRONG,
@@ -26,6 +29,7 @@ from torchwise.records import Failure, FailureKind, Outcome, Study, StudyState, 
 from torchwise.records.verdict import Check, Verdict
 from torchwise.report import write_html
 from torchwise.report.html import plots, render_html
+from torchwise.report.plots import cost, latency, speedup
 from torchwise.report.plots.strips import round_times
 from torchwise.report.plots.svg import VARIABLES, WIDTH, themed
 from torchwise.workload import WorkloadSpec
@@ -173,8 +177,8 @@ def test_hostile_text_is_shown_as_text() -> None:
 
 
 def test_a_dollar_in_a_name_is_no_formula() -> None:
-    found = Page(render_html(a_study([a_trial(0, a_plan(options=(("$x_1$", "$y^"),)))]))).root
-    assert "inductor + $x_1$=$y^" in {e.text for e in found.all("text")}
+    found = Page(render_html(a_study([a_trial(0, a_plan(options=(("$x_1$", "y^"),)))]))).root
+    assert "inductor + $x_1$=y^" in {e.text for e in found.all("text")}
 
 
 def test_the_decision_comes_first_with_its_figures(page: Element) -> None:
@@ -233,10 +237,71 @@ def test_plots_take_every_colour_from_the_page_and_the_page_has_each_for_light_a
     assert "prefers-color-scheme: dark" in css
 
 
-def test_the_speedup_plot_marks_what_is_not_proven() -> None:
-    plot = plots(a_study([a_trial(0, verdict=WRONG)], decided=-1))[0]
-    assert 'fill="none"' in plot.svg or "fill: none" in plot.svg
-    assert "not proven" in plot.caption
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
+    """Return the axes of every plot that is drawn from now on, by its key."""
+    found: dict[str, Axes] = {}
+
+    def draw(key: str, label: str, height: float, paint: Callable[[Axes], None]) -> str:
+        found[key] = Figure().add_subplot()
+        paint(found[key])
+        return "<svg></svg>"
+
+    for module in (cost, latency, speedup):
+        monkeypatch.setattr(module, "draw", draw)
+    return found
+
+
+def points(axes: Axes, marker: str = "o") -> list[tuple[float, float]]:
+    """Return where single markers are."""
+    lines = [line for line in axes.lines if line.get_marker() == marker and len(line.get_xdata()) == 1]
+    return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines]
+
+
+def test_the_speedup_plot_marks_one_and_what_is_not_proven(drawn: dict[str, Axes]) -> None:
+    study = a_study([a_trial(0), a_trial(1, a_plan(scope="regional"), verdict=WRONG)])
+    plots(study)
+    assert 1 in [line.get_xdata()[0] for line in drawn["speedup"].lines if line.get_marker() == "None"]
+    faces = [line.get_markerfacecolor() for line in drawn["speedup"].lines if line.get_marker() == "o"]
+    assert faces == ["#050505", "none"]
+    middles = [t.measurement.speedup.mid for t in study.trials if t.measurement]
+    assert [x for x, _ in points(drawn["speedup"])] == middles
+
+
+def test_a_plan_that_is_not_proven_is_never_called_the_fastest() -> None:
+    wrong, right = a_trial(0, speedup=3.0, verdict=WRONG), a_trial(1, a_plan(scope="regional"), 1.2)
+    speeds, latencies, _ = plots(a_study([wrong, right], decided=1))
+    assert speeds.summary.startswith("Of 1 proven plan inductor + regional is the fastest, at 1.")
+    assert latencies.summary.startswith("inductor + regional has the shortest")
+    alone, latencies = plots(a_study([wrong], decided=-1))
+    assert alone.summary.endswith("but was not proven right.")
+    assert latencies.summary.startswith("eager has the shortest")
+
+
+def test_the_cost_plot_marks_the_expected_calls_and_where_a_plan_pays_back(drawn: dict[str, Axes]) -> None:
+    study = a_study([a_trial(0)], decided=0)
+    plots(study)
+    assert study.decision is not None
+    assert study.decision.break_even_calls is not None
+    upright = [list(line.get_xdata()) for line in drawn["cost"].lines if len(line.get_xdata()) == 2]
+    assert upright == [[100_000, 100_000]]
+    ((calls, spent),) = points(drawn["cost"])
+    assert calls == pytest.approx(study.decision.break_even_calls.mid)
+    assert spent == pytest.approx(calls * study.decision.baseline_s)
+
+
+def test_the_cost_plot_leaves_out_what_is_not_faster_unless_nothing_is() -> None:
+    def names(study: Study) -> list[str]:
+        return [line[0] for plot in plots(study) if plot.key == "cost" for line in plot.table]
+
+    assert "eager + capture call" not in names(a_study())
+    assert "inductor + regional" not in names(a_study())  # pruned, so not proven
+    assert names(a_study([a_trial(0, speedup=0.8)], decided=-1)) == ["eager", "inductor"]
+
+
+def test_a_spread_of_one_round_is_not_made_up(drawn: dict[str, Axes]) -> None:
+    plots(PARTIAL["one round"])
+    assert len(drawn["latency"].collections) == 3  # the bars of eager alone, which has sixty
 
 
 def test_the_cost_plot_tells_where_a_plan_pays_back() -> None:
@@ -253,10 +318,10 @@ def test_the_cost_plot_tells_where_a_plan_pays_back() -> None:
 
 def test_a_plot_holds_no_more_than_can_be_told_apart_and_the_decided_plan_always() -> None:
     study = PARTIAL["many"]
-    speedup, latency, cost = plots(study)
-    assert (len(speedup.table), len(cost.table)) == (12, 7)
-    assert len(latency.table) == 1 + 2 * 12
-    assert {plot.table[i][0] for plot, i in ((speedup, 0), (latency, 1), (cost, 1))} == {"inductor + freezing=29"}
+    speeds, latencies, costs = plots(study)
+    assert (len(speeds.table), len(costs.table)) == (12, 7)
+    assert len(latencies.table) == 1 + 2 * 12
+    assert {plot.table[i][0] for plot, i in ((speeds, 0), (latencies, 1), (costs, 1))} == {"inductor + freezing=29"}
     slow = a_trial(99, a_plan(scope="regional"), 1.01)
     many = a_study((*study.trials, slow), decided=99)
     assert all("inductor + regional" in {line[0] for line in plot.table} for plot in plots(many)[:2])

@@ -108,6 +108,16 @@ def test_escapes_and_markup_in_records_are_text() -> None:
     assert found.count("[red]x[/red]") >= 4
 
 
+def test_escapes_in_a_decision_and_in_a_command_are_text() -> None:
+    hostile = "\x1b[2Jx"
+    best = a_trial(0, a_plan(options=((hostile, hostile),)), 1.7)
+    study = a_study([best, a_trial(1)], workload=WorkloadSpec(hostile), decided=0, state=StudyState.INTERRUPTED)
+    assert study.decision is not None
+    study = replace(study, decision=replace(study.decision, reason=hostile))
+    for width in WIDTHS:
+        assert "\x1b[2J" not in shown(render_study(study), width, force_terminal=True)
+
+
 def test_what_was_not_tried_is_cut_short() -> None:
     found = shown(render_study(a_study(excluded=tuple(f"plan {i}: because" for i in range(9)))))
     assert "plan 5: because" in found

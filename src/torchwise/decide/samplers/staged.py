@@ -18,6 +18,9 @@ from torchwise.plan.space import complexity_of
 
 LEAST_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
+HOPE = 0.5
+"""Share of its bound that a choice is counted on to save: on the reference workloads few saved more. Its compiling and
+its trial must be paid from that, or the search would cost more than it finds."""
 LOST = 0.95
 """Speed relative to its base below which a choice counts as having lost."""
 MOST_TRIALS = {"quick": 4, "standard": 16, "thorough": 64}
@@ -46,11 +49,11 @@ class _Option:
         if self.gain_s < LEAST_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
             return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
-        saved = self.gain_s * history.workload.calls
+        saved = HOPE * self.gain_s * history.workload.calls
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
         if saved < dearer + self.trial_s:
             return (
-                f"over {history.workload.calls:,} calls it could save at most {saved:.3g} s; "
+                f"over {history.workload.calls:,} calls it is counted on to save {saved:.3g} s; "
                 f"compiling takes about {dearer:.3g} s more than the leader's, and the trial {self.trial_s:.3g} s"
             )
         return None

@@ -27,9 +27,11 @@ def latency_plot(study: Study) -> Plot | None:
     found = series_of(study)
     if not found:
         return None
-    medians = {series.row.name: float(np.median(_samples(series))) for series in found}
-    quickest = min(medians, key=lambda name: medians[name])
-    summary = f"{quickest} has the shortest median time per call, {show.seconds(medians[quickest])}."
+    medians = {series.row.name: float(np.median(_samples(series))) for series in found if series.is_proven}
+    quickest = min(medians, key=lambda name: medians[name], default=None)
+    summary = "Nothing that was timed was proven right."
+    if quickest:
+        summary = f"{quickest} has the shortest median time per call, {show.seconds(medians[quickest])}."
     return Plot(
         key="latency",
         title="Time per call",

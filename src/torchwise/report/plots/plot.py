@@ -42,6 +42,11 @@ class Series:
     measurement: Measurement
     color: str
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether it may be compared: eager, or a plan that was proven right."""
+        return self.row.standing != "out"
+
 
 def series_of(study: Study, most: int = MOST) -> list[Series]:
     """Return eager and the timed candidates, best first, as many as a plot can hold; none where nothing was timed."""
@@ -50,6 +55,6 @@ def series_of(study: Study, most: int = MOST) -> list[Series]:
     own = study.inspection.measurement
     timed = [(row, row.trial.measurement) for row in rows(study) if row.time and row.trial and row.trial.measurement]
     timed.sort(key=lambda pair: -(pair[0].speedup.mid if pair[0].speedup else 0.0))
-    timed.sort(key=lambda pair: not pair[0].is_decided)
+    timed.sort(key=lambda pair: (not pair[0].is_decided, pair[0].standing == "out"))
     eager = [Series(row, own, NEUTRAL) for row in rows(study) if row.trial is None and own.baseline_s]
     return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:most])]

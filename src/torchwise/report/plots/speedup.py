@@ -19,8 +19,11 @@ def speedup_plot(study: Study) -> Plot | None:
     found = [(s, s.row.speedup) for s in series_of(study) if s.row.speedup]
     if not found:
         return None
-    best, speedup = max(found, key=lambda pair: pair[1].mid)
-    summary = f"Of {show.counted(len(found), 'timed plan')} {best.row.name} is the fastest, at {show.speedup(speedup)}."
+    proven = [pair for pair in found if pair[0].is_proven]
+    best, speedup = max(proven or found, key=lambda pair: pair[1].mid)
+    doubt = "" if proven else ", but was not proven right"
+    among = show.counted(len(proven or found), "proven plan" if proven else "timed plan")
+    summary = f"Of {among} {best.row.name} is the fastest, at {show.speedup(speedup)}{doubt}."
     return Plot(
         key="speedup",
         title="Speed-up over eager",
@@ -39,8 +42,7 @@ def _paint(axes: Axes, found: list[tuple[Series, Interval]]) -> None:
     axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     for position, (series, interval) in enumerate(found):
         axes.hlines(position + 0.02, interval.low, interval.high, color=series.color, linewidth=3.5, alpha=0.55)
-        is_proven = series.row.standing != "out"
-        face = series.color if is_proven else "none"
+        face = series.color if series.is_proven else "none"
         axes.plot(interval.mid, position + 0.02, "o", color=series.color, markerfacecolor=face, markersize=7)
     ends = [1.0, *(end for _, interval in found for end in (interval.low, interval.high))]
     margin = max((max(ends) - min(ends)) * 0.08, 0.02)
