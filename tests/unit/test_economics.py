@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from sketches import CAPTURE, INDUCTOR, a_history, a_trial, an_inspection, measured
 
-from torchwise.decide import Economics
-from torchwise.decide.history import PLAIN_COMPILE_S, WARM_SHARE
+from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S, WARM_SHARE
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.choice import load_choices
-from torchwise.records import Interval, TrialState
+from torchwise.records import Economics, Interval, TrialState
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 FACTOR = load_choices()["mode", AUTOTUNED.mode].compile_factor
@@ -140,6 +139,23 @@ def test_compile_time_is_scaled_from_what_was_seen() -> None:
     assert a_history(a_trial(AUTOTUNED, cold_s=20.0)).predicted_overhead(INDUCTOR) == pytest.approx(20.0 / FACTOR)
     captured = a_trial(CAPTURE, cold_s=0.01)  # which compiles nothing, and tells of no compile
     assert a_history(captured).predicted_overhead(INDUCTOR) == PLAIN_COMPILE_S["cpu"]
+
+
+def test_the_cost_of_a_plan_is_what_was_seen_or_else_predicted() -> None:
+    history = a_history(a_trial(INDUCTOR, 2.0, cold_s=10.0, warm_s=1.0), calls=100, restarts=3)
+    assert (history.overhead_of(EAGER), history.cost_of(EAGER)) == (0.0, 100.0)
+    assert (history.overhead_of(INDUCTOR), history.cost_of(INDUCTOR)) == (12.0, 62.0)
+    assert history.overhead_of(AUTOTUNED) == history.predicted_overhead(AUTOTUNED)
+    assert history.cost_of(AUTOTUNED) == history.predicted_overhead(AUTOTUNED) + 100.0  # as quick as eager, until seen
+
+
+def test_a_trial_takes_one_cold_compile_and_what_trials_take_beside() -> None:
+    assert a_history(restarts=9).predicted_trial(INDUCTOR) == PLAIN_COMPILE_S["cpu"] + BESIDE_S
+    assert a_history().predicted_trial(CAPTURE) == BESIDE_S
+    slow, quick = a_trial(INDUCTOR, cold_s=10.0, seconds=17.0), a_trial(CAPTURE, cold_s=1.0, seconds=6.0)
+    assert a_history(slow, quick).predicted_trial(AUTOTUNED) == pytest.approx(FACTOR * 10.0 + 5.0)
+    running = a_trial(INDUCTOR, state=TrialState.RUNNING, costs=None, seconds=0.0)
+    assert a_history(running).predicted_trial(CAPTURE) == BESIDE_S
 
 
 def test_the_gaps_between_kernels() -> None:

@@ -156,21 +156,23 @@ def test_what_the_rules_refuse_is_not_a_neighbour() -> None:
     assert modes == {"max-autotune-no-cudagraphs"}
 
 
-def test_a_field_that_is_set_is_left_but_the_mode_may_be_changed() -> None:
+def test_a_value_may_take_anothers_place_and_an_option_is_set_once() -> None:
     plan = Plan(backend="inductor", mode="reduce-overhead", precision="tf32", options=(("cpp_wrapper", True),))
     around = list(a_space().neighbours(plan))
-    assert not [choice for _, choice in around if choice.field in ("precision", "backend")]
-    assert ("options", ("cpp_wrapper", True)) not in {choice.key for _, choice in around}
     assert {near.mode for near, choice in around if choice.field == "mode"} == set(MODES) - {"default", plan.mode}
+    precisions = {near.precision for near, choice in around if choice.field == "precision"}
+    assert precisions == set(PRECISIONS) - {"native", plan.precision}
+    assert not [choice for _, choice in around if choice.field == "backend"]
+    assert ("options", ("cpp_wrapper", True)) not in {choice.key for _, choice in around}
 
 
 def test_the_space_is_finite_and_not_huge() -> None:
-    assert 50 < len(reachable(a_space(effort="standard"))) < 2000
+    assert 30 < len(reachable(a_space(effort="standard"))) < 2000
 
 
-@pytest.mark.xfail(strict=True, reason="`on` is asked when a choice is added, not when what it stands on is changed")
-def test_what_a_choice_stands_on_is_not_taken_away() -> None:
-    for plan, _ in a_space(effort="standard").neighbours(Plan(backend="inductor", scope="regional")):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_choice_stands_on_is_not_taken_away(device: str) -> None:
+    for plan in reachable(a_space(device, effort="standard")):
         for choice in choices_of(plan):
             assert all(getattr(plan, field) == value for field, value in choice.on), str(plan)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sketches import CAPTURE, FAILED, INDUCTOR, a_history, a_trial
+from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial
 
 from torchwise.decide import decide, prune_below
 from torchwise.decide.pruner import MARGIN
@@ -42,12 +42,20 @@ def test_the_bound_only_rises_as_more_is_known() -> None:
 def test_what_is_stopped_could_not_have_been_decided_for(cold_s: float, lead: float) -> None:
     leader = a_trial(INDUCTOR, lead, cold_s=cold_s)
     history = a_history(leader)
-    here = decide(history, None).plan  # type: ignore[arg-type]
+    here = decide(history, HERE).plan
     bound = prune_below(history)
     for compile_s in (0.0, 5.0):
         late = a_trial(FROZEN, bound * 0.999, cold_s=compile_s)
-        assert decide(a_history(leader, late), None).plan == here  # type: ignore[arg-type]
+        assert decide(a_history(leader, late), HERE).plan == here
 
 
 def test_what_was_stopped_does_not_raise_the_bound() -> None:
     assert prune_below(a_history(a_trial(INDUCTOR, 3.0, state=TrialState.PRUNED))) == MARGIN
+
+
+@pytest.mark.xfail(strict=True, reason="the bound is of speed, whatever the objective is")
+def test_for_memory_a_light_plan_is_not_stopped_for_being_slower_than_a_fast_one() -> None:
+    fast = a_trial(INDUCTOR, 3.0, cold_s=0.0, peak=300, eager_peak=100)
+    light = a_trial(CAPTURE, 1.05, cold_s=0.0, peak=50, eager_peak=100)
+    assert decide(a_history(fast, light, objective="memory"), HERE).plan == CAPTURE
+    assert prune_below(a_history(fast, objective="memory")) < 1.05

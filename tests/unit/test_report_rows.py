@@ -20,14 +20,11 @@ from builders import (
     an_inspection,
     some_trials,
 )
-from torchwise.decide.economics import Economics
 from torchwise.plan import EAGER
 from torchwise.records import (
     Check,
     Costs,
     FailureKind,
-    Interval,
-    Measurement,
     Outcome,
     Study,
     StudyState,
@@ -35,7 +32,7 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
-from torchwise.report import intervals
+from torchwise.records.economics import Economics
 from torchwise.report.costs import Cost, asked, baseline_cost, cost_of
 from torchwise.report.rows import Row, rows
 from torchwise.workload import WorkloadSpec
@@ -266,24 +263,6 @@ def test_partial_records_make_rows() -> None:
 def test_every_trial_of_a_real_study_has_a_reason() -> None:
     assert all(row.why for row in rows(a_study()))
     assert all(trial.verdict in (None, PASSED, WRONG, UNCLEAR) for trial in some_trials())
-
-
-def test_an_interval_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bootstrap of a thousand rounds takes tens of milliseconds, and every view asks for the same ones."""
-    derived = Measurement.speedup.fget  # type: ignore[attr-defined]
-    asked_for: list[Measurement] = []
-
-    def counted(self: Measurement) -> Interval:
-        asked_for.append(self)
-        return derived(self)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(Measurement, "speedup", property(counted))
-    study = a_study([a_trial(0, measurement=a_measurement(1.5, 7, seed=77)), a_trial(1, a_plan(scope="regional"))])
-    asked_for.clear()
-    intervals.speedup.cache_clear()
-    for _ in range(2):
-        rows(study)
-    assert len(asked_for) == 2
 
 
 def fixed(speedup: float, rounds: int = 3) -> Any:

@@ -11,8 +11,8 @@ from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_ins
 from synthetic import TRAITS, Machine, Search, a_space
 
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
-from torchwise.decide.history import PLAIN_COMPILE_S
-from torchwise.decide.samplers.staged import MOST_TRIALS
+from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S
+from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.choice import load_choices
 from torchwise.plan.space import compile_factor_of, legality_of
@@ -31,6 +31,15 @@ def known(*trials: Trial, shares: dict[str, float] | None = None, **asked: Any) 
 def asked_of(history: History, **space: Any) -> Plan | None:
     proposal = StagedSampler(a_space(**space)).ask(history)
     return proposal.plan if proposal else None
+
+
+def ever_asked(history: History, **space: Any) -> list[Plan]:
+    """Ask until nothing more is proposed, while nothing that is tried works."""
+    found: list[Plan] = []
+    while (plan := asked_of(history, **space)) is not None:
+        found.append(plan)
+        history = replace(history, trials=(*history.trials, Trial(99, plan, TrialState.FAIL)))
+    return found
 
 
 def excluded(history: History, **space: Any) -> dict[str, str]:
@@ -88,42 +97,61 @@ def test_it_proposes_nothing_that_is_known_even_if_it_still_runs_or_failed() -> 
 # ---- what can pay
 
 
-@pytest.mark.parametrize("calls", [1, 0.9, 1.1, MANY])
-def test_compiling_is_tried_only_when_its_bound_can_pay(calls: float) -> None:
-    # 1 ms a call can at best become nothing; until one was seen, a compile is taken to last so many calls.
-    plain = PLAIN_COMPILE_S["cpu"] / 1e-3
-    count = calls if isinstance(calls, int) else round(calls * plain)
-    history = known(device="cpu", calls=count)
-    worth = count > plain
+COMPILE_S = PLAIN_COMPILE_S["cpu"]
+"""What a compile is taken to last until one was seen; its trial takes `BESIDE_S` more."""
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 1.1, 1000.0])
+def test_compiling_is_tried_only_when_its_bound_can_pay_for_it_and_for_the_trial(share: float) -> None:
+    # 1 ms a call can at best become nothing, and a bound is only partly believed.
+    calls = round(share * (COMPILE_S + COMPILE_S + BESIDE_S) / (HOPE * 1e-3))
+    history = known(device="cpu", calls=calls)
+    worth = share > 1
     assert (asked_of(history, device="cpu", effort="quick") == INDUCTOR) is worth
-    assert excluded(history, device="cpu", effort="quick").get("inductor") == (
-        None
-        if worth
-        else f"over {count:,} calls it could save at most {count / 1000:.3g} s, "
-        f"and compiling takes about {PLAIN_COMPILE_S['cpu']:.3g} s"
-    )
+    why = excluded(history, device="cpu", effort="quick").get("inductor")
+    assert (why is None) is worth
+    if why:
+        saved, dearer, trial = (f"{value:.3g} s" for value in (HOPE * calls * 1e-3, COMPILE_S, COMPILE_S + BESIDE_S))
+        assert why.startswith(f"over {calls:,} calls ")
+        assert why.index(saved) < why.index(dearer) < why.rindex(trial)
 
 
 def test_restarts_make_compiling_dearer() -> None:
-    assert asked_of(known(device="cpu", calls=20_000), device="cpu", effort="quick") == INDUCTOR
-    assert asked_of(known(device="cpu", calls=20_000, restarts=10), device="cpu", effort="quick") is None
+    calls = round(3 * COMPILE_S / (HOPE * 1e-3))
+    assert asked_of(known(device="cpu", calls=calls), device="cpu", effort="quick") == INDUCTOR
+    assert asked_of(known(device="cpu", calls=calls, restarts=10), device="cpu", effort="quick") is None
 
 
 def test_an_expensive_choice_waits_for_a_bound_that_can_pay() -> None:
-    # Half the time is matrix products, of which autotuning keeps a share for sure; and it compiles many times 5 s.
+    # A quarter of the time is matrix products, of which autotuning keeps a share for sure; and the leader, which
+    # halved the rest, compiled for 5 s. Autotuning takes many times that: once in its place, and once for the trial.
     choice = load_choices()["mode", AUTOTUNED.mode]
-    bound_s, compile_s = (1 - choice.keeps) * 0.5e-3, choice.compile_factor * 5.0
-    shares = {"gemm": 0.5, "conv": 0.0, "launch": 0.0}
-    leader = a_trial(INDUCTOR, 1.0001, cold_s=5.0)
+    bound_s, compile_s = (1 - choice.keeps) * 0.25e-3, choice.compile_factor * 5.0
+    shares = {"gemm": 0.25, "conv": 0.0, "launch": 0.0}
+    leader = a_trial(INDUCTOR, 1.6, cold_s=5.0, seconds=8.0)
 
     def left_out(calls: float) -> str | None:
-        return excluded(known(leader, shares=shares, calls=round(calls))).get(str(AUTOTUNED))
+        history = known(leader, shares=shares, calls=round(calls))
+        assert history.incumbent() == INDUCTOR
+        return excluded(history).get(str(AUTOTUNED))
 
-    few = left_out(0.7 * compile_s / bound_s)
+    needed_s = (compile_s - 5.0) + (compile_s + 3.0)
+    few = left_out(0.9 * needed_s / (HOPE * bound_s))
     assert few is not None
-    assert "calls it could save at most" in few
-    assert few.endswith(f"and compiling takes about {compile_s:.3g} s")
-    assert left_out(1.2 * compile_s / bound_s) is None
+    assert f"{compile_s - 5:.3g} s more than the leader's" in few
+    assert few.endswith(f"{compile_s + 3:.3g} s")
+    assert left_out(1.1 * needed_s / (HOPE * bound_s)) is None
+
+
+def test_what_only_compiles_quicker_must_save_that_much_of_compiling() -> None:
+    def left_out(cold_s: float, calls: int) -> str | None:
+        leader = a_trial(INDUCTOR, 2.0, cold_s=cold_s, warm_s=cold_s, seconds=cold_s + 1)
+        return excluded(known(leader, calls=calls)).get(str(REGIONAL))
+
+    # Compiled by region, 20 s become 8 s, and the trial takes 9 s. Over very many calls 12 s are less than noise.
+    assert left_out(20.0, 60_000) is None
+    assert left_out(20.0, MANY) == "it could save at most 12 s of compiling; its trial takes 9 s"
+    assert left_out(1.0, 60_000) == "it could save at most 0.6 s of compiling; its trial takes 1.4 s"
 
 
 def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
@@ -150,23 +178,26 @@ def test_the_gaps_of_a_compiled_plan_that_lost_are_still_worth_removing() -> Non
     lost = a_trial(INDUCTOR, measurement=measured(0.8, busy_s=1.25 * 0.1))
     history = known(lost, shares={"gemm": 0.1, "conv": 0.1, "launch": 0.0})
     assert history.incumbent() == EAGER
-    found = []
-    while (plan := asked_of(history)) is not None:
-        found.append(plan)
-        history = replace(history, trials=(*history.trials, Trial(len(found), plan, TrialState.FAIL)))
-    assert Plan(backend="inductor", capture="call") in found
+    assert Plan(backend="inductor", capture="call") in ever_asked(history)
 
 
-@pytest.mark.xfail(strict=True, reason="the full compile is held against the gain, though the leader's own falls away")
 def test_a_plan_that_replaces_the_leader_need_not_pay_the_leaders_compile_again() -> None:
-    # The leader compiled for 10 s and halved 1 ms a call. Freezing would compile a little longer, in its place, and
-    # could save another 0.25 ms a call: twice what the longer compile costs, over these calls.
-    longer_s = 10.0 * (load_choices()["options", ("freezing", True)].compile_factor - 1)
-    calls = max(round(2 * longer_s / 0.25e-3), 21_000)
-    history = known(a_trial(INDUCTOR, 2.0, cold_s=10.0), calls=calls, device="cpu", shares={"gemm": 0.5, "conv": 0.0})
+    # The leader compiled for 10 s and halved 1 ms a call. Freezing compiles a little longer, in its place, and takes
+    # a trial; it could save another 0.25 ms a call, which is less than its whole compile and the trial together.
+    compile_s = 10.0 * load_choices()["options", ("freezing", True)].compile_factor
+    calls = round((2 * compile_s - 5.0) / (HOPE * 0.25e-3))
+    leader = a_trial(INDUCTOR, 2.0, cold_s=10.0, seconds=10.0)
+    history = known(leader, calls=calls, device="cpu", shares={"gemm": 0.5, "conv": 0.0})
     assert history.incumbent() == INDUCTOR
     frozen = Plan(backend="inductor", options=(("freezing", True),))
-    assert str(frozen) not in excluded(history, device="cpu")
+    assert frozen in ever_asked(history, device="cpu")
+
+
+def test_a_value_that_leads_may_be_exchanged_for_another() -> None:
+    leader = a_trial(Plan(precision="tf32", capture="call"), 3.0, cold_s=0.0)
+    others = [a_trial(Plan(precision="tf32"), 1.5, cold_s=0.0), a_trial(Plan(precision="bf16"), 1.6, cold_s=0.0)]
+    history = known(leader, a_trial(CAPTURE, 2.0, cold_s=0.0), *others, shares={"gemm": 0.5, "launch": 0.5})
+    assert Plan(precision="bf16", capture="call") in ever_asked(history, allow="reduced")
 
 
 # ---- what carries over
@@ -190,11 +221,7 @@ def test_a_loss_of_another_choice_is_tried_again_elsewhere() -> None:
     lost = a_trial(Plan(memory_format="channels_last"), 0.5, cold_s=0.0)
     history = known(lost, a_trial(INDUCTOR, 2.0, cold_s=1.0), shares={"gemm": 0.5, "conv": 0.5, "launch": 0.0})
     assert "inductor + channels_last" not in excluded(history)
-    later = []
-    while (plan := asked_of(history)) is not None:
-        later.append(plan)
-        history = replace(history, trials=(*history.trials, Trial(9, plan, TrialState.FAIL)))
-    assert Plan(backend="inductor", memory_format="channels_last") in later
+    assert Plan(backend="inductor", memory_format="channels_last") in ever_asked(history)
 
 
 # ---- hints
@@ -247,37 +274,39 @@ def within(search: Search) -> float:
     return search.cost(decision.plan) / search.cost(search.best())
 
 
-TOO_FEW = "with lower precision allowed, trials run out on variants of eager and of the first compiled plans"
+TOO_FEW = "with lower precision allowed, the trials run out on variants of plans that do not lead"
 
 
 @pytest.mark.parametrize(
-    ("device", "allow", "effort", "calls"),
+    ("device", "allow", "effort"),
     [
-        ("cpu", "reordered", "quick", 20_000),
-        ("cpu", "reordered", "quick", MANY),
-        ("cpu", "reordered", "standard", 20_000),
-        ("cpu", "reordered", "standard", MANY),
-        ("cpu", "reordered", "thorough", MANY),
-        ("cuda", "exact", "standard", MANY),
-        ("cuda", "reordered", "quick", MANY),
-        ("cuda", "reordered", "standard", 20_000),
-        ("cuda", "reordered", "standard", MANY),
-        ("cuda", "reordered", "thorough", MANY),
-        pytest.param("cpu", "reduced", "standard", MANY, marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
-        pytest.param("cuda", "reduced", "standard", MANY, marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
+        ("cpu", "reordered", "quick"),
+        ("cpu", "reordered", "standard"),
+        ("cpu", "reordered", "thorough"),
+        ("cuda", "exact", "standard"),
+        ("cuda", "reordered", "quick"),
+        ("cuda", "reordered", "standard"),
+        ("cuda", "reordered", "thorough"),
+        pytest.param("cpu", "reduced", "standard", marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
+        pytest.param("cuda", "reduced", "standard", marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
     ],
 )
-def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort: str, calls: int) -> None:
+def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort: str) -> None:
     space = a_space(device, allow, effort)
-    excess = sorted(within(Search(Machine(seed, device), space, calls)) for seed in range(8))
+    excess = sorted(within(Search(Machine(seed, device), space, MANY)) for seed in range(8))
     assert excess[-2] <= 1.05, excess  # one model in eight may end in a corner of the space
     assert excess[-1] <= 1.15, excess
 
 
-@pytest.mark.xfail(strict=True, reason="a precision that leads is never exchanged for another")
-def test_a_better_precision_is_found_beside_the_leading_one() -> None:
-    # TF32 leads after a capture; bfloat16 on the same capture would be faster by a sixth, and is not a neighbour.
-    assert within(Search(Machine(4), a_space(allow="reduced"), calls=20_000)) <= 1.05
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("calls", [1000, 30_000, 1_000_000])
+def test_a_search_costs_little_beside_what_it_could_find(device: str, calls: int) -> None:
+    # With fewer calls less can be won, and less is spent on looking for it.
+    searches = [Search(Machine(seed, device), a_space(device), calls) for seed in range(6)]
+    for search in searches:
+        within(search)
+        spent = sum(trial.seconds for trial in search.history.trials)
+        assert spent <= 3 * search.cost(EAGER) + 10 * BESIDE_S
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -1,13 +1,11 @@
 """From evidence to the next plan to try, and to a decision. Pure: no torch, no clock, no input or output."""
 
 from torchwise.decide.decision import decide
-from torchwise.decide.economics import Economics
 from torchwise.decide.history import History
 from torchwise.decide.pruner import prune_below
 from torchwise.decide.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 
 __all__ = [
-    "Economics",
     "History",
     "ListedSampler",
     "Proposal",

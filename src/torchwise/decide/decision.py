@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchwise.decide.economics import Economics
 from torchwise.decide.history import History
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import complexity_of
 from torchwise.records import Decision, Trial
+from torchwise.records.economics import Economics
 
 TIE = 0.02
 """Plans whose intervals overlap and whose expected costs differ by less than this share are tied."""

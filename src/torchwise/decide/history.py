@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchwise.decide.economics import Economics
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import compile_factor_of
 from torchwise.records import Inspection, Trial
+from torchwise.records.economics import Economics
 from torchwise.workload import WorkloadSpec
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}

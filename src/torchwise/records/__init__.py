@@ -1,6 +1,7 @@
 """What was seen: frozen records of measurements, verdicts, trials, studies and decisions; JSON both ways."""
 
 from torchwise.records.decision import Decision
+from torchwise.records.economics import Economics
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
@@ -12,6 +13,7 @@ __all__ = [
     "Check",
     "Costs",
     "Decision",
+    "Economics",
     "Failure",
     "FailureKind",
     "Inspection",

@@ -5,6 +5,7 @@ Here, below everything that uses it, so that no two places can derive different 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,12 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
     Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
+    return _median_interval(tuple(samples))
+
+
+@functools.lru_cache(maxsize=2048)
+def _median_interval(samples: tuple[float, ...]) -> Interval:
+    """Work out an interval once: a bootstrap takes milliseconds, and records are asked for theirs again and again."""
     values = np.asarray(samples, dtype=float)
     if values.size == 0:
         raise ValueError("samples is empty, but a median needs at least one")

@@ -1,15 +1,11 @@
-"""What a plan costs over a lifetime of calls: the arithmetic behind the cost plot and "does not pay back".
-
-The formula is that of `torchwise.decide.economics`, which a report may not import; a test holds the two together.
-"""
+"""What a plan costs over a lifetime of calls, as a line: what the cost plot draws, and "does not pay back" reads off."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from torchwise.records import Study, Trial
-from torchwise.report import intervals
+from torchwise.records import Economics, Study, Trial
 from torchwise.workload import WorkloadSpec
 
 
@@ -47,16 +43,14 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
     baseline = baseline_cost(study)
     if baseline is None or trial.costs is None or trial.measurement is None or not trial.measurement.candidate_s:
         return None
-    speedup = intervals.speedup(trial.measurement).mid
+    speedup = trial.measurement.speedup.mid
     if not (math.isfinite(speedup) and speedup > 0):
         return None
-    warm_s = trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
-    fixed_s = trial.costs.cold_s + (asked(study).restarts - 1) * warm_s
-    # By the paired ratio, and not the trial's own seconds: all lines of one plot then share one eager.
-    return Cost(fixed_s, baseline.per_call_s / speedup)
+    economics = Economics(baseline.per_call_s, asked(study).calls, asked(study).restarts)
+    return Cost(economics.overhead(trial), economics.seconds_per_call(trial).mid)
 
 
 def baseline_cost(study: Study) -> Cost | None:
     """Return what eager costs: its calls, and nothing before them."""
     measurement = study.inspection.measurement
-    return Cost(0.0, intervals.baseline_time(measurement).mid) if measurement.baseline_s else None
+    return Cost(0.0, measurement.baseline_time.mid) if measurement.baseline_s else None

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 from torchwise.records import Decision, Study
 from torchwise.report import format as show
-from torchwise.report import intervals
 from torchwise.report.costs import asked
 
 Fact = tuple[str, str]
@@ -29,9 +28,9 @@ def asked_for(study: Study) -> str:
 
 def besides(decision: Decision) -> str:
     """Return what a decision's sentence leaves out: compile cost, warm and cold, and the error."""
-    words = [f"compiles in {show.seconds(decision.cold_s)}"]
+    words = [f"the first call costs {show.seconds(decision.cold_s)} more"]
     if decision.warm_s is not None:
-        words.append(f"in {show.seconds(decision.warm_s)} from warm caches")
+        words.append(f"{show.seconds(decision.warm_s)} with warm caches")
     if decision.error is not None:
         words.append(f"error {show.relative_error(decision.error)} against the reference")
     return ", ".join(words)
@@ -65,7 +64,7 @@ def inspected(study: Study) -> list[Fact]:
         *((("Inputs" if len(seen.inputs) == 1 else f"Inputs {i + 1}"), text) for i, text in enumerate(seen.inputs)),
         (
             "Time per call",
-            show.seconds(intervals.baseline_time(seen.measurement).mid) if seen.measurement.baseline_s else show.NONE,
+            show.seconds(seen.measurement.baseline_time.mid) if seen.measurement.baseline_s else show.NONE,
         ),
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
@@ -103,7 +102,7 @@ def when(seconds: float) -> str:
 
 def _noise(study: Study) -> str:
     measurement = study.inspection.measurement
-    return show.speedup(intervals.speedup(measurement)) if measurement.candidate_s else show.NONE
+    return show.speedup(measurement.speedup) if measurement.candidate_s else show.NONE
 
 
 def _largest(shares: dict[str, float]) -> Iterable[tuple[str, float]]:

@@ -99,6 +99,6 @@ def _figures(decision: Decision | None) -> list[facts.Fact]:
         (f"saved over {calls}", show.seconds(decision.saved_s)),
         ("cold compile", show.seconds(decision.cold_s)),
         ("warm compile", show.seconds(decision.warm_s)),
-        ("error against float64", show.relative_error(decision.error)),
+        ("error against the reference", show.relative_error(decision.error)),
     ]
     return [(name, value) for name, value in found if value != show.NONE]

@@ -15,7 +15,6 @@ from rich.text import Text
 from torchwise.plan import Plan
 from torchwise.records import Inspection, Interval, Trial
 from torchwise.report import format as show
-from torchwise.report import intervals
 from torchwise.report.rows import verdict_word
 from torchwise.report.why import own_fault
 
@@ -64,7 +63,7 @@ class Progress:
     def inspected(self, inspection: Inspection) -> None:
         """The plain model was looked at."""
         measurement = inspection.measurement
-        each = f", {show.seconds(intervals.baseline_time(measurement).mid)} per call" if measurement.baseline_s else ""
+        each = f", {show.seconds(measurement.baseline_time.mid)} per call" if measurement.baseline_s else ""
         self._say(f"eager: {show.one_line(inspection.description)}{each}")
         for text in (*inspection.notes, *measurement.notes):
             self.note(text)
@@ -116,8 +115,8 @@ def outcome(trial: Trial) -> str:
     """Say what came of a finished trial: its speed and cost where it is proven and faster, else what rules it out."""
     if fault := own_fault(trial):
         return fault
-    speedup = show.speedup(intervals.speedup(trial.measurement)) if trial.measurement else ""
-    cold = f", compiles in {show.seconds(trial.costs.cold_s)}" if trial.costs else ""
+    speedup = show.speedup(trial.measurement.speedup) if trial.measurement else ""
+    cold = f", first call +{show.seconds(trial.costs.cold_s)}" if trial.costs else ""
     return f"{speedup}, {verdict_word(trial.verdict)}{cold}"
 
 

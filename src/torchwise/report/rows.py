@@ -8,7 +8,6 @@ from typing import Literal
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Outcome, Study, Trial, Verdict
 from torchwise.report import format as show
-from torchwise.report import intervals
 from torchwise.report.why import decided, is_decided, why
 
 Standing = Literal["decided", "baseline", "proven", "out"]
@@ -93,7 +92,7 @@ def _baseline(study: Study) -> Row:
         standing="baseline",
         is_decided=_leaves_alone(decision),
         state="inspected",
-        time=intervals.baseline_time(inspection.measurement) if inspection.measurement.baseline_s else None,
+        time=inspection.measurement.baseline_time if inspection.measurement.baseline_s else None,
         cold_s=inspection.first_call_s,
         peak_memory=inspection.peak_memory,
         verdict="reference",
@@ -116,8 +115,8 @@ def _candidate(trial: Trial, study: Study) -> Row:
         standing="decided" if chosen else "proven" if timed and trial.is_proven else "out",
         is_decided=chosen,
         state=trial.state.value,
-        speedup=intervals.speedup(timed) if timed else None,
-        time=intervals.candidate_time(timed) if timed else None,
+        speedup=timed.speedup if timed else None,
+        time=timed.candidate_time if timed else None,
         cold_s=costs.cold_s if costs else None,
         warm_s=costs.warm_s if costs else None,
         peak_memory=costs.peak_memory if costs else None,

@@ -10,7 +10,6 @@ import math
 
 from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
 from torchwise.report import format as show
-from torchwise.report import intervals
 from torchwise.report.costs import asked, baseline_cost, cost_of
 
 LONGEST = 240
@@ -99,12 +98,12 @@ def _pruned(trial: Trial) -> str:
     measurement = trial.measurement
     if measurement and measurement.candidate_s:
         rounds = show.counted(len(measurement.candidate_s), "round")
-        return f"stopped after {rounds}: at {show.speedup(intervals.speedup(measurement))} it could no longer lead"
+        return f"stopped after {rounds}: at {show.speedup(measurement.speedup)} it could no longer lead"
     return f"stopped early: {show.clipped(trial.reason, LONGEST) or 'it could no longer lead'}"
 
 
 def _not_faster(trial: Trial, memory: bool) -> str:
-    speedup = intervals.speedup(trial.measurement) if trial.measurement else None
+    speedup = trial.measurement.speedup if trial.measurement else None
     if speedup is None:
         return ""
     if speedup.high < 1:
@@ -140,7 +139,7 @@ def _does_not_pay(trial: Trial, study: Study) -> str:
 
 
 def _against_decided(trial: Trial, decision: Decision) -> str:
-    speedup, best = intervals.speedup(trial.measurement) if trial.measurement else None, decision.speedup
+    speedup, best = trial.measurement.speedup if trial.measurement else None, decision.speedup
     if speedup is None or best is None:
         return f"{decision.plan} was decided for"
     figures = f"{show.ratio(speedup.mid)} against {show.ratio(best.mid)}"

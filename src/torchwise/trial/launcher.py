@@ -83,7 +83,7 @@ class ProcessLauncher:
 
     def run(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
-        receiver, sender = self._context.Pipe(duplex=False)
+        receiver, sender = self._context.Pipe()  # both ways, so that a worker hears when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:
             log = Path(folder, "output")
             process = self._context.Process(target=worker.main, args=(job, sender, str(log)))

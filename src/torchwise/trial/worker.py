@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ TRACEBACK_LINES = 40
 def main(job: Job, connection: Connection, log: str) -> None:
     """Run `job` in this process, which is the worker's own; everything it prints goes to the file `log`."""
     _become_leader()
+    threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
     os.environ.update(job.variables())
     _redirect_output(log)
     stage = ["load"]
@@ -40,7 +42,6 @@ def main(job: Job, connection: Connection, log: str) -> None:
         connection.send(("result", codec.to_json(_run(job, enter))))
     except BaseException as error:  # whatever a candidate raises is this trial's result, and nobody else's problem
         connection.send(_report(error, stage[0]))
-    connection.close()
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
     os._exit(0)
@@ -85,6 +86,16 @@ def _become_leader() -> None:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     gc.enable()
+
+
+def _follow_parent(connection: Connection) -> None:
+    """End with the parent, which never sends anything: when its end of the pipe closes, it is gone.
+
+    The kernel's signal comes from the workers' server, which may take its time to end.
+    """
+    with contextlib.suppress(EOFError, OSError):
+        connection.recv()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _redirect_output(log: str) -> None:

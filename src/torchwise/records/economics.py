@@ -5,13 +5,16 @@
 The first process start pays the cold compile, every later one the warm compile. Seconds per call are eager's, divided
 by the paired speed-up: candidates were timed in different processes at different times, and only their ratio to eager
 in the same minute compares them.
+
+Here, below everything that uses it, so that what decides and what reports can have but one formula.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.records import Interval, Trial
+from torchwise.records.statistics import Interval
+from torchwise.records.trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
