@@ -91,7 +91,8 @@ def _become_leader() -> None:
 def _follow_parent(connection: Connection) -> None:
     """End with the parent, which never sends anything: when its end of the pipe closes, it is gone.
 
-    The kernel's signal comes from the workers' server, which may take its time to end.
+    The kernel's signal alone does not do: it comes when the workers' server ends, and multiprocessing gives each worker
+    a hold on the server, so that neither would end while the other lives.
     """
     with contextlib.suppress(EOFError, OSError):
         connection.recv()
