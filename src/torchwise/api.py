@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise import environment
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import Legality, Plan
 from torchwise.records import Decision, Trial
@@ -124,6 +123,10 @@ def tune(
     from torchwise.study import Request, Silent, run_study
     from torchwise.trial import ProcessLauncher, ProcessSettings
 
+    if not isinstance(model, (str, Workload)):
+        from torchwise.runtime import unwrap
+
+        model = unwrap(model)
     workload = _workload(model, args, kwargs, examples)
     name = model if isinstance(model, str) else f"live:{_name(model)}"
     spec = WorkloadSpec(
@@ -140,10 +143,16 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
         if workload is not None:
             from torchwise.trial.loading import save
+            from torchwise.workload.identity import structure
 
             source = str(Path(folder, "model.pt"))
             save(replace(workload, name=name), source)
-            request = replace(request, source=source, settings=ProcessSettings.of_this_process())
+            request = replace(
+                request,
+                source=source,
+                settings=ProcessSettings.of_this_process(),
+                structure=structure(workload.call),  # here, where the source of a script or notebook is at hand
+            )
         shown: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
         with shown as listener:
             return Study(run_study(request, storage, ProcessLauncher(), listener))
@@ -167,11 +176,11 @@ def apply(
     """
     import torch
 
-    from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, stale_because, unwrap
 
     decision = decision.decision if isinstance(decision, Study) else decision
     model = unwrap(model)
-    stale = _stale_because(model, decision)
+    stale = stale_because(model, decision)
     if stale and strict:
         raise StalePlanError(f"the decision is stale ({stale}): tune again")
     if stale:
@@ -190,7 +199,8 @@ def optimize(
 ) -> OptimizedModule | OptimizedFunction:
     """Tune and apply: return `model` running in the fastest proven way.
 
-    A decision that is stored for the same model, inputs and machine is reused, so that only the first start searches.
+    What is stored for the same model, inputs and machine is reused: a later start only looks at the plain model, which
+    takes seconds. In inference the plan answers where gradients are off: call the result under `torch.no_grad()`.
 
     Args:
         model: an `nn.Module` or a function.
@@ -241,13 +251,3 @@ def _device(workload: Workload) -> str:
     if isinstance(workload.call, torch.nn.Module):
         found += [p.device.type for p in workload.call.parameters()]
     return "cuda" if "cuda" in found else "cpu"
-
-
-def _stale_because(model: Any, decision: Decision) -> str | None:
-    from torchwise.workload.identity import structure
-
-    if different := decision.environment.differences(environment.detect(decision.environment.device)):
-        return "; ".join(different)
-    if structure(model) != decision.structure:
-        return "the model's code, mode or structure of weights is another"
-    return None

@@ -72,7 +72,7 @@ def detect(device: str) -> Environment:
         triton=package_version("triton") if device == "cuda" else None,
         cuda=torch_cuda_version() if device == "cuda" else None,
         gpu=gpu["name"] if gpu else None,
-        gpu_memory_mib=int(gpu["memory_mib"]) if gpu else None,
+        gpu_memory_mib=int(gpu["memory_mib"]) if gpu and gpu["memory_mib"].isdigit() else None,
         gpu_capability=gpu["capability"] if gpu else None,
         driver=gpu["driver"] if gpu else None,
     )
@@ -135,16 +135,23 @@ def detect_gpu() -> dict[str, str] | None:
     return dict(zip(("name", "memory_mib", "capability", "driver"), rows[0], strict=True))
 
 
+def default_device() -> str:
+    """Return "cuda" where a GPU is visible and torch is built to use it, else "cpu"."""
+    return "cuda" if torch_cuda_version() is not None and detect_gpu() is not None else "cpu"
+
+
 def query_gpu(fields: str, table: str = "gpu") -> list[list[str]]:
     """Ask `nvidia-smi --query-<table>`; return its rows, none where there is no driver.
 
-    Creates no CUDA context. `CUDA_VISIBLE_DEVICES`, where it holds indices, decides which GPU is meant.
+    Creates no CUDA context. Where `CUDA_VISIBLE_DEVICES` is set, its first entry decides which GPU is meant; where it
+    is empty or negative, none is.
     """
     command = ["nvidia-smi", f"--query-{table}={fields}", "--format=csv,noheader,nounits"]
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    if first == "-1":
-        return []
-    if first and table == "gpu":
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        first = visible.split(",")[0].strip()
+        if not first or first.startswith("-"):
+            return []
         command.append(f"--id={first}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

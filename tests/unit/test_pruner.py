@@ -53,7 +53,6 @@ def test_what_was_stopped_does_not_raise_the_bound() -> None:
     assert prune_below(a_history(a_trial(INDUCTOR, 3.0, state=TrialState.PRUNED))) == MARGIN
 
 
-@pytest.mark.xfail(strict=True, reason="the bound is of speed, whatever the objective is")
 def test_for_memory_a_light_plan_is_not_stopped_for_being_slower_than_a_fast_one() -> None:
     fast = a_trial(INDUCTOR, 3.0, cold_s=0.0, peak=300, eager_peak=100)
     light = a_trial(CAPTURE, 1.05, cold_s=0.0, peak=50, eager_peak=100)

@@ -114,7 +114,7 @@ def test_a_plan_that_fails_is_answered_by_the_original_logged_once_and_given_up(
             assert torch.equal(fast(X), net(X))
     assert sum(fast.statistics.original.values()) == MOST_FAILURES + 2
     assert sum("failed, the original answers" in r.message for r in caplog.records) == 1
-    assert any("failed 3 times" in reason for reason in fast.statistics.original)
+    assert any("failed 3 times" in reason for reason in fast.statistics.original), fast.statistics
 
 
 @torch.no_grad()
@@ -231,8 +231,7 @@ def test_a_model_in_another_mode_makes_the_decision_stale(net: Net) -> None:
 
 @torch.no_grad()
 def test_dynamic_plans_take_every_size_of_the_same_rank(net: Net) -> None:
-    dispatcher = applied(net)._dispatcher
-    object.__setattr__(dispatcher.decision.plan, "shapes", "dynamic")
+    dispatcher = applied(net, Plan(backend="inductor", shapes="dynamic"))._dispatcher
     assert dispatcher._unproven((torch.randn(7, 4),), {}) is None
     assert dispatcher._unproven((torch.randn(7, 4, 1),), {}) is not None
     assert dispatcher._unproven((torch.randn(7, 4).double(),), {}) is not None
@@ -259,3 +258,39 @@ def test_a_captured_function_is_not_trusted_with_gradients_it_may_close_over() -
     fast(X).sum().backward()
     assert weight.grad is not None
     assert any("gradients" in reason for reason in fast.statistics.original)
+
+
+@torch.no_grad()
+def test_the_callers_own_errors_do_not_count_against_the_plan(net: Net) -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if float(x.sum()) == 0:
+            raise ValueError("all zeros")
+        return x
+
+    fast = torchwise.apply(picky, decided(picky, THREADS, X))
+    for _ in range(MOST_FAILURES + 1):
+        with pytest.raises(ValueError, match="all zeros"):
+            fast(torch.zeros_like(X))
+    fast(X)
+    assert fast.statistics.optimized == 1
+
+
+def test_a_copy_of_a_stale_wrapper_is_stale(net: Net) -> None:
+    from dataclasses import replace
+
+    fast = torchwise.apply(net, replace(decided(net, THREADS, X), structure="another"))
+    with torch.no_grad():
+        copy.deepcopy(fast)(X)
+        other = pickle.loads(pickle.dumps(fast))
+        other(X)
+    assert other.statistics.optimized == 0
+
+
+@torch.no_grad()
+def test_unproven_inputs_are_said_once_however_many_there_are(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    fast = applied(net)
+    with caplog.at_level(logging.WARNING, "torchwise"):
+        for rows in range(4, 30):
+            fast(torch.randn(rows, 4))
+    assert len(caplog.records) == 1
+    assert list(fast.statistics.original.values()) == [26]

@@ -63,9 +63,9 @@ def test_what_compiles_nothing_comes_first() -> None:
 def test_the_first_proposals_by_hand() -> None:
     nothing_to_gain = {"launch": 0.5, "conv": 0.5, "gemm": 0.5}
     first = asked_of(known(shares=nothing_to_gain))
-    assert first == Plan(memory_format="channels_last")  # simpler than a capture
+    assert first == CAPTURE  # which could save the most: of the launch gaps nothing is sure to remain
     second = asked_of(known(a_trial(first, 0.5, cold_s=0.0), shares=nothing_to_gain))
-    assert second == CAPTURE
+    assert second == Plan(memory_format="channels_last")
 
 
 def test_a_proposal_says_why() -> None:
@@ -274,9 +274,6 @@ def within(search: Search) -> float:
     return search.cost(decision.plan) / search.cost(search.best())
 
 
-TOO_FEW = "with lower precision allowed, the trials run out on variants of plans that do not lead"
-
-
 @pytest.mark.parametrize(
     ("device", "allow", "effort"),
     [
@@ -287,8 +284,8 @@ TOO_FEW = "with lower precision allowed, the trials run out on variants of plans
         ("cuda", "reordered", "quick"),
         ("cuda", "reordered", "standard"),
         ("cuda", "reordered", "thorough"),
-        pytest.param("cpu", "reduced", "standard", marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
-        pytest.param("cuda", "reduced", "standard", marks=pytest.mark.xfail(strict=True, reason=TOO_FEW)),
+        ("cpu", "reduced", "standard"),
+        ("cuda", "reduced", "standard"),
     ],
 )
 def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort: str) -> None:

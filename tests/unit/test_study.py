@@ -223,6 +223,40 @@ def test_another_machine_makes_the_decision_stale(
     assert f"torch: {here.torch} there, 9.9.9 here" in study.trials[0].reason or table.tried()[0] == INDUCTOR
 
 
+def test_a_stale_plan_that_cannot_pay_now_is_not_tried(storage: Storage, table: Table) -> None:
+    run_study(request(), storage, table, Silent())
+    table.structure = "another"
+    table.ran.clear()
+    run_study(request(calls=10), storage, table, Silent())
+    assert INDUCTOR not in table.tried()
+
+
+def test_a_search_that_its_budget_ended_goes_on_when_asked_again(storage: Storage, table: Table) -> None:
+    run_study(request(budget_s=1e-9), storage, table, Silent())
+    study = run_study(request(), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
+def test_a_plan_the_user_did_not_allow_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="bf16 is reduced, but only up to reordered is allowed: --allow reduced"):
+        request(plans=(Plan(precision="bf16"),))
+
+
+def test_named_plans_are_decided_among_themselves(storage: Storage, table: Table) -> None:
+    run_study(request(), storage, table, Silent())
+    study = run_study(request(plans=(Plan(threads=9),)), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+
+
+def test_a_gain_within_a_tie_leaves_eager_alone(storage: Storage, table: Table) -> None:
+    table.known[Plan(threads=9)] = (1.015, 0.0, GOOD)
+    study = run_study(request(plans=(Plan(threads=9),)), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == EAGER
+
+
 def test_a_stale_plan_that_is_not_allowed_now_is_not_tried(storage: Storage, table: Table) -> None:
     from torchwise.plan import Legality
 

@@ -215,3 +215,36 @@ def test_eager_that_fails_on_its_own_example_is_not_comparable() -> None:
 
     workload = Workload(refuses, (Example((torch.randn(3),)),))
     assert judge(workload, lambda x: x).outcome is not Outcome.PASS
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.8, 0.95, -5.0])
+def test_half_precision_grants_no_wrong_answer(factor: float) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(32, 32).bfloat16()
+    workload = Workload(model, (Example((torch.randn(8, 32).bfloat16(),)),))
+    assert judge(workload, model).outcome is Outcome.PASS
+    failing(judge(workload, lambda x: model(x) * factor))
+    hard = Workload(lambda x: model(x.to(torch.bfloat16)), (Example((torch.randn(8, 32),)),))  # no float64 reference
+    assert judge(hard, hard.call).outcome is Outcome.PASS
+    failing(judge(hard, lambda x: hard.call(x) * factor))
+
+
+@pytest.mark.parametrize("fill", [0.0, float("inf"), float("nan")])
+def test_a_mask_of_infinities_must_be_the_same(fill: float) -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, float("-inf"))
+
+    workload = Workload(masked, (Example((torch.randn(64),)),))
+    assert judge(workload, masked).outcome is Outcome.PASS
+    failing(judge(workload, lambda x: torch.where(x > 0, x, fill)))
+
+
+def test_an_output_that_cannot_be_looked_into_is_not_comparable() -> None:
+    class Answer:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    workload = Workload(lambda x: Answer(x * 2), (Example((torch.randn(4),)),))
+    verdict = judge(workload, lambda x: Answer(x * 0))
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
+    assert "Answer, which cannot be looked into" in verdict.reason

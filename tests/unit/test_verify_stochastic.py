@@ -139,3 +139,55 @@ def test_rounding_of_a_lower_precision_is_no_other_noise() -> None:
     workload = Workload(lambda t: model(t.bfloat16()).float(), (Example((x,)),))
     verdict = verify(Subject(workload, workload.call, workload.call, "bf16", stochastic=True), noise_budget_s=1.0)
     assert verdict.outcome is Outcome.PASS, verdict.reason
+
+
+def test_what_does_not_vary_in_a_noisy_answer_must_be_right_too() -> None:
+    def eager(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x + torch.randn_like(x)
+
+    workload = Workload(eager, (Example((torch.randn(64),)),))
+    assert verdict_of(workload, eager).outcome is Outcome.PASS  # type: ignore[attr-defined]
+    verdict = verdict_of(workload, lambda x: (x * 0 + 7, x + torch.randn_like(x)))
+    assert "do not vary" in verdict.reason  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("change", [lambda t: t.double(), lambda t: t[:1]])
+def test_the_form_of_a_noisy_answer_is_checked(noisy: Workload, change: object) -> None:
+    verdict = verdict_of(noisy, lambda x: change(noisy.call(x)))  # type: ignore[operator]
+    assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
+    assert verdict.reason.startswith("structure")  # type: ignore[attr-defined]
+
+
+def test_sampled_whole_numbers_are_compared_in_distribution() -> None:
+    weights = torch.tensor([0.7, 0.2, 0.1])
+
+    def sample(x: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(weights, 200, replacement=True) + x
+
+    workload = Workload(sample, (Example((torch.zeros(200, dtype=torch.int64),)),))
+    assert verdict_of(workload, sample).outcome is Outcome.PASS  # type: ignore[attr-defined]
+
+    def skewed(x: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), 200, replacement=True) + x
+
+    assert verdict_of(workload, skewed).outcome is Outcome.FAIL  # type: ignore[attr-defined]
+
+
+def test_rounding_that_differs_from_run_to_run_is_no_noise() -> None:
+    x = torch.randn(100)
+    wobble = iter(torch.linspace(0, 1e-4, 50))
+    assert is_stochastic(lambda: x * (1 + next(wobble))) == (False, True)
+
+
+def test_a_counter_in_a_buffer_is_no_noise() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            return x * self.steps
+
+    module = Counting()
+    assert is_stochastic(lambda: module(torch.ones(3)), module) == (False, False)

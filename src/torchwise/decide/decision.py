@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchwise.decide.history import History
+from torchwise.decide.history import TIE, History
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import complexity_of
 from torchwise.records import Decision, Trial
 from torchwise.records.economics import Economics
 
-TIE = 0.02
-"""Plans whose intervals overlap and whose expected costs differ by less than this share are tied."""
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""
 
@@ -56,7 +54,7 @@ def decide(history: History, environment: Environment) -> Decision:
 def _cheapest(history: History) -> Trial | None:
     """Return the simplest of the plans that are tied for the least expected cost; None where none surely pays."""
     economics = history.economics
-    paying = [t for t in history.trials if t.is_proven and economics.surely_pays(t)]
+    paying = history.paying()
     if not paying:
         return None
     best = economics.cost(min(paying, key=lambda t: economics.cost(t).mid))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import compile_factor_of
-from torchwise.records import Inspection, Trial
+from torchwise.records import Inspection, Trial, TrialState
 from torchwise.records.economics import Economics
 from torchwise.workload import WorkloadSpec
 
@@ -15,6 +15,8 @@ PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
 """Seconds of a plain compile, until one was seen (small models: 10 to 20 s on two cores, 2 to 5 s on an H200)."""
 BESIDE_S = 2.0
 """Seconds of a trial beside compiling (start, verification, timing), until one was seen."""
+TIE = 0.02
+"""Expected costs that differ by less than this share are tied, and the simpler plan wins: eager is the simplest."""
 WARM_SHARE = 0.3
 """Warm compile over cold, assumed until seen."""
 
@@ -43,8 +45,8 @@ class History:
         return next((trial for trial in self.trials if trial.plan == plan), None)
 
     def timed(self) -> Iterator[Trial]:
-        """Yield every trial with a measurement and a passing verdict, pruned ones included."""
-        return (t for t in self.trials if t.measurement is not None and t.costs is not None)
+        """Yield every trial that was timed and so had passed its checks, pruned ones included, failed ones not."""
+        return (t for t in self.trials if t.measurement and t.costs and t.state is not TrialState.FAIL)
 
     def seconds_of(self, plan: Plan) -> float:
         """Return the seconds per call of a plan that was timed (or of eager), on the baseline's scale."""
@@ -60,11 +62,16 @@ class History:
             return self.inspection.shares.get("launch", 0.0) * self.economics.baseline_s
         return trial.measurement.launch_share * self.seconds_of(plan)
 
-    def incumbent(self) -> Plan:
-        """Return the proven plan of least expected cost; eager where none surely pays."""
+    def paying(self) -> list[Trial]:
+        """List the proven plans that cost less than eager, surely and by more than a tie."""
         economics = self.economics
-        paying = [t for t in self.trials if t.is_proven and economics.surely_pays(t)]
-        best = min(paying, key=lambda t: economics.cost(t).mid, default=None)
+        most = economics.baseline_cost * (1 - TIE)
+        return [t for t in self.trials if t.is_proven and economics.surely_pays(t) and economics.cost(t).mid < most]
+
+    def incumbent(self) -> Plan:
+        """Return the proven plan of least expected cost; eager where none pays."""
+        economics = self.economics
+        best = min(self.paying(), key=lambda t: economics.cost(t).mid, default=None)
         return best.plan if best else EAGER
 
     def fastest_compiled(self) -> Plan | None:

@@ -16,7 +16,7 @@ def prune_below(history: History) -> float:
     bound is the speed at which a candidate free of compiling would cost what the leader does.
     """
     incumbent = history.incumbent()
-    if incumbent == EAGER:
+    if incumbent == EAGER or history.workload.objective == "memory":  # for memory, not slower than eager is enough
         return MARGIN
     trial = history.tried(incumbent)
     assert trial is not None, "a leading plan was tried"

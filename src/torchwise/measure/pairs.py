@@ -109,7 +109,7 @@ def _round(
 def _repeats(clock: Clock, call: Callable[[], Any]) -> int:
     """Return how many calls fill a block, from two calls that also settle caches."""
     seconds = min(clock.time(call, 1).wall_s for _ in range(2))
-    return max(1, min(1000, round(LEAST_ROUND_S / max(seconds, 1e-7))))
+    return max(1, min(20_000, round(LEAST_ROUND_S / max(seconds, 1e-7))))
 
 
 def _record(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:

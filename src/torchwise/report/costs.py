@@ -1,4 +1,4 @@
-"""What a plan costs over a lifetime of calls, as a line: what the cost plot draws, and "does not pay back" reads off."""
+"""What a plan costs over a lifetime of calls, as a line: what the cost plot draws and reasons read off."""
 
 from __future__ import annotations
 

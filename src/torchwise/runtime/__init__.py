@@ -2,5 +2,6 @@
 
 from torchwise.runtime.dispatch import Dispatcher, Statistics
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime.stale import stale_because
 
-__all__ = ["Dispatcher", "OptimizedFunction", "OptimizedModule", "Statistics", "unwrap"]
+__all__ = ["Dispatcher", "OptimizedFunction", "OptimizedModule", "Statistics", "stale_because", "unwrap"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torchwise.workload.identity import describe_example
 
 logger = logging.getLogger("torchwise")
 
+NOT_PROVEN = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
 MOST_FAILURES = 3
 """Failures of the plan after which the original answers for good."""
 
@@ -53,6 +55,7 @@ class Dispatcher:
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._realized: Realized | None = None
         self._failures = 0
+        self._lock = threading.Lock()
         self._logged: set[str] = set()
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
         self._module = original if isinstance(original, torch.nn.Module) else None
@@ -62,7 +65,7 @@ class Dispatcher:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
         call = self._proven.get(signature_of(args, kwargs))
-        if call is None or self._blocked(args, kwargs) is not None:
+        if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(args, kwargs)
         try:
             result = call(*args, **kwargs)
@@ -72,26 +75,32 @@ class Dispatcher:
         return result
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of a signature that is new or not proven, or in a state that the plan was not proven in."""
-        refusal = self._refusal or self._blocked(args, kwargs) or self._unproven(args, kwargs)
+        """Answer a call whose signature is new or not proven, or whose state may not be that of the proof."""
+        key = signature_of(args, kwargs)
+        refusal = self._refusal or self._blocked(args, kwargs)
+        if refusal is None and key not in self._proven:
+            refusal = self._unproven(args, kwargs)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
         try:
-            call = self._realize(args, kwargs)
+            with self._lock:  # two first calls at once would compile twice
+                call = self._realize(args, kwargs)
             result = call(*args, **kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             return self._failed(error, args, kwargs)
-        self._proven[signature_of(args, kwargs)] = call
+        self._proven[key] = call
         self.statistics.optimized += 1
         return result
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer by the original; where that raises too, the fault was the call's, and is not the plan's."""
+        result = self._original(f"the plan failed ({type(error).__name__})", args, kwargs)
         self._failures += 1
         if self._failures == 1:
             logger.warning("torchwise: plan %s failed, the original answers", self.decision.plan, exc_info=error)
         if self._failures >= MOST_FAILURES:
-            self.close(f"the plan failed {self._failures} times, last with {type(error).__name__}: {error}")
-        return self._original(f"the plan failed ({type(error).__name__})", args, kwargs)
+            self.close(f"the plan failed {self._failures} times, last with {type(error).__name__}")
+        return result
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""
@@ -118,19 +127,22 @@ class Dispatcher:
         return self.original(*args, **kwargs)
 
     def _blocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return why the plan may not answer in the state that the process and the model are in, or None.
-
-        This runs on every call, so it asks for what costs least first.
-        """
+        """Return why the plan may not answer in the state that the process and the model are in, or None."""
         if is_grad_enabled() and self._inference and self._trains(args, kwargs):
             return "gradients are enabled, and the plan was proven without: call it under torch.no_grad()"
         if is_autocast_enabled(self._device):
             return "autocast is enabled, and the plan was proven without"
-        if self._module is not None:
-            if self._module.training is not self._training:
-                return "the model changed between train() and eval() since the plan was applied"
-            if (self._module._forward_hooks or self._module._forward_pre_hooks) and not self._hooked:
-                return "a hook was registered since the plan was applied"
+        return self._changed()
+
+    def _changed(self) -> str | None:
+        """Return how the module differs from when the plan was applied, or None. This runs on every call."""
+        module = self._module
+        if module is None:
+            return None
+        if module.training is not self._training:
+            return "the model changed between train() and eval() since the plan was applied"
+        if (module._forward_hooks or module._forward_pre_hooks) and not self._hooked:
+            return "a hook was registered since the plan was applied"
         return None
 
     def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -153,7 +165,9 @@ class Dispatcher:
             return None
         if self.decision.plan.shapes == "dynamic" and _ranks(given) in {_ranks(i) for i in self.decision.inputs}:
             return None
-        return f"the plan was not proven on inputs such as {given}"
+        if NOT_PROVEN not in self._logged:
+            logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
+        return NOT_PROVEN
 
 
 def _ranks(description: str) -> str:

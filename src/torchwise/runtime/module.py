@@ -10,6 +10,7 @@ import torch
 
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher, Statistics
+from torchwise.runtime.stale import stale_because
 
 
 class OptimizedModule(torch.nn.Module):
@@ -87,7 +88,7 @@ class OptimizedModule(torch.nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew."""
-        return (OptimizedModule, (self._dispatcher.original, self.decision))
+        return (_rebuilt, (OptimizedModule, self._dispatcher.original, self.decision))
 
     def extra_repr(self) -> str:
         """Say by which plan it runs."""
@@ -117,7 +118,13 @@ class OptimizedFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision."""
-        return (OptimizedFunction, (self._dispatcher.original, self.decision))
+        return (_rebuilt, (OptimizedFunction, self._dispatcher.original, self.decision))
+
+
+def _rebuilt(kind: type, original: Any, decision: Decision) -> Any:
+    """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted."""
+    stale = stale_because(original, decision)
+    return kind(original, decision, f"the decision is stale ({stale})" if stale else None)
 
 
 def unwrap(optimized: Any) -> Any:

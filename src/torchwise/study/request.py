@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchwise.errors import InputError
 from torchwise.plan import Legality, Plan
-from torchwise.plan.space import EFFORTS
+from torchwise.plan.space import EFFORTS, legality_of
 from torchwise.trial import ProcessSettings
 from torchwise.workload import WorkloadSpec
 
@@ -26,6 +26,7 @@ class Request:
         effort: "quick", "standard" or "thorough".
         budget_s: seconds of search after which no further trial starts; None for the effort's own.
         plans: try exactly these instead of searching; None to search.
+        structure: of a live Python model, worked out where its source code is; None for a target.
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.
         fresh: forget what is stored for this workload and measure anew.
@@ -39,12 +40,16 @@ class Request:
     source: str | None = None
     settings: ProcessSettings | None = None
     fresh: bool = False
+    structure: str | None = None
 
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
         if self.budget_s is not None and not self.budget_s > 0:
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
+        for plan in self.plans or ():
+            if not self.allow.allows(level := legality_of(plan)):  # which refuses choices that nobody knows, too
+                raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
 
     @property
     def search_s(self) -> float:

@@ -6,6 +6,7 @@ several processes may work on one.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torchwise import environment
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide, prune_below
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import EFFORTS, PlanSpace, legality_of
+from torchwise.plan.space import PlanSpace, legality_of
 from torchwise.records import Decision, Inspection, Study, StudyState, Trial, TrialState
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.listener import Listener
@@ -26,13 +27,17 @@ from torchwise.trial.job import EFFORTS as CARE
 
 HEARTBEAT_S = 30.0
 WAIT_S = 1.0
+INSPECTIONS = 3
+"""Times the limit of a trial that the inspection may take: it cannot know yet how slow the model is."""
+CALLS_PER_TRIAL = 100
+"""Calls of eager that a trial may take on top of its limit: a slow model is verified and timed as well."""
 
 
 def run_study(request: Request, storage: Storage, launcher: Launcher, listener: Listener) -> Study:
     """Tune: inspect, try candidates until nothing more is worth it, decide, and store all of it.
 
-    A study of the same workload, machine and rules is gone on with; one that was decided already for the same calls,
-    restarts and effort is returned as it is.
+    A study of the same workload, machine and rules is gone on with: where nothing more is worth trying for the calls
+    asked for now, it is decided from what is stored.
 
     Raises:
         InputError: the target or its inputs cannot be used.
@@ -42,7 +47,7 @@ def run_study(request: Request, storage: Storage, launcher: Launcher, listener: 
     here = environment.detect(request.workload.device)
     listener.inspecting()
     inspection = inspect_workload(
-        launcher, _job(request, "inspect"), Limits.of_this_machine(request.trial_s), listener.stage
+        launcher, _job(request, "inspect"), Limits.of_this_machine(INSPECTIONS * request.trial_s), listener.stage
     )
     listener.inspected(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
@@ -50,21 +55,7 @@ def run_study(request: Request, storage: Storage, launcher: Launcher, listener: 
     if request.fresh and (stored := storage.find_study(key)):
         storage.delete_study(stored.id)
     study = storage.create_study(key, draft)
-    if _is_settled(study, request):
-        listener.note("decided already for this model, machine and number of calls; --fresh measures anew")
-        return study
     return _Loop(request, storage, launcher, listener, study.id, here, inspection).run()
-
-
-def _is_settled(study: Study, request: Request) -> bool:
-    decided = study.decision
-    return (
-        study.state is StudyState.DECIDED
-        and decided is not None
-        and request.plans is None
-        and (decided.workload.calls, decided.workload.restarts) == (request.workload.calls, request.workload.restarts)
-        and EFFORTS.index(study.effort) >= EFFORTS.index(request.effort)
-    )
 
 
 def _job(request: Request, task: str) -> Job:
@@ -74,6 +65,8 @@ def _job(request: Request, task: str) -> Job:
         source=request.source,
         effort=CARE[request.effort],
         settings=request.settings,
+        structure=request.structure,
+        environment=dict(os.environ),
     )
 
 
@@ -98,6 +91,7 @@ class _Loop:
         self._owner = Owner.current()
         self._start = time.monotonic()
         self._leader = EAGER
+        self._tried = 0
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
@@ -112,6 +106,8 @@ class _Loop:
                         time.sleep(WAIT_S)
                     else:
                         break
+            if not self._tried:
+                self._listener.note("decided from what is stored; --fresh measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             self._conclude(StudyState.INTERRUPTED)
             raise
@@ -120,7 +116,11 @@ class _Loop:
     def _history(self) -> History:
         """Read what is known, other processes' trials included; the calls are those asked for now."""
         study = self._storage.get_study(self._id)
-        return History(self._request.workload, study.inspection, study.trials)
+        return History(self._request.workload, study.inspection, tuple(t for t in study.trials if self._counts(t.plan)))
+
+    def _counts(self, plan: Plan) -> bool:
+        """Whether a plan may be decided for: the user's list, where there is one, leaves out what else is stored."""
+        return self._request.plans is None or plan in self._request.plans
 
     def _others_at_work(self) -> bool:
         return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
@@ -139,6 +139,7 @@ class _Loop:
         self._report_leader()
 
     def _launch(self, trial: Trial) -> Trial:
+        self._tried += 1
         self._listener.trying(trial.number, trial.plan, trial.reason)
         history = self._history()
         job = replace(
@@ -147,7 +148,7 @@ class _Loop:
             # A plan that the user named is measured to its end, whoever leads.
             prune_below=prune_below(history) if self._request.plans is None else None,
         )
-        limits = Limits.of_this_machine(self._request.trial_s)
+        limits = Limits.of_this_machine(self._request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s)
         return try_plan(self._launcher, job, trial, limits, self._listener.stage)
 
     def _traits(self, history: History) -> frozenset[str]:

@@ -31,15 +31,14 @@ def attempt(job: Job, stage: Callable[[str], None]) -> Attempt:
     with torch.set_grad_enabled(job.workload.mode == "training"):
         trial = _Tryout(job, workload)
         stage("compile")
-        total_s, calls = trial.first_calls()
+        cold = trial.first_calls()
         stage("verify")
         verdict = trial.verdict()
         if verdict.outcome is not Outcome.PASS:
-            return Attempt(Costs(cold_s=total_s, cache_bytes=_size(job.cache_dir)), verdict)
+            return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
         stage("measure")
         measurement = trial.measurement()
         own, eager = trial.memory()
-    cold = max(total_s - calls * measurement.candidate_time.mid, 0.0)
     costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
     return Attempt(costs, verdict, measurement)
 
@@ -52,8 +51,7 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> float:
     with torch.set_grad_enabled(job.workload.mode == "training"):
         trial = _Tryout(job, workload)
         stage("warm compile")
-        total_s, calls = trial.first_calls()
-    return max(total_s - calls * job.steady_s, 0.0)
+        return trial.first_calls()
 
 
 class _Tryout:
@@ -76,16 +74,16 @@ class _Tryout:
         restore = "writes_inputs" in self._job.traits
         return [runner(call, e, self._mode, restore_inputs=restore) for e in self._workload.examples]
 
-    def first_calls(self) -> tuple[float, int]:
-        """Make the first calls, compilation included; return their seconds and their number.
+    def first_calls(self) -> float:
+        """Make the first calls, compilation included; return the seconds they took beyond steady ones.
 
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
-        seconds = sum(self._clock.once(call) for _ in range(SETTLING_CALLS) for call in self._candidate)
+        rounds = [sum(self._clock.once(call) for call in self._candidate) for _ in range(SETTLING_CALLS)]
         if self._job.plan.backend != "eager" and compiled_graphs() == 0:
             raise UnsupportedError("nothing was compiled: the model runs where torch.compile does not look")
-        return seconds, SETTLING_CALLS * len(self._candidate)
+        return sum(rounds) - SETTLING_CALLS * min(rounds)
 
     def verdict(self) -> Verdict:
         plan = self._job.plan

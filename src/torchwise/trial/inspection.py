@@ -37,7 +37,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         calls = [runner(workload.call, e, mode, restore_inputs=writes) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
-        stochastic, unsteady = is_stochastic(calls[0])
+        stochastic, unsteady = is_stochastic(calls[0], _module(workload))
         stage("measure")
         mix = mix_of(calls, workload)
         measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
@@ -46,9 +46,10 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     shares = dict(profile.shares)
     if profile.busy_s is not None:
         shares["launch"] = min(max(1 - profile.busy_s / measurement.baseline_time.mid, 0.0), 1.0)
+    model = job.structure or structure(workload.call)
     return Inspection(
-        identity=identity(workload, mode),
-        structure=structure(workload.call),
+        identity=job.identity_of(identity(workload, mode, model)),
+        structure=model,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
         traits=frozenset(_traits(workload, shares, stochastic=stochastic, writes=writes)),
@@ -64,6 +65,12 @@ def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
     """Return the calls with the workload's weights, made to sum to 1."""
     total = sum(example.weight for example in workload.examples)
     return Mix(tuple(calls), tuple(example.weight / total for example in workload.examples))
+
+
+def _module(workload: Workload) -> Any:
+    import torch
+
+    return workload.call if isinstance(workload.call, torch.nn.Module) else None
 
 
 def _check_runs(workload: Workload, mode: str, device: str) -> bool:
@@ -88,7 +95,7 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
                 f"the model raised {type(error).__name__}: {error}; its inputs were {describe_example(example)}"
             ) from error
         pairs = zip(_tensors(given), _tensors(example), strict=True)
-        writes |= any(not torch.equal(now.nan_to_num(), then.nan_to_num()) for now, then in pairs)
+        writes |= any(not trees.equal(now, then) for now, then in pairs)
     return writes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,8 +64,14 @@ class ProcessSettings:
         """Read them; this imports torch."""
         import torch
 
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except (
+            RuntimeError
+        ):  # the user set it through the newer `fp32_precision`, which this reading refuses to mix with
+            precision = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
         return cls(
-            torch.get_float32_matmul_precision(),
+            precision,
             str(torch.get_default_dtype()).removeprefix("torch."),
             torch.get_num_threads(),
             torch.backends.cudnn.benchmark,
@@ -98,7 +105,7 @@ class Job:
         prune_below: stop measuring once the speed-up surely lies below this.
         cache_dir: compile caches of this candidate alone.
         settings: of the user's process; None for PyTorch's own defaults.
-        steady_s: for "warm": seconds per steady call, known from the try.
+        structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
         environment: variables to set in the worker, as the worker's server may be older than their values.
     """
 
@@ -111,8 +118,14 @@ class Job:
     prune_below: float | None = None
     cache_dir: str = ""
     settings: ProcessSettings | None = None
-    steady_s: float = 0.0
+    structure: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+
+    def identity_of(self, workload: str) -> str:
+        """Return the identity of a workload under this job's settings, which change what eager does."""
+        if self.settings is None:
+            return workload
+        return hashlib.sha256(f"{workload} {self.settings}".encode()).hexdigest()[:16]
 
     def variables(self) -> dict[str, Any]:
         """Return every environment variable that the worker must see."""

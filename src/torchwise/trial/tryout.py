@@ -79,10 +79,8 @@ def _is_worth_a_warm_start(trial: Trial) -> bool:
 
 
 def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
-    assert trial.measurement is not None
     assert trial.costs is not None
-    job = replace(job, task="warm", steady_s=trial.measurement.candidate_time.mid)
-    answer = launcher.run(job, limits, on_stage)
+    answer = launcher.run(replace(job, task="warm"), limits, on_stage)
     if isinstance(answer, Failure):
         # It worked cold and not warm: a restart in production would be the one that fails.
         failure = replace(answer, message=f"in a second process, from warm caches: {answer.message}")

@@ -24,12 +24,10 @@ class Observation:
     Attributes:
         leaves: every output with its path, every input after the call, every buffer after the call, and in training
             every gradient; tensors are copies.
-        outputs: the outputs themselves, as the caller would hold them.
         aliases: pairs (output, input) of positions that share memory.
     """
 
     leaves: tuple[tuple[str, Any], ...]
-    outputs: Any
     aliases: Aliases
 
 
@@ -69,7 +67,7 @@ def observe(
         *gradients,
     ]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    return Observation(copied, outputs, _aliases(outputs, inputs))
+    return Observation(copied, _aliases(outputs, inputs))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:

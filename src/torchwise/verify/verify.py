@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome, Verdict
-from torchwise.verify.compare import compare, errors_of
+from torchwise.verify.compare import check_structure, compare, errors_of
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe, state_kept
@@ -101,24 +101,30 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
     """Judge the arithmetic under eager's own random numbers where that can be, then the candidate's own noise."""
     if subject.reproducible is not None and _noise_is_matched(subject, inputs[0]):
         yield from _reproduced(subject, subject.reproducible, inputs)
-    example = inputs[0]
+    for number, example in enumerate(subject.workload.examples):
+        native = _run(subject, subject.workload.call, example, number)
+        if native is None:
+            yield Check("structure", Outcome.NOT_COMPARABLE, "eager fails on its own example")
+            return
+        ours = observe(subject.candidate, subject.module, example, seed=number, training=subject.training)
+        yield check_structure(ours, native)
+        yield from check_noise(
+            _once(subject.candidate, example),
+            _once(subject.floor, example),
+            budget_s=budget_s / len(subject.workload.examples),
+            exact_precision=subject.precision == "native",
+        )
 
-    def once(call: Callable[..., Any]) -> Callable[[], Any]:
-        import torch
 
-        def run() -> Any:
-            given = example.clone()
-            with torch.no_grad():
-                return call(*given.args, **given.kwargs)
+def _once(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
+    import torch
 
-        return run
+    def run() -> Any:
+        given = example.clone()
+        with torch.no_grad():
+            return call(*given.args, **given.kwargs)
 
-    yield from check_noise(
-        once(subject.candidate),
-        once(subject.floor),
-        budget_s=budget_s,
-        exact_precision=subject.precision == "native",
-    )
+    return run
 
 
 def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:

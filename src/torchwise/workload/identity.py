@@ -1,43 +1,74 @@
 """What makes two workloads the same, so that what was measured for one holds for the other.
 
-In the identity: the code of the callable and of every module class that is not PyTorch's own; names, shapes and
-dtypes of parameters and buffers; which modules are in training mode; shapes, dtypes and strides of the inputs, plain
-input values, and the weights of the mix; the mode. Never: the values of weights or tensors, the name of the target,
-the seed, the number of calls, the machine (`Environment` has that).
+In the structure of a callable:
+
+- the source of each function and of each class, bases included, that is neither PyTorch's nor Python's own; where
+  there is no source (typed at a prompt, or sent from `__main__`) its bytecode, names and constants instead;
+- built-in functions, and PyTorch's own classes and functions, by their qualified name;
+- what a function closes over, its defaults, what `functools.partial` binds, and the object of a bound method;
+- of a module: its printed form, the names, shapes and dtypes of parameters and buffers, which parts are in training
+  mode, and the attributes of its parts that are plain values or functions.
+
+In the identity, besides: shapes, dtypes and strides of the inputs, plain input values, the weights of the mix, and
+the mode.
+
+Never: the values of weights or tensors, the name of the target or of the module that code lies in, the seed, the
+number of calls, the machine (`Environment` has that). Neither do globals that a function reads, hooks, nor what lists
+and dicts hold. Source and bytecode of the same code differ: a live model's structure is taken in its own process.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import inspect
 import json
+import os
+import re
+import sys
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchwise.workload.trees import named_leaves
 from torchwise.workload.workload import Example, Workload
 
+if TYPE_CHECKING:
+    import torch
 
-def identity(workload: Workload, mode: str) -> str:
-    """Return 16 hex digits of SHA-256 over everything the module docstring lists."""
-    inputs = [[example.weight, describe_example(example)] for example in workload.examples]
-    return _digest({"mode": mode, "structure": structure(workload.call), "inputs": inputs})
+_PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+_OF_THE_INTERPRETER = ("__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__")
+
+
+def identity(workload: Workload, mode: str, structure_digest: str | None = None) -> str:
+    """Return 16 hex digits of SHA-256 over everything the module docstring lists.
+
+    Args:
+        workload: what is run.
+        mode: "inference" or "training".
+        structure_digest: `structure` of the callable where it was taken elsewhere, such as in the user's own process.
+    """
+    inputs = [[float(example.weight), describe_example(example)] for example in workload.examples]
+    if structure_digest is None:
+        structure_digest = structure(workload.call)
+    return _digest({"mode": mode, "structure": structure_digest, "inputs": inputs})[:16]
 
 
 def structure(call: Callable[..., Any]) -> str:
     """Return 16 hex digits for the model alone: what must be equal for a plan to fit it, whatever the inputs."""
-    return _digest({"code": _code(call), "state": _state(call)})
+    return _Structure().of(call)[:16]
 
 
 def describe_example(example: Example) -> str:
     """Describe the inputs in a line: "path dtype[shape] strides" or "path value" for each leaf."""
-    leaves = named_leaves((example.args, dict(example.kwargs)))
+    leaves = named_leaves((example.args, dict(sorted(example.kwargs.items()))))
     return "; ".join(f"{path} {_describe_leaf(leaf)}" for path, leaf in leaves)
 
 
 def _digest(facts: object) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _describe_leaf(leaf: Any) -> str:
@@ -45,43 +76,168 @@ def _describe_leaf(leaf: Any) -> str:
 
     if isinstance(leaf, torch.Tensor):
         dtype = str(leaf.dtype).removeprefix("torch.")
+        if leaf.is_nested:
+            return f"{dtype} nested {leaf.layout}"
         strides = tuple(leaf.stride()) if leaf.layout is torch.strided else leaf.layout
         return f"{dtype}{list(leaf.shape)} {strides}"
-    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
-        return repr(leaf)
-    return type(leaf).__qualname__
+    by_repr = (*_PLAIN, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    return _text(leaf) if isinstance(leaf, by_repr) else type(leaf).__qualname__
 
 
-def _state(call: Any) -> list[str]:
-    import torch
+class _Structure:
+    """Describes one callable, and what hangs on it, as digests; nothing is described twice, and cycles end."""
 
-    if not isinstance(call, torch.nn.Module):
-        return []
-    tensors = [*call.named_parameters(), *call.named_buffers()]
-    modes = [f"{name} training" for name, module in call.named_modules() if module.training]
-    return [f"{name} {tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors] + modes
+    def __init__(self) -> None:
+        self._open: list[int] = []
+        self._done: dict[int, tuple[Any, str]] = {}  # the object is held, so that no other takes its address
+
+    def of(self, thing: Any) -> str:
+        if id(thing) in self._done:
+            return self._done[id(thing)][1]
+        if id(thing) in self._open:
+            return f"cycle {self._open.index(id(thing))}"
+        self._open.append(id(thing))
+        digest = _digest(self._facts(thing))
+        self._open.pop()
+        self._done[id(thing)] = (thing, digest)
+        return digest
+
+    def _facts(self, thing: Any) -> list[Any]:
+        import torch
+
+        if isinstance(thing, torch.nn.Module):
+            return self._module(thing)
+        if isinstance(thing, type):
+            return [self._class(cls) for cls in thing.__mro__]
+        if isinstance(thing, functools.partial):
+            bound = [[name, self._value(value)] for name, value in sorted(thing.keywords.items())]
+            return ["partial", self.of(thing.func), [self._value(value) for value in thing.args], bound]
+        if isinstance(thing, types.MethodType):
+            return ["method", self.of(thing.__func__), self.of(thing.__self__)]
+        if isinstance(thing, types.FunctionType):
+            return self._function(thing)
+        if isinstance(name := getattr(thing, "__qualname__", None), str):  # built in
+            owner = getattr(thing, "__self__", None)
+            of_object = owner is not None and not isinstance(owner, (type, types.ModuleType))
+            return [f"{thing.__module__}.{name}", self._value(owner) if of_object else None]
+        return ["object", self.of(type(thing)), _text(thing) if _is_torchs(type(thing)) else self._attributes(thing)]
+
+    def _value(self, value: Any) -> str:
+        """Describe what is bound to a name, such as a closure's variable: by content where that is plain or code."""
+        import torch
+
+        if isinstance(value, torch.nn.Module):
+            return self.of(value)
+        if isinstance(value, torch.Tensor):
+            return _describe_state(value)
+        if isinstance(value, tuple):
+            return f"({', '.join(self._value(item) for item in value)})"
+        if isinstance(value, (*_PLAIN, enum.Enum, torch.dtype, torch.device)):
+            return _text(value)
+        return self.of(value) if callable(value) else type(value).__qualname__
+
+    def _module(self, module: Any) -> list[Any]:
+        import torch
+
+        standard = vars(torch.nn.Module())
+        classes = [self.of(cls) for cls in dict.fromkeys(type(part) for part in module.modules())]
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        state = [f"{name} {_describe_state(tensor)}" for name, tensor in tensors]
+        modes = [f"{name} training" for name, part in module.named_modules() if part.training]
+        parts = [[name, self._attributes(part, without=standard)] for name, part in module.named_modules()]
+        return ["module", classes, _text(module), state, modes, parts]
+
+    def _attributes(self, thing: Any, without: dict[str, Any] | None = None) -> list[list[str]]:
+        """List the attributes that are plain values, functions or modules; others may change from call to call."""
+        import torch
+
+        found = []
+        for name, value in sorted(getattr(thing, "__dict__", {}).items()):
+            plain = _is_plain(value) or isinstance(value, (*_CODE, torch.nn.Module, torch.dtype, enum.Enum))
+            if plain and name not in (without or {}):
+                found.append([name, self._value(value)])
+        return found
+
+    def _class(self, cls: type) -> list[Any]:
+        if _is_torchs(cls) or cls.__module__ in sys.stdlib_module_names:  # the environment has their versions
+            return [f"{cls.__module__}.{cls.__qualname__}"]
+        if (source := _class_source(cls)) is not None:
+            return [cls.__qualname__, source]
+        members = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
+        return [cls.__qualname__, [[name, self._member(value)] for name, value in sorted(members.items())]]
+
+    def _member(self, member: Any) -> Any:
+        if isinstance(member, (staticmethod, classmethod)):
+            return [type(member).__name__, self.of(member.__func__)]
+        if isinstance(member, property):
+            return ["property", [self._value(f) for f in (member.fget, member.fset, member.fdel)]]
+        if isinstance(member, functools.cached_property):
+            return ["cached_property", self.of(member.func)]
+        return self._value(member)
+
+    def _function(self, function: types.FunctionType) -> list[Any]:
+        if _is_torchs(function):
+            return [f"{function.__module__}.{function.__qualname__}"]
+        code = function.__code__
+        try:
+            source = inspect.getsource(code)
+        except (OSError, TypeError):
+            source = None
+        # Several lambdas may share a line, so that their source alone does not tell them apart.
+        body = [source, _bytecode(code) if source is None or code.co_name == "<lambda>" else None]
+        defaults = [function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items()))]
+        return [function.__qualname__, body, self._value(tuple(defaults)), self._closure(function)]
+
+    def _closure(self, function: types.FunctionType) -> list[str]:
+        found = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                found.append(f"{name} {self._value(cell.cell_contents)}")
+            except ValueError:  # not bound yet
+                found.append(f"{name} empty")
+        return found
 
 
-def _code(call: Any) -> list[str]:
-    """Return the sources that decide what `call` computes; bytecode where there is no source file."""
-    import torch
-
-    if isinstance(call, torch.nn.Module):
-        classes = {type(module) for module in call.modules()}
-        return [*sorted(_source(cls) for cls in classes), str(call)]
-    if isinstance(call, functools.partial):
-        return [*_code(call.func), repr(sorted(call.keywords))]
-    if inspect.isfunction(call) or inspect.ismethod(call):
-        return [_source(call)]
-    return [_source(type(call))]
+def _is_torchs(thing: Any) -> bool:
+    return str(thing.__module__).partition(".")[0] == "torch"
 
 
-def _source(thing: type | Callable[..., Any]) -> str:
-    name = f"{thing.__module__}.{thing.__qualname__}"
-    if name.startswith("torch."):  # the version of torch, in the environment, already says it
-        return name
+def _is_plain(value: Any) -> bool:
+    return all(_is_plain(item) for item in value) if isinstance(value, tuple) else isinstance(value, _PLAIN)
+
+
+def _text(thing: Any) -> str:
+    """Return the printed form, without the addresses that differ from process to process."""
+    return re.sub(r"\b0x[0-9a-fA-F]+", "0x", repr(thing)) if not isinstance(thing, (str, bytes)) else repr(thing)
+
+
+def _describe_state(tensor: torch.Tensor) -> str:
+    from torch.nn.parameter import is_lazy
+
+    return "uninitialised" if is_lazy(tensor) else f"{tensor.dtype}{list(tensor.shape)}"
+
+
+def _class_source(cls: type) -> str | None:
+    """Return the source of a class, or None where the file found is not the one that it was made from."""
     try:
-        return f"{name}\n{inspect.getsource(thing)}"
-    except (OSError, TypeError):  # typed at a prompt, or built in
-        code = getattr(thing, "__code__", None)
-        return f"{name}\n{code.co_code.hex()}{code.co_consts!r}" if code else name
+        file, source = inspect.getsourcefile(cls), inspect.getsource(cls)
+    except (OSError, TypeError):
+        return None
+    own = [f for f in vars(cls).values() if isinstance(f, types.FunctionType) and f.__module__ == cls.__module__]
+    files = {os.path.abspath(f.__code__.co_filename) for f in own}
+    # A class sent from another process's `__main__` is looked for in the `__main__` of this one.
+    return source if file is not None and (not files or os.path.abspath(file) in files) else None
+
+
+def _bytecode(code: types.CodeType) -> list[Any]:
+    return [code.co_code.hex(), list(code.co_names), [_constant(constant) for constant in code.co_consts]]
+
+
+def _constant(constant: Any) -> Any:
+    if isinstance(constant, types.CodeType):
+        return _bytecode(constant)
+    if isinstance(constant, tuple):
+        return ["tuple", [_constant(item) for item in constant]]
+    if isinstance(constant, frozenset):  # its order differs from process to process
+        return ["frozenset", sorted(json.dumps(_constant(item)) for item in constant)]
+    return repr(constant)

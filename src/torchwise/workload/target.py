@@ -8,10 +8,13 @@ A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-po
 from __future__ import annotations
 
 import difflib
+import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from torchwise.errors import TargetError, TorchwiseError, WorkloadError
-from torchwise.workload.workload import Workload
+from torchwise.workload.workload import Workload, check_device
 
 FORMS = "use zoo:family.name[@size], package.module:factory or path/file.py:factory"
 
@@ -30,16 +33,19 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
 
     Raises:
         TargetError: the target is malformed, or its file, module or factory does not exist or does not import.
-        WorkloadError: the factory raises, or returns something that is no workload.
+        WorkloadError: the factory raises, or returns something that is no workload; or there is no such device.
     """
     import torch
 
     factory = find_factory(target)
+    check_device(device)
     torch.manual_seed(seed)
     try:
         result = factory(**_accepted(factory, {"device": device, "dtype": torch.float32, "seed": seed}))
     except TorchwiseError:
         raise
+    except SystemExit as error:
+        raise WorkloadError(f"the factory of {target} called {_exit(error)}") from error
     except Exception as error:  # a user's factory may raise anything; it is reported with its own line
         raise WorkloadError(f"the factory of {target} raised {_summary(error)}") from error
     return Workload.of(result, name=target).to(device)
@@ -83,35 +89,57 @@ def find_factory(target: str) -> Callable[..., Any]:
 
 
 def _load_file(path: Path, target: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    path = path.resolve()
+    # A name of its own, so that a file called `random.py` takes no other module's place.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"torchwise_target_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"target is {target!r}, but {path} cannot be read as a Python file")
     module = importlib.util.module_from_spec(spec)
     # Registered, as an import would be: pickling and dataclasses look the module up by name.
-    sys.modules[spec.name] = module
-    _with_path_of(path.resolve().parent, lambda: _executed(spec.loader.exec_module, module, target))  # type: ignore[union-attr]
+    sys.modules[name] = module
+    try:
+        _with_path_of(path.parent, lambda: _executed(spec.loader.exec_module, module, target))  # type: ignore[union-attr]
+    except TargetError:
+        del sys.modules[name]
+        raise
     return module
 
 
 def _import(name: str, target: str, schemes: dict[str, Any]) -> ModuleType:
-    try:
-        known = _with_path_of(Path.cwd(), lambda: importlib.util.find_spec(name))
-    except (ModuleNotFoundError, ValueError, ImportError):
-        known = None
-    if known is None:
-        raise TargetError(
-            f"target is {target!r}, but there is no module or target scheme {name!r}"
-            f"{_near(name, list(schemes))}: {FORMS}"
-        )
-    module: ModuleType = _with_path_of(Path.cwd(), lambda: _executed(importlib.import_module, name, target))
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        module = _with_path_of(Path.cwd(), functools.partial(_import_one, ".".join(parts[:end]), target))
+        if module is None:
+            raise TargetError(
+                f"target is {target!r}, but there is no module or target scheme {name!r}"
+                f"{_near(name, list(schemes))}: {FORMS}"
+            )
+    return module  # type: ignore[no-any-return]
+
+
+def _import_one(name: str, target: str) -> ModuleType | None:
+    """Import a module whose parent package is imported already; return None where there is none."""
+    if name not in sys.modules:
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            return None
+    module: ModuleType = _executed(importlib.import_module, name, target)
     return module
 
 
 def _executed(action: Callable[[Any], Any], argument: Any, target: str) -> Any:
+    head = target.partition(":")[0]
     try:
         return action(argument)
+    except SystemExit as error:
+        raise TargetError(f"importing {head} called {_exit(error)}") from error
     except Exception as error:  # a user's module may raise anything while it is imported
-        raise TargetError(f"importing {target.partition(':')[0]} raised {_summary(error)}") from error
+        raise TargetError(f"importing {head} raised {_summary(error)}") from error
 
 
 def _with_path_of(folder: Path, action: Callable[[], Any]) -> Any:
@@ -134,9 +162,17 @@ def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str,
 
 def _summary(error: BaseException) -> str:
     """Return the error with the innermost place it came from: "ValueError: bad (model.py:12)"."""
+    return f"{type(error).__name__}: {error}{_where(error)}"
+
+
+def _exit(error: SystemExit) -> str:
+    """Return what was called, and from where: "sys.exit(1) (model.py:12)"."""
+    return f"sys.exit({'' if error.code is None else repr(error.code)}){_where(error)}"
+
+
+def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _near(name: str, known: list[str]) -> str:

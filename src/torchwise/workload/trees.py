@@ -54,7 +54,70 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 def clone(tree: Any) -> Any:
     """Copy every tensor, keeping strides and `requires_grad`, so that a call cannot touch the original."""
-    return map_tensors(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)
+    return map_tensors(lambda t: copy_of(t).requires_grad_(t.requires_grad), tree)
+
+
+def copy_of(tensor: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
+    """Copy one tensor, to `device` if given, with the strides it has: gaps and expanded dimensions included.
+
+    The copy is detached. Tensors of other layouts than strided are copied as PyTorch copies them.
+    """
+    import torch
+
+    tensor = tensor.detach()
+    device = tensor.device if device is None else torch.device(device)
+    copied = tensor.to(device, copy=True)
+    if tensor.layout is not torch.strided or tensor.is_nested or copied.stride() == tensor.stride():
+        return copied
+    base = base_of(tensor)
+    restrided = torch.empty_strided(base.shape, base.stride(), dtype=tensor.dtype, device=device)
+    return restrided.copy_(base).expand(tensor.shape)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the view of a strided tensor that holds each value of an expanded dimension once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def write(into: torch.Tensor, values: torch.Tensor) -> None:
+    """Write `values` into a tensor of the same layout; one whose dimensions are expanded is written through its base.
+
+    Autograd does not see it. (`Tensor.copy_` refuses an expanded tensor, and may refuse other layouts.)
+    """
+    import torch
+
+    into, values = into.detach(), values.detach()
+    if into.layout is torch.strided and not into.is_nested:
+        for dim, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                into, values = into.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    into.copy_(values)
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Say whether two tensors agree in layout, dtype, shape and every value; NaN equals NaN."""
+    import torch
+
+    if (a.layout, a.dtype, a.is_nested) != (b.layout, b.dtype, b.is_nested):
+        return False
+    a, b = a.detach(), b.detach().to(a.device)
+    if a.is_nested:
+        pairs = list(zip(a.unbind(), b.unbind(), strict=False))
+        return a.size(0) == b.size(0) and all(equal(x, y) for x, y in pairs)
+    if a.shape != b.shape:
+        return False
+    if a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    if a.is_floating_point() and a.element_size() == 1:  # float8: PyTorch compares none of them
+        return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _is_plain_dataclass(leaf: Any) -> bool:

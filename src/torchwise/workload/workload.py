@@ -95,9 +95,14 @@ class Workload:
         return cls(call, (Example(as_args(args), as_kwargs(kwargs)),), name=name)
 
     def to(self, device: str) -> Workload:
-        """Move the model (if it is an `nn.Module`) and every input tensor to `device`, in place for the model."""
+        """Move the model (if it is an `nn.Module`) and every input tensor to `device`, in place for the model.
+
+        Raises:
+            WorkloadError: PyTorch sees no such device here.
+        """
         import torch
 
+        check_device(device)
         if isinstance(self.call, torch.nn.Module):
             self.call.to(device)
         reseed = self.reseed
@@ -106,6 +111,21 @@ class Workload:
             examples=_moved(self.examples, device),
             reseed=(lambda seed: _moved(reseed(seed), device)) if reseed else None,
         )
+
+
+def check_device(device: str) -> None:
+    """Refuse a CUDA device where PyTorch sees none.
+
+    Raises:
+        WorkloadError: saying why there is none, and the way out.
+    """
+    import torch
+
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        why, way = "sees no CUDA GPU here", "make one visible (driver, CUDA_VISIBLE_DEVICES)"
+        if torch.version.cuda is None:
+            why, way = f"{torch.__version__} is built without CUDA", "install a build with CUDA"
+        raise WorkloadError(f"device is {device!r}, but PyTorch {why}: use device 'cpu', or {way}")
 
 
 def as_args(args: Any) -> tuple[Any, ...]:
@@ -141,7 +161,12 @@ def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
 
 
 def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+    import torch
+
+    moved = tensor.detach().to(device)
+    if tensor.layout is torch.strided and not tensor.is_nested and moved.stride() != tensor.stride():
+        moved = trees.copy_of(tensor, device)
+    return moved.requires_grad_(tensor.requires_grad)
 
 
 def _describe(value: Any) -> str:

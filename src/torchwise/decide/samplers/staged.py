@@ -9,12 +9,13 @@ rest the one that compiles quickest is tried next, and every result moves the le
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchwise.decide.history import History
 from torchwise.decide.samplers.base import Proposal
-from torchwise.plan import EAGER, Choice, Plan, PlanSpace
-from torchwise.plan.space import complexity_of
+from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
+from torchwise.plan.choice import ANY, load_choices
+from torchwise.plan.space import EFFORTS, choices_of, complexity_of
 
 LEAST_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
@@ -40,6 +41,10 @@ class _Option:
     def problem(self, history: History) -> str | None:
         """Return why it is not worth trying, or None: what it could save must pay for compiling and for the trial."""
         leader = history.incumbent()
+        if history.workload.objective == "memory":  # bounds are of time, and tell nothing of memory
+            return (
+                None if self.overhead_s < history.economics.baseline_cost else "compiling takes longer than all calls"
+            )
         if self.choice.acts == "compile":
             saved = history.overhead_of(self.base) - self.overhead_s
             if saved < max(LEAST_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
@@ -49,7 +54,8 @@ class _Option:
         if self.gain_s < LEAST_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
             return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
-        saved = HOPE * self.gain_s * history.workload.calls
+        hope = 1.0 if self.choice.acts == "launch" else HOPE  # launch gaps are measured, and capture closes them
+        saved = hope * self.gain_s * history.workload.calls
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
         if saved < dearer + self.trial_s:
             return (
@@ -85,25 +91,39 @@ class StagedSampler:
         if len(history.trials) >= MOST_TRIALS[self._space.effort]:
             return None
         for hint in self._hints:
-            if not hint.plan.is_eager and history.tried(hint.plan) is None:
+            if history.tried(hint.plan) is None and self._is_affordable(hint.plan, history):
                 return hint
         worth = [option for option in self._options(history) if option.problem(history) is None]
         if not worth:
             return None
-        best = min(worth, key=lambda o: (o.overhead_s, complexity_of(o.plan), -o.gain_s, o.plan.id))
+        # What builds on the leader comes first: variants of plans that trail would use up the trials.
+        leader = history.incumbent()
+        best = min(worth, key=lambda o: (o.base != leader, o.overhead_s, -o.gain_s, complexity_of(o.plan), o.plan.id))
         base = str(best.base)
         if best.choice.acts == "compile":
             return Proposal(best.plan, f"{best.choice.summary}; on {base}")
         bound = best.gain_s / history.seconds_of(history.incumbent())
         return Proposal(best.plan, f"{best.choice.summary}; on {base} it could save up to {min(bound, 1):.0%}")
 
+    def _is_affordable(self, plan: Plan, history: History) -> bool:
+        """Whether a plan is open here and could pay if it took no time at all."""
+        space = replace(self._space, effort=EFFORTS[-1])
+        closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
+        return not plan.is_eager and not closed and history.predicted_overhead(plan) < history.economics.baseline_cost
+
     def excluded(self, history: History) -> list[str]:
-        """List the untried neighbours of the leader that cannot pay, and the choices closed from the start."""
+        """List the untried neighbours of the leader that cannot pay, and what more effort or legality would open."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if len(history.trials) >= MOST_TRIALS[self._space.effort]:
             limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
-        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem]
+        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed()
+
+    def _closed(self) -> list[str]:
+        widest = replace(self._space, allow=Legality.SWAPPED, effort=EFFORTS[-1])
+        choices = [choice for choice in load_choices().values() if choice.value != ANY and not widest.excludes(choice)]
+        reasons = {_name(choice): self._space.excludes(choice) for choice in choices}
+        return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
     def _options(self, history: History) -> Iterator[_Option]:
         leader = history.incumbent()
@@ -150,7 +170,9 @@ class StagedSampler:
         return False
 
 
-def _without(plan: Plan, choice: Choice) -> Plan:
-    from dataclasses import replace
+def _name(choice: Choice) -> str:
+    return str(choice.value[0] if choice.field == "options" else choice.value)
 
+
+def _without(plan: Plan, choice: Choice) -> Plan:
     return replace(plan, **{choice.field: getattr(EAGER, choice.field)})
