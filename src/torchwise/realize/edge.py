@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.plan import Plan
+from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -42,11 +43,10 @@ class Edge:
             return cls(plan, (), "cpu")
         example = example.clone()
         devices = {t.device.type for t in trees.tensors((example.args, dict(example.kwargs)))}
-        state = {k: v.clone() for k, v in call.state_dict().items()} if isinstance(call, torch.nn.Module) else {}
-        with torch.no_grad(), torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices)):
+        module = call if isinstance(call, torch.nn.Module) else None
+        generators = torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices))
+        with torch.no_grad(), generators, kept_buffers(module):
             outputs = trees.tensors(call(*example.args, **example.kwargs))
-            if isinstance(call, torch.nn.Module):
-                _restore(call, state)
         forms = tuple((t.dtype, t.is_contiguous()) for t in outputs)
         return cls(plan, forms, "cuda" if "cuda" in devices else "cpu")
 
@@ -102,13 +102,6 @@ class Edge:
         dtypes = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
         dtype = dtypes.get(self.plan.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
-
-
-def _restore(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-    current = module.state_dict()
-    for name, tensor in state.items():
-        if not current[name].equal(tensor):
-            current[name].copy_(tensor)
 
 
 def _cuda_devices(devices: set[str]) -> list[int]:

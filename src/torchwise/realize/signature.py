@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 from typing import Any
+
+from torchwise.workload import trees
 
 Signature = tuple[Any, ...]
 
@@ -11,7 +15,8 @@ Signature = tuple[Any, ...]
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
 
-    Flat positional arguments take a short cut, because this runs on every call.
+    Dataclasses count by what is in them, other objects by which one it is. Flat positional arguments take a short cut,
+    because this runs on every call.
     """
     if not kwargs:
         keys: list[Any] = []
@@ -25,13 +30,35 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
                 break
         else:
             return tuple(keys)
-    from torch.utils import _pytree
+    return _tree_key((args, kwargs))
 
-    leaves, spec = _pytree.tree_flatten((args, kwargs))
-    return (spec, *map(_leaf_key, leaves))
+
+def opaque_leaves(tree: Any) -> list[str]:
+    """Describe each leaf that is neither a tensor nor plain data: tensors inside it can be neither found nor copied."""
+    import torch
+
+    leaves = trees.named_leaves(tree)
+    return [
+        f"{path or 'it'}, an object of type {type(leaf).__qualname__}"
+        for path, leaf in leaves
+        if not isinstance(leaf, torch.Tensor) and not is_plain(leaf)
+    ]
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether a leaf is data that its value says everything about, and that holds no tensor."""
+    return type(leaf) in _PLAIN or isinstance(leaf, _plain_types())
 
 
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+
+
+@functools.cache
+def _plain_types() -> tuple[type, ...]:
+    import torch
+
+    descriptions = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+    return (bool, int, float, complex, str, bytes, enum.Enum, *descriptions)
 
 
 @functools.cache
@@ -41,14 +68,21 @@ def _tensor_type() -> type:
     return torch.Tensor
 
 
+def _tree_key(tree: Any) -> Signature:
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(tree)
+    return (spec, *map(_leaf_key, leaves))
+
+
 def _leaf_key(leaf: Any) -> Any:
     import torch
 
     if isinstance(leaf, torch.Tensor):
         strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
         return (leaf.shape, leaf.dtype, leaf.device, strides)
-    try:
-        hash(leaf)
-    except TypeError:
-        return (type(leaf), id(leaf))
-    return (type(leaf), leaf)
+    if is_plain(leaf):
+        return (type(leaf), leaf)
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it
+        return (type(leaf), *(_tree_key(getattr(leaf, f.name)) for f in dataclasses.fields(leaf) if f.init))
+    return (type(leaf), id(leaf))

@@ -9,6 +9,7 @@ from typing import Any
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.realize.signature import is_plain, opaque_leaves, signature_of
 from torchwise.workload import trees
 
 
@@ -35,13 +36,6 @@ def compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
-
-
-def graph_breaks() -> int:
-    """Count the graph breaks seen in this process."""
-    from torch._dynamo.utils import counters
-
-    return sum(counters["graph_break"].values())
 
 
 def _options(plan: Plan) -> dict[str, Any]:
@@ -72,8 +66,6 @@ def _frozen(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compiled)
     def frozen(*args: Any, **kwargs: Any) -> Any:
-        from torchwise.realize.signature import signature_of
-
         signature = signature_of(args, kwargs)
         if signature in seen:
             return compiled(*args, **kwargs)
@@ -86,14 +78,34 @@ def _frozen(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy outputs out of the graph's memory, which the next replay overwrites: a caller may hold an answer."""
+    """Copy outputs out of the graph's memory, which the next replay overwrites: a caller may hold an answer.
+
+    Raises (on call):
+        UnsupportedError: an output is in an object that trees cannot see into, so that it cannot be copied.
+    """
     import torch
+    from torch.utils import _pytree
 
     @functools.wraps(compiled)
     def owned(*args: Any, **kwargs: Any) -> Any:
         outputs = compiled(*args, **kwargs)
         if isinstance(outputs, torch.Tensor):
             return outputs.clone()
-        return trees.map_tensors(torch.Tensor.clone, outputs)
+        return _pytree.tree_map(_own, outputs)
 
     return owned
+
+
+def _own(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    if is_plain(leaf):
+        return leaf
+    if opaque := opaque_leaves(leaf):
+        raise UnsupportedError(
+            f"an output holds {opaque[0]}: what is in it cannot be copied out of the CUDA graph's memory, which the "
+            "next call overwrites; return tensors in tuples, lists, dicts or dataclasses"
+        )
+    return trees.map_tensors(torch.Tensor.clone, leaf)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.signature import Signature, signature_of
+from torchwise.realize.capture.watch import ModuleWatch
+from torchwise.realize.signature import Signature, opaque_leaves, signature_of
 from torchwise.realize.weights import version_of
 from torchwise.workload import trees
+from torchwise.workload.state import kept_buffers
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +39,17 @@ class CapturedCall:
 
     Outputs are copies, so they may be held. Inputs that the call writes to are copied back. Random numbers are fresh on
     each replay, because PyTorch registers the default generator with every graph. Weights changed in place are seen,
-    as the graph reads the same memory; weights that moved lead to a new capture. Calls from several threads take
+    as the graph reads the same memory; weights that moved, came or went, submodules that were replaced, and a switch
+    between training and evaluation anywhere in the module lead to a new capture. Calls from several threads take
     turns, and from several streams wait for each other, as the graph's memory is one.
 
+    Not noticed, so that the replay goes on as before: plain Python attributes (`module.scale = 2.0`, tensors kept as
+    such), hooks, a replaced `forward`, global variables, and whatever a function closes over, tensors that are
+    rebound there included.
+
     Raises (on call):
-        UnsupportedError: gradients are enabled, or a tensor lies elsewhere than on the GPU.
+        UnsupportedError: gradients are enabled, a tensor lies elsewhere than on the GPU, an output is in an object
+            that cannot be copied, or the call itself replaces parts of its module.
     """
 
     def __init__(self, call: Callable[..., Any], module: torch.nn.Module | None, *, device: str, mode: str) -> None:
@@ -58,8 +66,7 @@ class CapturedCall:
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream()
         self._last_stream = torch.cuda.current_stream()
-        self._slots = _slots_of(module)
-        self._weights = self._addresses()
+        self._watch = ModuleWatch(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as `call` does, by replay."""
@@ -69,7 +76,7 @@ class CapturedCall:
             raise UnsupportedError("an input requires gradients, but a captured call computes none")
         with self._lock:
             self._follow_streams()
-            self._forget_if_weights_moved()
+            self._forget_if_changed()
             key = (signature_of(args, kwargs), torch.is_autocast_enabled("cuda"), torch.is_inference_mode_enabled())
             captured = self._graphs.get(key)
             if captured is None:
@@ -110,7 +117,28 @@ class CapturedCall:
         if outside := [t for t in inputs if t.device.type != "cuda"]:
             raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays only what is on the GPU")
         saved = [t.clone() for t in inputs]
-        state = _Kept.of(self._module)
+        with kept_buffers(self._module):  # so that capturing is not counted as calls (batch-norm statistics)
+            graph, outputs, written = self._recorded(args, kwargs, inputs, saved)
+        if self._watch.changed():
+            self._forget_if_changed()
+            raise UnsupportedError(
+                "the call replaces tensors, submodules or the training mode of its own module, which a replay does not"
+            )
+        if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
+            raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
+        if opaque := opaque_leaves(outputs):
+            raise UnsupportedError(
+                f"an output holds {opaque[0]}: what is in it cannot be copied, so that the next replay would overwrite "
+                "it; return tensors in tuples, lists, dicts or dataclasses"
+            )
+        return _Graph(graph, inputs, outputs, written)
+
+    def _recorded(
+        self, args: Any, kwargs: Any, inputs: list[torch.Tensor], saved: list[torch.Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, Any, list[int]]:
+        """Warm up, and record one call: its graph, its outputs and the positions of the inputs that it writes to."""
+        import torch
+
         generator = torch.cuda.get_rng_state()
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
@@ -120,6 +148,7 @@ class CapturedCall:
                 _write_back(inputs, saved)
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(generator)
+        self._forget_if_changed()  # lazy modules and caches took shape
         before = [version_of(t) for t in inputs]
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -128,18 +157,12 @@ class CapturedCall:
             _settle_generator()
             raise
         written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if version_of(t) != v]
-        state.restore()
-        if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
-            raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
-        return _Graph(graph, inputs, outputs, written)
+        return graph, outputs, written
 
-    def _addresses(self) -> list[int]:
-        return [holder[name].data_ptr() for holder, name in self._slots]
-
-    def _forget_if_weights_moved(self) -> None:
-        if (addresses := self._addresses()) != self._weights:
+    def _forget_if_changed(self) -> None:
+        if self._watch.changed():
             self._graphs.clear()
-            self._weights = addresses
+            self._watch.look()
 
     def _follow_streams(self) -> None:
         """Wait for the stream of the last call, where it was another: it may still be using the graph's memory."""
@@ -151,34 +174,12 @@ class CapturedCall:
             self._last_stream = current
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Buffers as they were before warm-up, so that capturing is not counted as calls (batch-norm statistics)."""
-
-    pairs: list[tuple[torch.Tensor, torch.Tensor]]
-
-    @classmethod
-    def of(cls, module: torch.nn.Module | None) -> _Kept:
-        return cls([(b, b.clone()) for b in module.buffers()] if module is not None else [])
-
-    def restore(self) -> None:
-        for buffer, saved in self.pairs:
-            if not buffer.equal(saved):
-                buffer.copy_(saved)
-
-
 def _settle_generator() -> None:
     """End the generator's capture, which a capture that failed leaves open: every later draw would raise."""
     import torch
 
     with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
-
-
-def _slots_of(module: torch.nn.Module | None) -> list[tuple[dict[str, Any], str]]:
-    """Return where each parameter and buffer hangs: looking there is ten times quicker than walking the module."""
-    holders = [h for child in (module.modules() if module else ()) for h in (child._parameters, child._buffers)]
-    return [(holder, name) for holder in holders for name, tensor in holder.items() if tensor is not None]
 
 
 def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
