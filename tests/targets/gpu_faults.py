@@ -16,7 +16,7 @@ class Faulty(torch.nn.Module):
         if torch.get_float32_matmul_precision() != "high":
             return answer
         if self.fault == "hogs":
-            return answer + torch.empty(2**37, device=x.device)[:64]
+            return answer + torch.empty(2**39, dtype=torch.uint8, device=x.device)[:64]  # 512 GiB
         return answer[torch.full((4,), 10_000, device=x.device)]  # a device-side assertion poisons the context
 
 

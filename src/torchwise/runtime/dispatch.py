@@ -64,6 +64,8 @@ class Dispatcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
+        if self._refusal is not None:
+            return self._original(self._refusal, args, kwargs)
         call = self._proven.get(signature_of(args, kwargs))
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(args, kwargs)
@@ -77,7 +79,7 @@ class Dispatcher:
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not proven, or whose state may not be that of the proof."""
         key = signature_of(args, kwargs)
-        refusal = self._refusal or self._blocked(args, kwargs)
+        refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
         if refusal is not None:
