@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import pytest
 
@@ -215,3 +216,162 @@ def test_other_work_goes_on_after_a_call_that_cannot_be_captured(net: torch.nn.M
     given = x()
     torch.cuda.synchronize()
     assert torch.equal(captured(net, given)(given), net(given))  # type: ignore[operator]
+
+
+# ---- a module that changes after it was captured
+
+
+class Net(torch.nn.Module):
+    """Deterministic in both modes, and different in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32, bias=False))
+        self.norm = torch.nn.BatchNorm1d(32, track_running_stats=True)
+        self.register_buffer("shift", torch.zeros(32))
+        self.extra = None
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        t = self.norm(self.body(t)) + self.shift
+        if hasattr(self, "late"):
+            t = t * self.late
+        return t if self.extra is None else self.extra(t)
+
+
+@pytest.fixture
+def changing() -> Net:
+    torch.manual_seed(0)
+    return Net().cuda().eval()
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+CHANGES = {
+    "submodule replaced": lambda m: m.body.__setitem__(0, torch.nn.Linear(32, 32).cuda()),
+    "submodule added": lambda m: setattr(m, "extra", torch.nn.Tanh()),
+    "submodule removed": lambda m: m.body.__delitem__(1),
+    "parameter registered": lambda m: m.register_parameter("late", torch.nn.Parameter(drawn(32))),
+    "parameter where None was": lambda m: setattr(m.body[1], "bias", torch.nn.Parameter(drawn(32))),
+    "parameter set to None": lambda m: setattr(m.body[0], "bias", None),
+    "buffer registered": lambda m: m.register_buffer("late", drawn(32)),
+    "buffer replaced": lambda m: setattr(m, "shift", drawn(32)),
+    "one submodule to training": lambda m: m.norm.train(),
+    "all to training": lambda m: m.train(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_a_changed_module_is_captured_again(changing: Net, change: object) -> None:
+    call = captured(changing, x())
+    given = x()
+    before = call(given)  # type: ignore[operator]
+    assert torch.allclose(before, changing(given), atol=1e-5)
+    change(changing)  # type: ignore[operator]
+    expected = changing(given)
+    assert not torch.allclose(before, expected, atol=1e-5), "the change must show"
+    for _ in range(2):
+        assert torch.allclose(call(given), expected, atol=1e-5)  # type: ignore[operator]
+
+
+def test_what_was_removed_and_what_came_are_followed_in_turn(changing: Net) -> None:
+    call = captured(changing, x())
+    given = x()
+    for _ in range(2):
+        changing.register_buffer("late", drawn(32))
+        assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
+        del changing.late
+        assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
+
+
+def test_an_unchanged_module_is_captured_once(changing: Net) -> None:
+    call = captured(changing, x())
+    given = x()
+    call(given)  # type: ignore[operator]
+    graphs = list(map(id, call._graphs.values()))  # type: ignore[attr-defined]
+    changing.body[0].weight.mul_(2.0)
+    changing.eval()
+    assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
+    assert list(map(id, call._graphs.values())) == graphs  # type: ignore[attr-defined]
+
+
+def test_a_buffer_that_took_shape_on_the_first_call_is_read() -> None:
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.zeros(0, device="cuda"), persistent=False)
+
+        def forward(self, t: torch.Tensor) -> torch.Tensor:
+            if self.table.numel() < t.shape[0]:
+                self.table = torch.arange(t.shape[0], device="cuda") * 1.0
+            return t * self.table[: t.shape[0], None]
+
+    module = Cached()
+    call = captured(module, x())
+    for rows in (4, 8, 4, 8):
+        given = x(rows)
+        assert torch.equal(call(given), module(given))  # type: ignore[operator]
+
+
+def test_a_call_that_rebinds_its_own_buffer_is_refused() -> None:
+    class Rebinding(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(32, device="cuda"))
+
+        def forward(self, t: torch.Tensor) -> torch.Tensor:
+            self.count = self.count + 1
+            return t + self.count
+
+    with pytest.raises(UnsupportedError, match="replaces tensors"):
+        captured(Rebinding(), x())(x())  # type: ignore[operator]
+
+
+# ---- outputs that cannot be copied, and inputs that hold tensors
+
+
+class Opaque:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+@dataclass
+class Batch:
+    values: torch.Tensor
+    scale: float = 1.0
+
+
+@pytest.mark.parametrize("wrap", [Opaque, lambda t: [t, Opaque(t)], lambda t: Batch(Opaque(t))])  # type: ignore[arg-type]
+def test_an_output_that_cannot_be_copied_is_refused(wrap: object) -> None:
+    with pytest.raises(UnsupportedError, match="an object of type Opaque"):
+        captured(lambda t: wrap(t * 2), x())(x())  # type: ignore[operator]
+
+
+def test_outputs_in_dataclasses_are_copied() -> None:
+    call = captured(lambda t: Batch(t * 2, 3.0), x())
+    given = x()
+    first = call(given)  # type: ignore[operator]
+    call(x())  # type: ignore[operator]
+    assert torch.equal(first.values, given * 2)
+    assert first.scale == 3.0
+
+
+def test_inputs_in_dataclasses_are_captured_by_shape_and_value() -> None:
+    def scaled(batch: Batch) -> torch.Tensor:
+        return batch.values * batch.scale
+
+    call = captured(scaled, Batch(x()))  # type: ignore[arg-type]
+    for rows, scale in ((4, 1.0), (8, 1.0), (4, 2.0), (4, 1.0)):
+        batch = Batch(x(rows), scale)
+        assert torch.equal(call(batch), scaled(batch))  # type: ignore[operator]
+    assert len(call._graphs) == 3  # type: ignore[attr-defined]
+
+
+def test_derived_weights_are_refreshed_under_capture(net: torch.nn.Module) -> None:
+    plan = Plan(precision="bf16", capture="call")
+    call = realize(net, plan, Example((x(),)), device="cuda", mode="inference").call
+    given = x()
+    call(given)
+    net[0].weight.mul_(2.0)
+    assert torch.allclose(call(given), net(given), atol=0.1)

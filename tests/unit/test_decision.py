@@ -11,7 +11,6 @@ from sketches import CAPTURE, FAILED, HERE, INDUCTOR, NOT_COMPARABLE, a_history,
 
 from torchwise.decide import decide
 from torchwise.decide.history import PLAIN_COMPILE_S
-from torchwise.errors import PlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Failure, FailureKind, Trial, TrialState, Verdict
 
@@ -235,9 +234,6 @@ def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     assert decision.reason.endswith("may pay back only after 10,000,010 calls, and 100,000 are expected.")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=PlanError, reason="the complexity of a plan that no choice describes is asked for"
-)
 def test_a_plan_that_the_user_named_can_be_decided_for_though_no_choice_describes_it() -> None:
     own = Plan(backend="inductor", options=(("max_fusion_size", 32),))
     assert decided(a_trial(own, 2.0)).plan == own

@@ -128,11 +128,13 @@ def test_the_first_visible_gpu_is_meant(nvidia_smi: Callable[..., Path], monkeyp
     assert "--id=3" in called.read_text()
 
 
-def test_processes_are_asked_for_on_every_gpu(nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_asked_for_on_the_visible_gpu(
+    nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     called = nvidia_smi("77, train.py\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert query_gpu("pid,process_name", "compute-apps") == [["77", "train.py"]]
-    assert called.read_text().strip() == "--query-compute-apps=pid,process_name --format=csv,noheader,nounits"
+    assert called.read_text().strip() == "--query-compute-apps=pid,process_name --format=csv,noheader,nounits --id=3"
 
 
 def test_hidden_gpus_are_none(nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,18 +144,40 @@ def test_hidden_gpus_are_none(nvidia_smi: Callable[..., Path], monkeypatch: pyte
     assert not called.exists()
 
 
-@pytest.mark.xfail(strict=True, reason="an empty CUDA_VISIBLE_DEVICES hides every GPU from CUDA, but is read as unset")
 def test_an_empty_list_of_gpus_hides_them_too(nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi("NVIDIA H200, 143771, 9.0, 580.82\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert detect_gpu() is None
 
 
-@pytest.mark.xfail(strict=True, reason="int('[N/A]') is not caught", raises=ValueError)
 def test_a_gpu_that_shares_the_hosts_memory_has_no_size(nvidia_smi: Callable[..., Path]) -> None:
     nvidia_smi("NVIDIA GB10, [N/A], 12.1, 580.82\n")
     here = detect("cuda")
     assert (here.gpu, here.gpu_memory_mib) == ("NVIDIA GB10", None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "build", "device"),
+    [(None, "13.0", "cuda"), ("0", "13.0", "cuda"), ("", "13.0", "cpu"), ("-1", "13.0", "cpu"), (None, None, "cpu")],
+)
+def test_the_default_device_is_one_that_torch_can_use(
+    nvidia_smi: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    build: str | None,
+    device: str,
+) -> None:
+    nvidia_smi("NVIDIA H200, 143771, 9.0, 580.82\n")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(environment, "torch_cuda_version", lambda: build)
+    assert environment.default_device() == device
+
+
+def test_the_default_device_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(environment, "torch_cuda_version", lambda: "13.0")
+    assert environment.default_device() == "cpu"
 
 
 def test_a_driver_that_fails_is_none(nvidia_smi: Callable[..., Path]) -> None:

@@ -12,7 +12,7 @@ from torchwise.errors import PlanError
 from torchwise.plan import CHOICES, EAGER, Choice, Legality, Plan, PlanSpace, register
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import MODES, PRECISIONS
-from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, legality_of
+from torchwise.plan.space import check_known, choices_of, compile_factor_of, complexity_of, legality_of
 
 ALL_TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes"})
 INDUCTOR = Plan(backend="inductor")
@@ -228,16 +228,49 @@ def test_compile_times_by_what_they_are_relative_to() -> None:
     [
         (Plan(backend="tensorrt"), "backend is 'tensorrt', which no choice of this version describes"),
         (Plan(transforms=("fold",)), "transforms is 'fold', which no choice of this version describes"),
-        (Plan(backend="inductor", options=(("freezing", False),)), r"options is ('freezing', False), which no choice"),
-        (Plan(backend="inductor", options=(("new", 1),)), r"options is ('new', 1), which no choice"),
     ],
     ids=str,
 )
 def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str) -> None:
-    for question in (choices_of, legality_of, complexity_of, compile_factor_of):
+    for question in (choices_of, legality_of, complexity_of, compile_factor_of, check_known):
         with pytest.raises(PlanError) as error:
             question(plan)
         assert str(error.value).startswith(message)
+        assert str(error.value).endswith("or describe it with torchwise.plan.register")
+
+
+def test_what_is_known_of_a_field_is_named() -> None:
+    with pytest.raises(PlanError, match="use one of inductor, or describe it"):
+        check_known(Plan(backend="tensorrt"))
+
+
+@pytest.mark.parametrize(
+    "option", [("epilogue_fusion", False), ("new", "x"), ("freezing", False), ("freezing", 1), ("cpp_wrapper", "yes")]
+)
+def test_an_option_that_nobody_registered_must_be_allowed_explicitly(option: tuple[str, bool | int | str]) -> None:
+    plan = Plan(backend="inductor", options=(option,))
+    check_known(plan)
+    choice = choices_of(plan)[-1]
+    assert choice.value == option
+    assert "unknown and must be allowed explicitly" in choice.summary
+    assert option[0] in choice.summary
+    assert (legality_of(plan), choice.complexity, compile_factor_of(plan)) == (Legality.SWAPPED, 2, 1.0)
+    assert (a_space(allow=Legality.REDUCED).excludes(choice) or "").startswith("it is swapped")
+    assert a_space().excludes(choice) is None
+
+
+def test_an_option_that_nobody_registered_is_kept_but_never_proposed() -> None:
+    assert all(choice.summary.find("unknown") < 0 for choice in a_space().choices())
+    plan = Plan(backend="inductor", options=(("new", 1),))
+    around = [near for near, _ in a_space().neighbours(plan)]
+    assert around
+    assert all(near.option("new") == 1 for near in around)
+    assert not any(near.option("new") for near in reachable(a_space(effort="standard")))
+
+
+def test_every_plan_of_the_space_is_known() -> None:
+    for plan in reachable(a_space(effort="standard")):
+        check_known(plan)
 
 
 def test_every_value_that_the_rules_know_is_described() -> None:

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import realize, signature_of
+from torchwise.realize.backends.inductor import _outputs_owned
+from torchwise.realize.capture.watch import ModuleWatch, fingerprint, places_of
 from torchwise.realize.scope import repeated_blocks
+from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.weights import WeightsWatch, share
 from torchwise.workload import Example
+from torchwise.workload.state import kept_buffers
 
 
 def made(call: object, plan: Plan, *args: torch.Tensor, device: str = "cpu", mode: str = "inference") -> object:
@@ -159,3 +169,329 @@ def test_signatures_tell_apart_what_must_be_told_apart() -> None:
     assert signature_of((x, 1), {}) != signature_of((x, 2), {})
     assert signature_of((x,), {"flag": True}) != signature_of((x,), {"flag": False})
     assert signature_of(([x],), {}) != signature_of((x,), {})
+
+
+@dataclass
+class Batch:
+    values: Any
+    name: str = ""
+
+
+def test_signatures_look_into_dataclasses() -> None:
+    def of(*args: Any, **kwargs: Any) -> object:
+        return signature_of((torch.ones(1), *args), kwargs)
+
+    x = torch.randn(2, 4)
+    assert of(Batch(x)) == of(Batch(torch.randn(2, 4)))
+    assert of(Batch(x)) != of(Batch(torch.randn(3, 4)))
+    assert of(Batch(x)) != of(Batch(x, "other"))
+    assert of(Batch([x])) != of(Batch((x,)))
+    assert of(Batch(x)) != of(x, "")
+    assert of(batch=Batch(Batch(x))) == of(batch=Batch(Batch(torch.randn(2, 4))))
+    assert of(batch=Batch(Batch(x))) != of(batch=Batch(Batch(x.double())))
+
+
+def test_signatures_take_plain_data_by_value_and_objects_by_identity() -> None:
+    class Same:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 1
+
+    one, other = Same(), Same()
+    assert signature_of((one,), {}) == signature_of((one,), {})
+    assert signature_of((one,), {}) != signature_of((other,), {})
+    assert signature_of((torch.float32, b"x"), {}) == signature_of((torch.float32, b"x"), {})
+    assert signature_of((torch.float32,), {}) != signature_of((torch.float64,), {})
+    assert signature_of((True,), {"flag": 1}) != signature_of((True,), {"flag": True})
+
+
+def test_a_signature_keeps_no_argument_alive() -> None:
+    import weakref
+
+    class Heavy:
+        pass
+
+    heavy = Heavy()
+    seen, key = weakref.ref(heavy), signature_of((heavy,), {})
+    del heavy
+    gc.collect()
+    assert seen() is None
+    assert key
+
+
+# ---- settings in several threads
+
+
+def overlapping(first: Callable[[], object], second: Callable[[], object], between: list[threading.Event]) -> None:
+    """Start `first`, and once it is inside `second`; `between` are set by each when it is inside."""
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread, inside in zip(threads, between, strict=True):
+        thread.start()
+        assert inside.wait(30)
+
+
+@pytest.fixture
+def stairs() -> Iterator[
+    tuple[Callable[[Plan, int], Callable[[], None]], list[threading.Event], list[threading.Event]]
+]:
+    """Calls that say when they are inside, and stay there until they are told to leave."""
+    inside, leave = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+
+    def staying(plan: Plan, number: int) -> Callable[[], None]:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            inside[number].set()
+            assert leave[number].wait(30)
+            return x
+
+        made_call: Any = made(call, plan, torch.ones(1))
+        return lambda: made_call(torch.ones(1))
+
+    yield staying, inside, leave
+    for event in leave:
+        event.set()
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_threads_do_not_leak_where_calls_overlap(order: tuple[int, int], stairs: Any) -> None:
+    staying, inside, leave = stairs
+    before = torch.get_num_threads()
+    after: dict[int, int] = {}
+    done = [threading.Event(), threading.Event()]
+
+    def work(number: int) -> None:
+        staying(Plan(threads=before + 1 + number), number)()
+        after[number] = torch.get_num_threads()
+        done[number].set()
+
+    overlapping(lambda: work(0), lambda: work(1), inside)
+    for number in order:
+        leave[number].set()
+        assert done[number].wait(30)
+    assert after == {0: before, 1: before}
+    assert torch.get_num_threads() == before
+    assert in_a_thread(torch.get_num_threads) == before
+
+
+def test_threads_of_a_call_within_a_call() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return x
+
+    inside: Any = made(inner, Plan(threads=before + 2), torch.ones(1))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        x = inside(x)
+        seen.append(torch.get_num_threads())
+        return x
+
+    made(outer, Plan(threads=before + 1), torch.ones(1))(torch.ones(1))  # type: ignore[operator]
+    assert seen == [before + 2, before + 1]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_tf32_holds_until_the_last_call_is_out(order: tuple[int, int], stairs: Any) -> None:
+    staying, inside, leave = stairs
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    done = [threading.Event(), threading.Event()]
+
+    def work(number: int) -> None:
+        staying(Plan(precision="tf32"), number)()
+        done[number].set()
+
+    overlapping(lambda: work(0), lambda: work(1), inside)
+    assert torch.get_float32_matmul_precision() == "high"
+    leave[order[0]].set()
+    assert done[order[0]].wait(30)
+    assert torch.get_float32_matmul_precision() == "high", "the other is still inside"
+    leave[order[1]].set()
+    assert done[order[1]].wait(30)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_settings_are_put_back_after_many_calls_in_many_threads() -> None:
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    calls: list[Any] = [
+        made(lambda x: x, plan, torch.ones(1))
+        for plan in (Plan(threads=1), Plan(threads=3), Plan(precision="tf32"), Plan(threads=2, precision="tf32"))
+    ]
+
+    def work(call: Any) -> None:
+        for _ in range(500):
+            call(torch.ones(1))
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in calls * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
+    assert in_a_thread(torch.get_num_threads) == before[0]
+
+
+def test_tf32_beside_pytorchs_new_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixed() -> str:
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    call: Any = made(lambda x: x, Plan(precision="tf32"), torch.ones(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_float32_matmul_precision", mixed)
+        with pytest.raises(UnsupportedError, match="precision is 'tf32', but this process has set fp32_precision"):
+            call(torch.ones(1))
+    call(torch.ones(1))
+    assert torch.get_float32_matmul_precision() == "highest", "the refused call counts for nothing"
+
+
+# ---- what a module looks like
+
+
+def a_module() -> torch.nn.Module:
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
+    return torch.nn.Sequential(inner, torch.nn.Dropout(), torch.nn.Linear(4, 4)).eval()
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "submodule replaced": lambda m: m[0].__setitem__(0, torch.nn.Linear(4, 4, bias=False)),
+    "submodule added": lambda m: m.add_module("more", torch.nn.ReLU()),
+    "submodule removed": lambda m: m.__delitem__(1),
+    "submodule set to None": lambda m: setattr(m[0], "1", None),
+    "submodules swapped": lambda m: m._modules.update({"1": m[2], "2": m[1]}),
+    "parameter replaced": lambda m: setattr(m[2], "weight", torch.nn.Parameter(torch.randn(4, 4))),
+    "parameter registered": lambda m: m[1].register_parameter("more", torch.nn.Parameter(torch.ones(1))),
+    "parameter removed": lambda m: delattr(m[2], "bias"),
+    "parameter set to None": lambda m: setattr(m[2], "bias", None),
+    "parameter where None was": lambda m: setattr(m[0][0], "bias", torch.nn.Parameter(torch.ones(4))),
+    "parameter given other data": lambda m: setattr(m[2].weight, "data", torch.randn(4, 4)),
+    "parameter renamed": lambda m: m[2]._parameters.update({"other": m[2]._parameters.pop("bias")}),
+    "buffer registered": lambda m: m[0].register_buffer("more", torch.ones(1)),
+    "buffer removed": lambda m: delattr(m[0][1], "running_mean"),
+    "buffer replaced": lambda m: setattr(m[0][1], "running_var", torch.ones(4)),
+    "all to training": lambda m: m.train(),
+    "one submodule to training": lambda m: m[1].train(),
+    "submodules in another dict": lambda m: setattr(m[0], "_modules", dict(m[0]._modules)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_a_changed_module_is_noticed_once(change: Callable[[Any], object]) -> None:
+    module = a_module()
+    watch = ModuleWatch(module)
+    kept = [*module.parameters(), *module.buffers()]  # so that no new tensor is given the memory of an old one
+    assert not watch.changed()
+    change(module)
+    assert watch.changed()
+    watch.look()
+    assert not watch.changed()
+    assert kept
+
+
+def test_values_written_in_place_and_calls_change_no_fingerprint() -> None:
+    module = a_module()
+    places = places_of(module)
+    before = fingerprint(places)
+    assert before is not None
+    with torch.no_grad():
+        module[2].weight.mul_(2.0)  # type: ignore[union-attr,operator,index]
+        module.load_state_dict({k: v + 1 for k, v in module.state_dict().items()})
+        module(torch.randn(3, 4))
+    module.eval()
+    assert fingerprint(places) == before
+
+
+def test_a_function_has_nothing_to_watch() -> None:
+    assert not ModuleWatch(None).changed()
+
+
+# ---- outputs that must be copied
+
+
+class Opaque:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_leaves_that_nobody_can_see_into_are_named() -> None:
+    x = torch.ones(2)
+    plain = {"a": [x, 1, 2.0, None, "x", b"x", True], "b": (torch.float32, x.device, x.shape), "c": Batch(x, "name")}
+    assert opaque_leaves(plain) == []
+    assert opaque_leaves(x) == []
+    assert opaque_leaves(Opaque(x)) == ["it, an object of type Opaque"]
+    assert opaque_leaves({"a": [x, Opaque(x)], "b": Batch(Opaque(x))}) == [
+        "['a'][1], an object of type Opaque",
+        "['b'].values, an object of type Opaque",
+    ]
+
+
+def test_outputs_of_a_graph_are_copied_or_refused() -> None:
+    x = torch.ones(2)
+    owned = _outputs_owned(lambda make: make(x))
+    assert owned(lambda t: t).data_ptr() != x.data_ptr()
+    answer = owned(lambda t: {"a": [t, 3], "b": Batch(t, "name"), "c": None})
+    assert answer["a"][0].data_ptr() != x.data_ptr()
+    assert answer["b"].values.data_ptr() != x.data_ptr()
+    assert (answer["a"][1], answer["b"].name, answer["c"]) == (3, "name", None)
+    for opaque in (Opaque, lambda t: [t, Opaque(t)], lambda t: Batch(Opaque(t))):
+        with pytest.raises(UnsupportedError, match="an object of type Opaque"):
+            owned(opaque)
+
+
+# ---- the state of the original
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("rebound", torch.zeros(2), persistent=False)
+        self.register_buffer("grown", torch.zeros(1))
+        self.register_buffer("idle", torch.zeros(2))
+
+    def get_extra_state(self) -> object:
+        return {"not": "a tensor"}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.written += 1
+        self.rebound = self.rebound + 1
+        self.grown = torch.cat([self.grown, self.grown])
+        return x * 2
+
+
+def test_buffers_are_kept_also_when_the_call_raises() -> None:
+    module = Counting()
+    version = module.idle._version
+
+    def raising() -> None:
+        with kept_buffers(module):
+            module(torch.ones(1))
+            raise ValueError("after all")
+
+    with pytest.raises(ValueError, match="after all"):
+        raising()
+    assert module.written.tolist() == module.rebound.tolist() == [0, 0]
+    assert module.idle._version == version
+    with kept_buffers(None):
+        pass
+
+
+def test_the_edge_leaves_a_model_with_extra_state_as_it_was() -> None:
+    module = Counting()
+    x = torch.ones(2)
+    call: Any = made(module, Plan(precision="autocast_bf16"), x)
+    assert module.written.tolist() == module.rebound.tolist() == [0, 0]
+    assert torch.equal(call(x), x * 2)

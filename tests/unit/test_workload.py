@@ -96,6 +96,34 @@ def test_moving_keeps_leaves_leaves() -> None:
     assert [t.is_leaf and t.requires_grad for t in moved.args] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [("13.0", "sees no CUDA GPU here: use device 'cpu', or make one visible"), (None, "is built without CUDA: use")],
+)
+def test_a_gpu_that_is_not_there_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, build: str | None, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    with pytest.raises(WorkloadError) as error:
+        Workload(abs, (Example((X,)),)).to("cuda")
+    assert str(error.value).startswith("device is 'cuda', but PyTorch ")
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(3).expand(2, 3), torch.ones(4, 8)[:, ::2], torch.ones(2, 3).t()], ids=["expanded", "gaps", "t"]
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_moving_keeps_strides(x: torch.Tensor, device: str) -> None:
+    assert Workload(abs, (Example((x,)),)).to(device).examples[0].args[0].stride() == x.stride()
+
+
+def test_moving_takes_sparse_tensors() -> None:
+    moved = Workload(abs, (Example((torch.eye(2).to_sparse(),)),)).to("cpu").examples[0].args[0]
+    assert moved.layout is torch.sparse_coo
+
+
 def test_the_stand_in_for_a_loss_reaches_every_output_that_depends_on_a_parameter() -> None:
     w = torch.full((2,), 3.0, requires_grad=True)
     loss = loss_of({"a": w * 2, "b": [w + 1j], "constant": torch.ones(5)})

@@ -45,7 +45,7 @@ def tune(
     """
     from rich.console import Console
 
-    from torchwise.environment import detect_gpu
+    from torchwise.environment import default_device
     from torchwise.plan import Legality, Plan
     from torchwise.report import Progress, render_study, write_html, write_json
     from torchwise.store import open_storage
@@ -57,7 +57,7 @@ def tune(
     check_form(target)
     spec = WorkloadSpec(
         target,
-        device=device or ("cuda" if detect_gpu() else "cpu"),  # type: ignore[arg-type]
+        device=device or default_device(),  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
         objective=objective,  # type: ignore[arg-type]
         calls=calls,

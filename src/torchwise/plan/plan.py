@@ -46,10 +46,19 @@ class Plan:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in self.options)))
-        from torchwise.plan.rules import check  # the rules speak of plans
+        from torchwise.plan.rules import check, check_containers  # the rules speak of plans
 
+        check_containers(self.transforms, self.options)
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "options", tuple(sorted((tuple(o) for o in self.options), key=lambda o: o[0])))
         check(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same in canonical form: an option True is another than 1, unlike in Python."""
+        return self._canonical == other._canonical if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._canonical)
 
     @cached_property
     def id(self) -> str:
@@ -88,6 +97,10 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the canonical JSON: sorted keys, no spaces, defaults left out."""
+        return self._canonical
+
+    @cached_property
+    def _canonical(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -103,7 +116,7 @@ class Plan:
         if (schema := data.pop("schema", None)) != SCHEMA:
             raise PlanError(f"schema is {schema!r}, but this version reads {SCHEMA!r}")
         if unknown := set(data) - {f.name for f in fields(cls)}:
-            raise PlanError(f"unknown plan field {sorted(unknown)[0]!r}; a plan has {_field_names()}")
+            raise PlanError(f"unknown plan field {min(unknown, key=repr)!r}; a plan has {_field_names()}")
         if not isinstance(data.get("options", {}), dict) or not isinstance(data.get("transforms", []), list):
             raise PlanError("options must be a JSON object and transforms a JSON array")
         data["options"] = tuple(data.get("options", {}).items())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import PlanError
 
@@ -30,6 +31,26 @@ def check(plan: Plan) -> None:
         raise PlanError(problem)
 
 
+def check_containers(transforms: Any, options: Any) -> None:
+    """Refuse transforms that are no names and options that are no pairs of a name and a value, each name once.
+
+    Raises:
+        PlanError: with the value and the rule.
+    """
+    if not isinstance(transforms, (tuple, list)) or not all(isinstance(name, str) and name for name in transforms):
+        raise PlanError(f"transforms is {transforms!r}, but must hold the names of rewrites")
+    if not isinstance(options, (tuple, list)) or not all(_is_pair(option) for option in options):
+        raise PlanError(f"options is {options!r}, but must hold pairs of a name and a value")
+    for name, times in Counter(name for name, _ in options).items():
+        if times > 1:
+            values = " and ".join(repr(value) for other, value in options if other == name)
+            raise PlanError(f"option {name} is {values}, but an option may be given only once")
+
+
+def _is_pair(option: Any) -> bool:
+    return isinstance(option, (tuple, list)) and len(option) == 2 and isinstance(option[0], str)
+
+
 def _problems(plan: Plan) -> Iterator[str]:
     for name, allowed in (
         ("precision", PRECISIONS),
@@ -40,7 +61,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         ("mode", MODES),
     ):
         value = getattr(plan, name)
-        if value not in allowed:
+        if not isinstance(value, str) or value not in allowed:
             yield f"{name} is {value!r}, but must be one of {', '.join(allowed)}"
     if not isinstance(plan.backend, str) or not plan.backend:
         yield f"backend is {plan.backend!r}, but must name a backend, such as eager or inductor"

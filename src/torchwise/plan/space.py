@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 from torchwise.errors import PlanError
 from torchwise.plan.choice import ANY, Choice, load_choices
@@ -70,19 +71,46 @@ class PlanSpace:
 
 
 def choices_of(plan: Plan) -> list[Choice]:
-    """List the registered choices that make up `plan`.
+    """List the choices that make up `plan`: registered ones, and for any other compiler option a cautious stand-in.
 
     Raises:
         PlanError: the plan holds a value that nobody registered, so that its legality is unknown.
     """
+    return [_described(field, value) for field, value in _parts(plan)]
+
+
+def check_known(plan: Plan) -> None:
+    """Refuse a plan of which something is not described, before time is spent on it.
+
+    Raises:
+        PlanError: with the value, the rule and the way out; what `choices_of` would raise.
+    """
+    choices_of(plan)
+
+
+def _described(field: str, value: Any) -> Choice:
     known = load_choices()
-    found = []
-    for field, value in _parts(plan):
-        choice = known.get((field, value)) or known.get((field, ANY))
-        if choice is None:
-            raise PlanError(f"{field} is {value!r}, which no choice of this version describes")
-        found.append(choice)
-    return found
+    choice = known.get((field, value))
+    if choice is not None and field == "options" and type(choice.value[1]) is not type(value[1]):
+        choice = None  # an option 1 is another than True, which Python holds equal
+    choice = choice or known.get((field, ANY))
+    if choice is None and field == "options":
+        return _unknown_option(value)
+    if choice is None:
+        described = [str(other.value) for other in known.values() if other.field == field]
+        instead = f"use one of {', '.join(described)}" if described else "leave it out"
+        raise PlanError(
+            f"{field} is {value!r}, which no choice of this version describes, so that nothing is known of what it may "
+            f"change: {instead}, or describe it with torchwise.plan.register"
+        )
+    return choice
+
+
+def _unknown_option(option: tuple[str, Any]) -> Choice:
+    """Stand in for a compiler option that no choice describes; never proposed, as it is not registered."""
+    name, value = option
+    summary = f"compiler option {name}={value}: its effect on the arithmetic is unknown and must be allowed explicitly"
+    return Choice("options", option, Legality.SWAPPED, complexity=2, summary=summary, compile_factor=1.0)
 
 
 def legality_of(plan: Plan) -> Legality:

@@ -56,7 +56,7 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
     import torch
 
     if plan.is_eager:
-        return Realized(plan, call, lambda: None)
+        return Realized(plan, call, _nothing)
     if plan.transforms:
         raise UnsupportedError(f"transforms are {', '.join(plan.transforms)}, which this version does not have")
     backend = BACKENDS.get(plan.backend)
@@ -80,16 +80,21 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
         inner = edge.around(inner)
     else:
         inner = backend(edge.around(_entry(inner)), plan)
+    inner = settings_for(plan).around(inner)
+    close: Callable[[], None] = _nothing
+    if plan.capture != "none":
+        captured = CAPTURES[plan.capture](inner, module if derived is None else derived.copy, device=device, mode=mode)
+        inner, close = captured, captured.close
+    # Outside the capture: a replay runs nothing of Python, and derived weights are refreshed where the graph reads them.
     if derived is not None:
         inner = derived.following(inner)
     if plan.option("freezing") and module is not None:
         inner = WeightsWatch(module).guarding(inner)
+    return Realized(plan, inner, close)
 
-    inner = settings_for(plan).around(inner)
-    if plan.capture == "none":
-        return Realized(plan, inner, lambda: None)
-    captured = CAPTURES[plan.capture](inner, module, device=device, mode=mode)
-    return Realized(plan, captured, captured.close)
+
+def _nothing() -> None:
+    """Free nothing: there is nothing to free."""
 
 
 def _entry(call: Callable[..., Any]) -> Callable[..., Any]:

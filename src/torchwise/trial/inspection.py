@@ -31,6 +31,9 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     workload = load(job)
     mode = job.workload.mode
     clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
+    # Before the first call: a model that counts its calls in an attribute is another one after it.
+    model = job.structure or structure(workload.call)
+    named = job.identity_of(identity(workload, mode, model))
     stage("run eager")
     with torch.set_grad_enabled(mode == "training"):
         writes = _check_runs(workload, mode, job.workload.device)
@@ -46,9 +49,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     shares = dict(profile.shares)
     if profile.busy_s is not None:
         shares["launch"] = min(max(1 - profile.busy_s / measurement.baseline_time.mid, 0.0), 1.0)
-    model = job.structure or structure(workload.call)
     return Inspection(
-        identity=job.identity_of(identity(workload, mode, model)),
+        identity=named,
         structure=model,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),

@@ -86,7 +86,7 @@ def _restoring(run: Callable[[], Any], live: Example, example: Example) -> Calla
 
     def restored() -> Any:
         for tensor, original in zip(written, originals, strict=True):
-            tensor.detach().copy_(original)
+            trees.write(tensor.detach(), original)
         return run()
 
     return restored

@@ -37,7 +37,7 @@ def _shuffled(example: Example, seed: int) -> Example:
         base = trees.base_of(tensor.detach())
         if base.numel() < 2 or _overlaps(base):
             return tensor
-        if base.element_size() == 1:  # float8: PyTorch indexes none of them
+        if base.element_size() == 1:  # float8: shuffled as the bytes that they are
             base = base.view(torch.uint8)
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(base.numel(), generator=generator).to(base.device)

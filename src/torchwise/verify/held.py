@@ -19,13 +19,12 @@ def check_held(call: Callable[..., Any], eager: Callable[..., Any], first: Examp
     Where both inputs are alike, values would not tell, so memory shared between the answers counts too, unless eager's
     answers share theirs (a model may return a constant).
     """
-    import torch
 
     held = _run(call, first)
     kept = [t.detach().clone() for t in held]
     try:
         later = [*_run(call, second), *_run(call, second)]
-        same = all(torch.equal(_bits(now), _bits(then)) for now, then in zip(held, kept, strict=True))
+        same = all(trees.equal(now, then) for now, then in zip(held, kept, strict=True))
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
         return Check("held outputs", Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
     if not same:
@@ -46,8 +45,3 @@ def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
 def _share(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     places = {t.untyped_storage().data_ptr() for t in ours if t.numel()}
     return any(t.untyped_storage().data_ptr() in places for t in theirs if t.numel())
-
-
-def _bits(tensor: Any) -> Any:
-    """Return the tensor with NaN made comparable."""
-    return tensor.nan_to_num() if tensor.is_floating_point() else tensor

@@ -102,7 +102,7 @@ def state_kept(module: torch.nn.Module | None) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for name, buffer in module.named_buffers() if module is not None else ():
-                if name in kept and not torch.equal(buffer, kept[name]):
+                if name in kept and not trees.equal(buffer, kept[name]):
                     buffer.copy_(kept[name])
 
 

@@ -28,7 +28,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload.trees import named_leaves
@@ -107,6 +107,8 @@ class _Structure:
 
         if isinstance(thing, torch.nn.Module):
             return self._module(thing)
+        if isinstance(thing, torch.Tensor):
+            return ["tensor", _describe_state(thing)]
         if isinstance(thing, type):
             return [self._class(cls) for cls in thing.__mro__]
         if isinstance(thing, functools.partial):
@@ -116,6 +118,10 @@ class _Structure:
             return ["method", self.of(thing.__func__), self.of(thing.__self__)]
         if isinstance(thing, types.FunctionType):
             return self._function(thing)
+        if isinstance(thing, torch.jit.ScriptFunction):
+            return ["script", thing.code]
+        if callable(inner := getattr(thing, "__wrapped__", None)):  # such as functools.cache leaves behind
+            return ["wrapped", self.of(type(thing)), self.of(inner)]
         if isinstance(name := getattr(thing, "__qualname__", None), str):  # built in
             owner = getattr(thing, "__self__", None)
             of_object = owner is not None and not isinstance(owner, (type, types.ModuleType))
@@ -139,7 +145,7 @@ class _Structure:
     def _module(self, module: Any) -> list[Any]:
         import torch
 
-        standard = vars(torch.nn.Module())
+        standard = {*vars(torch.nn.Module()), *(name for name in dir(torch.nn.Module) if name.startswith("_"))}
         classes = [self.of(cls) for cls in dict.fromkeys(type(part) for part in module.modules())]
         tensors = [*module.named_parameters(), *module.named_buffers()]
         state = [f"{name} {_describe_state(tensor)}" for name, tensor in tensors]
@@ -147,22 +153,23 @@ class _Structure:
         parts = [[name, self._attributes(part, without=standard)] for name, part in module.named_modules()]
         return ["module", classes, _text(module), state, modes, parts]
 
-    def _attributes(self, thing: Any, without: dict[str, Any] | None = None) -> list[list[str]]:
+    def _attributes(self, thing: Any, without: Collection[str] = ()) -> list[list[str]]:
         """List the attributes that are plain values, functions or modules; others may change from call to call."""
         import torch
 
         found = []
         for name, value in sorted(getattr(thing, "__dict__", {}).items()):
             plain = _is_plain(value) or isinstance(value, (*_CODE, torch.nn.Module, torch.dtype, enum.Enum))
-            if plain and name not in (without or {}):
+            if plain and name not in without:
                 found.append([name, self._value(value)])
         return found
 
     def _class(self, cls: type) -> list[Any]:
-        if _is_torchs(cls) or cls.__module__ in sys.stdlib_module_names:  # the environment has their versions
+        if _is_torchs(cls) or _is_pythons(cls):  # the environment has their versions
             return [f"{cls.__module__}.{cls.__qualname__}"]
         if (source := _class_source(cls)) is not None:
-            return [cls.__qualname__, source]
+            functions = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+            return [cls.__qualname__, source, [self._closure(function) for function in functions]]
         members = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
         return [cls.__qualname__, [[name, self._member(value)] for name, value in sorted(members.items())]]
 
@@ -177,7 +184,7 @@ class _Structure:
 
     def _function(self, function: types.FunctionType) -> list[Any]:
         if _is_torchs(function):
-            return [f"{function.__module__}.{function.__qualname__}"]
+            return [f"{function.__module__}.{function.__qualname__}", self._closure(function)]
         code = function.__code__
         try:
             source = inspect.getsource(code)
@@ -191,6 +198,8 @@ class _Structure:
     def _closure(self, function: types.FunctionType) -> list[str]:
         found = []
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name == "__class__":  # what `super()` needs
+                continue
             try:
                 found.append(f"{name} {self._value(cell.cell_contents)}")
             except ValueError:  # not bound yet
@@ -200,6 +209,12 @@ class _Structure:
 
 def _is_torchs(thing: Any) -> bool:
     return str(thing.__module__).partition(".")[0] == "torch"
+
+
+def _is_pythons(cls: type) -> bool:
+    """Say whether a class is the standard library's; one that `exec` makes may only claim to be."""
+    known = vars(sys.modules.get(cls.__module__, types)).get(cls.__qualname__.partition(".")[0])
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names and known is not None
 
 
 def _is_plain(value: Any) -> bool:
@@ -230,7 +245,8 @@ def _class_source(cls: type) -> str | None:
 
 
 def _bytecode(code: types.CodeType) -> list[Any]:
-    return [code.co_code.hex(), list(code.co_names), [_constant(constant) for constant in code.co_consts]]
+    names = [list(code.co_names), list(code.co_varnames), list(code.co_freevars)]
+    return [code.co_code.hex(), names, [_constant(constant) for constant in code.co_consts]]
 
 
 def _constant(constant: Any) -> Any:

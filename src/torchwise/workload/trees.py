@@ -65,12 +65,12 @@ def copy_of(tensor: torch.Tensor, device: torch.device | str | None = None) -> t
     import torch
 
     tensor = tensor.detach()
-    device = tensor.device if device is None else torch.device(device)
-    copied = tensor.to(device, copy=True)
-    if tensor.layout is not torch.strided or tensor.is_nested or copied.stride() == tensor.stride():
+    copied = tensor.clone() if device is None else tensor.to(device, copy=True)
+    plain = tensor.layout is torch.strided and not tensor.is_nested and type(tensor) is torch.Tensor
+    if not plain or copied.stride() == tensor.stride():
         return copied
     base = base_of(tensor)
-    restrided = torch.empty_strided(base.shape, base.stride(), dtype=tensor.dtype, device=device)
+    restrided = torch.empty_strided(base.shape, base.stride(), dtype=tensor.dtype, device=copied.device)
     return restrided.copy_(base).expand(tensor.shape)
 
 
@@ -113,7 +113,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         a, b = a.to_dense(), b.to_dense()
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    if a.is_floating_point() and a.element_size() == 1:  # float8: PyTorch compares none of them
+    if a.is_floating_point() and a.element_size() == 1:  # float8: not compared by PyTorch itself
         return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     if torch.equal(a, b):
         return True

@@ -110,8 +110,6 @@ class CapturedCall:
             return self._captured(args, kwargs)
 
     def _captured(self, args: Any, kwargs: Any) -> _Graph:
-        import torch
-
         args, kwargs = trees.map_tensors(_static, (args, kwargs))
         inputs = trees.tensors((args, kwargs))
         if outside := [t for t in inputs if t.device.type != "cuda"]:
