@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--calls", default="100000")
     parser.add_argument("--effort", default="standard")
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     runs = []
@@ -80,9 +81,9 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> None:
     text = "\n".join(lines) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
     name = options.target.replace(":", "-").replace("@", "-")
-    stem = Path(options.out, f"{datetime.date.today()}-{options.device}-agreement-{name}")
-    stem.with_suffix(".md").write_text(text)
-    stem.with_suffix(".json").write_text(json.dumps(runs, indent=1))
+    stem = f"{datetime.date.today()}-{options.label or options.device}-agreement-{name}"
+    Path(options.out, f"{stem}.md").write_text(text)
+    Path(options.out, f"{stem}.json").write_text(json.dumps(runs, indent=1))
     print(text)
 
 

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=60.0, help="seconds of eager work to expect")
     parser.add_argument("--calls", type=int, help="calls to expect, instead of --work")
     parser.add_argument("--effort", default="standard")
+    parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--step", nargs=3, metavar=("NAME", "TARGET", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -200,7 +201,7 @@ def interval(ratios: np.ndarray) -> dict[str, float]:
 
 def write(rows: list[dict[str, object]], options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
-    stem = f"{datetime.date.today()}-{options.device}-tune-vs-modes"
+    stem = f"{datetime.date.today()}-{options.label or options.device}-tune-vs-modes"
     Path(options.out, f"{stem}.json").write_text(json.dumps(rows, indent=1))
     Path(options.out, f"{stem}.md").write_text(table(rows) + "\n")
 

@@ -357,7 +357,7 @@ def test_a_trial_shows_choices_checks_and_the_traceback() -> None:
 
 
 def test_a_plan_of_another_version_is_shown_all_the_same() -> None:
-    text = render_html(a_study([a_trial(0, a_plan(options=(("from_the_future", 3),)))]))
+    text = render_html(a_study([a_trial(0, a_plan(transforms=("from_the_future",)))]))
     assert "which no choice of this version describes" in text
 
 

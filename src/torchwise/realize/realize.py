@@ -85,7 +85,7 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
     if plan.capture != "none":
         captured = CAPTURES[plan.capture](inner, module if derived is None else derived.copy, device=device, mode=mode)
         inner, close = captured, captured.close
-    # Outside the capture: a replay runs nothing of Python, and derived weights are refreshed where the graph reads them.
+    # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     if derived is not None:
         inner = derived.following(inner)
     if plan.option("freezing") and module is not None:
