@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload import trees
 from torchwise.workload.loss import loss_of
+from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def observe(
 
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
-    with state_kept(module):
+    with kept_buffers(module):
         torch.manual_seed(seed)
         with under or nullcontext(), torch.enable_grad() if training else torch.no_grad():
             outputs = call(*example.args, **example.kwargs)
@@ -89,21 +90,6 @@ def _buffers(module: torch.nn.Module | None) -> list[tuple[str, Any]]:
     if module is None:
         return []
     return [(f"buffer {name} after the call", b.detach().clone()) for name, b in module.named_buffers()]
-
-
-@contextmanager
-def state_kept(module: torch.nn.Module | None) -> Iterator[None]:
-    """Put a module's buffers back afterwards; only those that changed, so that versions of the others stay."""
-    import torch
-
-    kept = {name: b.detach().clone() for name, b in module.named_buffers()} if module is not None else {}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers() if module is not None else ():
-                if name in kept and not trees.equal(buffer, kept[name]):
-                    buffer.copy_(kept[name])
 
 
 def _aliases(outputs: Any, inputs: Any) -> Aliases:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchwise.records import Check, Outcome
-from torchwise.verify.observe import state_kept
 from torchwise.workload import trees
+from torchwise.workload.state import kept_buffers
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def is_stochastic(call: Callable[[], Any], module: torch.nn.Module | None = None
     import torch
 
     def answers(seed: int) -> Samples:
-        with state_kept(module):
+        with kept_buffers(module):
             torch.manual_seed(seed)
             return _flat(call()).cpu().numpy()
 

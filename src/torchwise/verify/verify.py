@@ -10,9 +10,10 @@ from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare, errors_of
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
-from torchwise.verify.observe import Observation, observe, state_kept
+from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.verify.stochastic import check_noise
+from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.
         noise_budget_s: seconds for the calls that the distribution tests need.
     """
     checks: list[Check] = []
-    with state_kept(subject.module):
+    with kept_buffers(subject.module):
         for check in _checks(subject, extra_draws, noise_budget_s):
             checks.append(check)
             if check.outcome is Outcome.FAIL:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from torchwise.workload import trees
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,5 +30,5 @@ def kept_buffers(module: torch.nn.Module | None) -> Iterator[None]:
                 saved = kept.get(name)
                 if saved is None or saved.shape != buffer.shape or saved.dtype != buffer.dtype:
                     continue
-                if not torch.equal(buffer, saved):
+                if not trees.equal(buffer, saved):  # which takes NaN for equal: a buffer of NaN is not written anew
                     buffer.copy_(saved)
