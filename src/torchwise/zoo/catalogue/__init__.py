@@ -1,0 +1,12 @@
+"""Every reference workload as pure data, one file per family, so that a list of them costs no torch.
+
+To add one: an entry in the file of its family, and `build_<operation>` in the family's code, which takes these keywords.
+"""
+
+from __future__ import annotations
+
+from torchwise.zoo.catalogue import ivhl, spinlock, tutorial
+from torchwise.zoo.registry import Entry
+
+CATALOGUE: tuple[Entry, ...] = (*ivhl.ENTRIES, *spinlock.ENTRIES, *tutorial.ENTRIES)
+"""In the order in which they are shown."""
