@@ -1,6 +1,6 @@
 """Every reference workload as pure data, one file per family, so that a list of them costs no torch.
 
-To add one: an entry in the file of its family, and `build_<operation>` in the family's code, which takes these keywords.
+To add one: an entry in the file of its family, and `build_<operation>` in the family's code, with these keywords.
 """
 
 from __future__ import annotations
