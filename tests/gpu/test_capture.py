@@ -257,6 +257,9 @@ CHANGES = {
     "parameter set to None": lambda m: setattr(m.body[0], "bias", None),
     "buffer registered": lambda m: m.register_buffer("late", drawn(32)),
     "buffer replaced": lambda m: setattr(m, "shift", drawn(32)),
+    "plain attribute rebound": lambda m: setattr(m.norm, "eps", 1.0),
+    "hook registered": lambda m: m.norm.register_forward_hook(lambda _m, _i, out: out + 1),
+    "weights moved": lambda m: setattr(m.body[0].weight, "data", drawn(32, 32)),
     "one submodule to training": lambda m: m.norm.train(),
     "all to training": lambda m: m.train(),
 }
@@ -294,6 +297,76 @@ def test_an_unchanged_module_is_captured_once(changing: Net) -> None:
     changing.eval()
     assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
     assert list(map(id, call._graphs.values())) == graphs  # type: ignore[attr-defined]
+
+
+def test_a_replay_that_is_thrown_away_has_written_nothing() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros((), device="cuda"))
+            self.scale = 1.0
+
+        def forward(self, t: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return t * self.scale
+
+    module = Counting()
+    call = captured(module, x())
+    given = x()
+    for scale in (1.0, 1.0, 2.0, 3.0):
+        module.scale = scale
+        assert torch.equal(call(given), given * scale)  # type: ignore[operator]
+    assert module.count.item() == 4
+
+
+def test_an_input_is_written_once_also_when_the_module_changed() -> None:
+    class Adding(torch.nn.Module):
+        step = 1.0
+
+        def forward(self, t: torch.Tensor) -> torch.Tensor:
+            return t.add_(self.step)
+
+    module = Adding()
+    module.step = 1.0
+    given = torch.zeros(4, device="cuda")
+    call = captured(module, given.clone())
+    for step, expected in ((1.0, 1.0), (1.0, 2.0), (5.0, 7.0)):
+        module.step = step
+        call(given)  # type: ignore[operator]
+        assert given.tolist() == [expected] * 4
+
+
+def test_memory_of_replaced_weights_is_not_read_by_others_meanwhile(net: torch.nn.Module) -> None:
+    call = captured(net, x())
+    given = x()
+    call(given)  # type: ignore[operator]
+    for layer in net[::2]:
+        layer.weight.data = torch.randn(32, 32, device="cuda")
+    torch.cuda.empty_cache()
+    assert torch.allclose(call(given), net(given), atol=1e-5)  # type: ignore[operator]
+
+
+def test_the_lean_way_answers_alike_and_follows_changes(changing: Net) -> None:
+    realized = realize(changing, CAPTURE, Example((x(),)), device="cuda", mode="inference")
+    given = x()
+    realized.call(given)
+    lean = realized.lean((given,), {})
+    assert torch.allclose(lean(given), changing(given), atol=1e-5)
+    changing.norm.eps = 1.0
+    assert torch.allclose(lean(given), changing(given), atol=1e-5)
+    realized.close()
+    assert torch.allclose(lean(given), changing(given), atol=1e-5)
+
+
+def test_outputs_in_nested_containers_are_copied() -> None:
+    call = captured(lambda t: {"a": [t * 2, (t * 3, None)], "b": 4}, x())
+    given = x()
+    first = call(given)  # type: ignore[operator]
+    call(x())  # type: ignore[operator]
+    assert torch.equal(first["a"][0], given * 2)
+    assert torch.equal(first["a"][1][0], given * 3)
+    assert first["a"][1][1] is None
+    assert first["b"] == 4
 
 
 def test_a_buffer_that_took_shape_on_the_first_call_is_read() -> None:
@@ -374,4 +447,6 @@ def test_derived_weights_are_refreshed_under_capture(net: torch.nn.Module) -> No
     given = x()
     call(given)
     net[0].weight.mul_(2.0)
+    assert torch.allclose(call(given), net(given), atol=0.1)
+    net[2].weight.data = torch.randn(32, 32, device="cuda")
     assert torch.allclose(call(given), net(given), atol=0.1)

@@ -13,10 +13,10 @@ from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import realize, signature_of
 from torchwise.realize.backends.inductor import _outputs_owned
-from torchwise.realize.capture.watch import ModuleWatch, fingerprint, places_of
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.signature import opaque_leaves
-from torchwise.realize.weights import WeightsWatch, share
+from torchwise.realize.watch import ModuleWatch, fingerprint, places_of
+from torchwise.realize.weights import guarding, share
 from torchwise.workload import Example
 from torchwise.workload.state import kept_buffers
 
@@ -96,12 +96,85 @@ def test_a_module_that_cannot_be_copied_is_refused_with_the_reason() -> None:
 
 def test_frozen_weights_that_changed_are_noticed() -> None:
     module = torch.nn.Linear(4, 4)
-    guarded = WeightsWatch(module).guarding(module)
+    guarded = guarding(module, module, values=True)
     guarded(torch.randn(2, 4))
     with torch.no_grad():
         module.weight.add_(1.0)
     with pytest.raises(StalePlanError, match="weights changed"):
         guarded(torch.randn(2, 4))
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(3))
+        )
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) * self.scale
+
+
+STRUCTURAL: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda m: setattr(m, "scale", 3.0),
+    "submodule": lambda m: m.body.__setitem__(0, torch.nn.Linear(4, 4)),
+    "mode": lambda m: m.body[1].train(),
+}
+
+
+@pytest.mark.parametrize("change", STRUCTURAL.values(), ids=list(STRUCTURAL))
+def test_a_copy_refuses_to_answer_for_an_original_that_changed_otherwise(change: Callable[[Any], object]) -> None:
+    module = Scaled().eval()
+    x = torch.randn(2, 4)
+    call: Any = made(module, Plan(precision="bf16"), x)
+    with torch.no_grad():
+        call(x)
+        change(module)
+        with pytest.raises(StalePlanError, match="the model changed"):
+            call(x)
+
+
+def test_derived_weights_follow_weights_that_moved(conv: torch.nn.Module) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    call: Any = made(conv, Plan(precision="bf16"), x)
+    with torch.no_grad():
+        for _ in range(2):
+            conv[0].weight.data = torch.randn(8, 3, 3, 3)  # type: ignore[union-attr]
+            conv[0].bias = torch.nn.Parameter(torch.randn(8))
+            assert torch.allclose(call(x), conv(x), atol=0.1)
+
+
+def test_a_shared_structure_refuses_to_answer_once_the_original_changed() -> None:
+    module = Scaled().eval()
+    guarded = guarding(module, share(module), values=False)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        module.body[0][0].weight.mul_(2.0)  # type: ignore[index,union-attr]
+        assert torch.equal(guarded(x), module(x)), "weights written in place are shared"
+        module.scale = 3.0
+        with pytest.raises(StalePlanError, match="the model changed"):
+            guarded(x)
+
+
+def test_the_watch_keeps_the_memory_that_a_graph_may_read() -> None:
+    module = torch.nn.Linear(4, 4)
+    watch = ModuleWatch(module)
+    old = module.weight.data_ptr()
+    module.weight.data = torch.randn(4, 4)
+    taken = [torch.randn(4, 4).data_ptr() for _ in range(50)]
+    assert old not in taken
+    assert watch.changed()
+
+
+def test_writes_in_place_are_counted_and_those_of_inference_mode_unknown() -> None:
+    module = torch.nn.BatchNorm1d(4)
+    watch = ModuleWatch(module)
+    before = watch.versions()
+    module(torch.randn(3, 4))
+    assert watch.versions() != before
+    with torch.inference_mode():
+        assert None in ModuleWatch(torch.nn.Linear(2, 2)).versions()
 
 
 def test_threads_hold_only_during_the_call_and_also_when_it_raises() -> None:
@@ -360,7 +433,9 @@ def test_tf32_beside_pytorchs_new_setting_is_refused(monkeypatch: pytest.MonkeyP
 
 def a_module() -> torch.nn.Module:
     inner = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
-    return torch.nn.Sequential(inner, torch.nn.Dropout(), torch.nn.Linear(4, 4)).eval()
+    module = torch.nn.Sequential(inner, torch.nn.Dropout(), torch.nn.Linear(4, 4)).eval()
+    module.table = torch.ones(1)
+    return module
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
@@ -382,6 +457,11 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "all to training": lambda m: m.train(),
     "one submodule to training": lambda m: m[1].train(),
     "submodules in another dict": lambda m: setattr(m[0], "_modules", dict(m[0]._modules)),
+    "plain attribute rebound": lambda m: setattr(m[1], "p", 0.25),
+    "plain attribute set": lambda m: setattr(m[1], "scale", 2.0),
+    "plain tensor replaced": lambda m: setattr(m, "table", torch.ones(1)),
+    "forward replaced": lambda m: setattr(m[2], "forward", torch.relu),
+    "hook registered": lambda m: m[2].register_forward_hook(lambda *_: None),
 }
 
 

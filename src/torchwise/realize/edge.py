@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.plan import Plan
 from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,6 @@ class Edge:
     @classmethod
     def for_plan(cls, plan: Plan, call: Callable[..., Any], example: Example) -> Edge:
         """Run the original once, where the plan needs an edge, to learn what its outputs look like."""
-        import torch
-
         from torchwise.workload import trees
 
         if not cls._needed(plan):
@@ -72,8 +69,6 @@ class Edge:
         return edged
 
     def _enter(self, leaf: Any) -> Any:
-        import torch
-
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if self.plan.precision == "bf16" and leaf.is_floating_point():
@@ -83,8 +78,6 @@ class Edge:
         return leaf
 
     def _leave(self, leaves: list[Any]) -> list[Any]:
-        import torch
-
         restored: list[Any] = []
         position = 0
         for leaf in leaves:
@@ -97,14 +90,10 @@ class Edge:
         return restored
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        import torch
-
         dtypes = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
         dtype = dtypes.get(self.plan.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
 
 def _cuda_devices(devices: set[str]) -> list[int]:
-    import torch
-
     return [torch.cuda.current_device()] if "cuda" in devices else []

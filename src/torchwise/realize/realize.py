@@ -7,9 +7,12 @@ dimension alone adds no layer for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
@@ -18,8 +21,10 @@ from torchwise.realize.backends import BACKENDS
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.settings import settings_for
-from torchwise.realize.weights import DerivedWeights, WeightsWatch, share
+from torchwise.realize.weights import DerivedWeights, guarding, share
 from torchwise.workload.workload import Example
+
+Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +34,14 @@ class Realized:
     Attributes:
         plan: what was realised.
         call: takes what the original takes and returns what it returns, dtypes and strides included.
+        lean: for the arguments of a call that was answered, a shorter way for all calls of that signature, to be taken
+            only where neither gradients nor autocast are enabled.
         close: frees what the plan holds (captured graphs); the callable must not be used afterwards.
     """
 
     plan: Plan
     call: Callable[..., Any]
+    lean: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[..., Any]]
     close: Callable[[], None]
 
 
@@ -53,44 +61,56 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
     Raises:
         UnsupportedError: this torch, or this model, lacks what the plan needs.
     """
-    import torch
-
     if plan.is_eager:
-        return Realized(plan, call, _nothing)
+        return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
     if plan.transforms:
         raise UnsupportedError(f"transforms are {', '.join(plan.transforms)}, which this version does not have")
+    inside, outside = _inside(call, plan)
+    inner = _compiled(inside, plan, Edge.for_plan(plan, call, example))
+    settings = settings_for(plan)
+    steady = settings.around(getattr(inner, "steady", inner))
+    inner = settings.around(inner)
+    if plan.capture == "none":
+        lean = outside(steady)
+        return Realized(plan, outside(inner), lambda _args, _kwargs: lean, _nothing)
+    module = inside if isinstance(inside, torch.nn.Module) else None
+    captured = CAPTURES[plan.capture](inner, module, device=device, mode=mode)
+    # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
+    return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
+
+
+def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
+    """Return what is to be compiled: `call`, or the copy that the plan needs, and what keeps it true to `call`."""
+    if not isinstance(call, torch.nn.Module):
+        return call, _as_it_is
+    if plan.precision == "bf16" or plan.memory_format == "channels_last":
+        derived = DerivedWeights(call, plan)
+        inside, around = derived.copy, derived.following
+    elif plan.scope == "regional":
+        inside, around = share(call), functools.partial(guarding, call, values=False)
+    else:
+        inside, around = call, _as_it_is
+    if plan.option("freezing"):
+        around = functools.partial(guarding, call, values=True)
+    return inside, around
+
+
+def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge) -> Callable[..., Any]:
+    """Compile the whole, edge included, or each repeated block."""
     backend = BACKENDS.get(plan.backend)
     if backend is None:
         raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
+    if plan.scope != "regional":
+        return backend(edge.around(_entry(inside)), plan)
+    if not isinstance(inside, torch.nn.Module):
+        raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
+    scope.compile_blocks(inside, lambda block: backend(block, plan))
+    return edge.around(inside)
 
-    module = call if isinstance(call, torch.nn.Module) else None
-    inner: Callable[..., Any] = call
-    derived = None
-    if module is not None and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
-        derived = DerivedWeights(module, plan)
-        inner = derived.copy
-    elif module is not None and plan.scope == "regional":
-        inner = share(module)
 
-    edge = Edge.for_plan(plan, call, example)
-    if plan.scope == "regional":
-        if module is None:
-            raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
-        scope.compile_blocks(inner, lambda block: backend(block, plan))
-        inner = edge.around(inner)
-    else:
-        inner = backend(edge.around(_entry(inner)), plan)
-    inner = settings_for(plan).around(inner)
-    close: Callable[[], None] = _nothing
-    if plan.capture != "none":
-        captured = CAPTURES[plan.capture](inner, module if derived is None else derived.copy, device=device, mode=mode)
-        inner, close = captured, captured.close
-    # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
-    if derived is not None:
-        inner = derived.following(inner)
-    if plan.option("freezing") and module is not None:
-        inner = WeightsWatch(module).guarding(inner)
-    return Realized(plan, inner, close)
+def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Add nothing."""
+    return call
 
 
 def _nothing() -> None:
@@ -99,8 +119,6 @@ def _nothing() -> None:
 
 def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward of a module without hooks: entering below `Module.__call__` saves its cost on every call."""
-    import torch
-
     if not isinstance(call, torch.nn.Module) or call._forward_hooks or call._forward_pre_hooks:
         return call
     forward: Callable[..., Any] = call.forward

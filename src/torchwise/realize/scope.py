@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 LEAST_BLOCKS = 3
 LEAST_SHARE = 0.5

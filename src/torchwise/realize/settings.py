@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 
@@ -50,8 +52,6 @@ class _Threads:
 
     def enter(self, threads: int) -> int:
         """Set the number in this thread, and return what to put back."""
-        import torch
-
         me = threading.get_ident()
         with self._lock:
             before = torch.get_num_threads()
@@ -63,8 +63,6 @@ class _Threads:
             return before if depth else self._users
 
     def leave(self, before: int) -> None:
-        import torch
-
         me = threading.get_ident()
         with self._lock:
             torch.set_num_threads(before)
@@ -83,8 +81,6 @@ class _TF32:
         self._before: tuple[str, bool] = ("highest", True)
 
     def enter(self) -> None:
-        import torch
-
         with self._lock:
             if not self._inside:
                 try:
@@ -100,8 +96,6 @@ class _TF32:
             self._inside += 1
 
     def leave(self) -> None:
-        import torch
-
         with self._lock:
             self._inside -= 1
             if not self._inside:

@@ -7,6 +7,8 @@ import enum
 import functools
 from typing import Any
 
+import torch
+
 from torchwise.workload import trees
 
 Signature = tuple[Any, ...]
@@ -22,7 +24,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         keys: list[Any] = []
         for arg in args:
             kind = type(arg)
-            if kind is _tensor_type():
+            if kind is torch.Tensor:
                 keys.append((arg.shape, arg.dtype, arg.device, arg.stride()))
             elif kind in _PLAIN:
                 keys.append((kind, arg))
@@ -35,8 +37,6 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
 def opaque_leaves(tree: Any) -> list[str]:
     """Describe each leaf that is neither a tensor nor plain data: tensors inside it can be neither found nor copied."""
-    import torch
-
     leaves = trees.named_leaves(tree)
     return [
         f"{path or 'it'}, an object of type {type(leaf).__qualname__}"
@@ -55,17 +55,8 @@ _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 @functools.cache
 def _plain_types() -> tuple[type, ...]:
-    import torch
-
     descriptions = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
     return (bool, int, float, complex, str, bytes, enum.Enum, *descriptions)
-
-
-@functools.cache
-def _tensor_type() -> type:
-    import torch
-
-    return torch.Tensor
 
 
 def _tree_key(tree: Any) -> Signature:
@@ -76,8 +67,6 @@ def _tree_key(tree: Any) -> Signature:
 
 
 def _leaf_key(leaf: Any) -> Any:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
         return (leaf.shape, leaf.dtype, leaf.device, strides)

@@ -1,20 +1,16 @@
-"""Copies of a model that share, follow or watch the original's weights.
-
-Identity and version of each tensor are read (`Tensor._version` counts in-place writes, so `load_state_dict` and
-optimisers are seen). A write through `tensor.data` is invisible to PyTorch's own counter, and so to this.
-"""
+"""Copies of a model that share, follow or watch the original's weights."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
-
-if TYPE_CHECKING:
-    import torch
+from torchwise.realize.watch import ModuleWatch
 
 
 def share(
@@ -33,72 +29,69 @@ def share(
 
 
 class DerivedWeights:
-    """A copy of a module in another precision or memory format, brought up to date when the original changes."""
+    """A copy of a module in another precision or memory format, brought up to date when the original's weights change.
+
+    Raises (on call):
+        StalePlanError: the original changed otherwise: submodules, attributes, shapes, training mode.
+    """
 
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
         self._original = module
         self.copy = share(module, lambda tensor: _derive(tensor, plan))
-        self._watch = WeightsWatch(module)
+        self._watch = ModuleWatch(module)
+        self._versions = self._watch.versions()
 
     def following(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `call` so that it first copies changed weights over."""
 
         def follow(*args: Any, **kwargs: Any) -> Any:
-            if self._watch.changed():
+            if self._watch.changed() or self._watch.versions() != self._versions:
                 self._refresh()
             return call(*args, **kwargs)
 
         return follow
 
     def _refresh(self) -> None:
-        import torch
-
-        pairs = zip(_tensors(self._original), _tensors(self.copy), strict=True)
+        if self._watch.restructured():
+            raise StalePlanError("the model changed, and not its weights only, since the plan made its copy of it")
         with torch.no_grad():
-            for source, target in pairs:
+            for source, target in zip(_tensors(self._original), _tensors(self.copy), strict=True):
                 if source.shape != target.shape:
                     raise StalePlanError(f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}")
                 target.copy_(source)
-        self._watch = WeightsWatch(self._original)
+        self._watch.look()
+        self._versions = self._watch.versions()
 
 
-class WeightsWatch:
-    """Tells whether any weight of a module was written or replaced since this was made."""
+def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool) -> Callable[..., Any]:
+    """Wrap `call`, which holds for `module` as it is now, so that it refuses to answer once that changed.
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._seen = self._state()
+    Args:
+        module: the original.
+        call: what was made from it.
+        values: whether that holds for the weights' present values only, as where they are frozen into it.
 
-    def _state(self) -> list[tuple[int, int]]:
-        return [(tensor.data_ptr(), version_of(tensor)) for tensor in _tensors(self._module)]
+    Raises (on call):
+        StalePlanError: it changed.
+    """
+    watch = ModuleWatch(module)
+    versions = watch.versions()
 
-    def changed(self) -> bool:
-        """Whether any weight differs in place or version from when this was made."""
-        return self._state() != self._seen
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        if watch.changed():
+            raise StalePlanError("the model changed since the plan was made for it")
+        if values and watch.versions() != versions:
+            raise StalePlanError("the weights changed since they were frozen into the plan")
+        return call(*args, **kwargs)
 
-    def guarding(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call`, into which weights are frozen, so that it refuses to answer once they changed."""
-
-        def guard(*args: Any, **kwargs: Any) -> Any:
-            if self.changed():
-                raise StalePlanError("the weights changed since they were frozen into the plan")
-            return call(*args, **kwargs)
-
-        return guard
+    return guard
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """Return PyTorch's count of in-place writes; 0 for tensors made in inference mode, which have none."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _derive(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
-    import torch
-
     # Always memory of its own: a tensor shared with the original would be copied onto itself when it changes.
     derived = tensor.detach().clone()
     if plan.precision == "bf16" and tensor.is_floating_point():

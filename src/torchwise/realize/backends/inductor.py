@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
-from torchwise.realize.signature import is_plain, opaque_leaves, signature_of
+from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
 from torchwise.workload import trees
 
 
@@ -19,16 +22,53 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     Raises:
         UnsupportedError: this torch has no such mode or option.
     """
-    import torch
-
-    compiled: Callable[..., Any] = torch.compile(
-        call, backend="inductor", dynamic=plan.shapes == "dynamic", options=_options(plan)
-    )
-    if plan.option("freezing"):
-        compiled = _frozen(compiled)
+    steady: Callable[..., Any] = torch.compile(call, backend="inductor", options=_options(plan))
     if plan.mode in CUDA_GRAPH_MODES:
-        compiled = _outputs_owned(compiled)
-    return compiled
+        steady = _outputs_owned(steady)
+    return Compiled(steady, plan)
+
+
+class Compiled:
+    """A compiled callable that compiles as the plan says, and then no longer asks.
+
+    Whether shapes are static is set while compiling alone: as an argument of `torch.compile` it is set anew on every
+    call, which takes 5 microseconds.
+
+    Attributes:
+        steady: the compiled callable itself, for signatures that were called before.
+    """
+
+    def __init__(self, steady: Callable[..., Any], plan: Plan) -> None:
+        functools.update_wrapper(self, steady)
+        self.steady = steady
+        self._plan = plan
+        self._seen: set[Signature] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer, compiling first where there was no such call before."""
+        signature = signature_of(args, kwargs)
+        if signature in self._seen:
+            return self.steady(*args, **kwargs)
+        with _while_compiling(self._plan):
+            result = self.steady(*args, **kwargs)
+        self._seen.add(signature)
+        return result
+
+
+@contextlib.contextmanager
+def _while_compiling(plan: Plan) -> Iterator[None]:
+    """Set what `torch.compile` takes from global settings only, or takes as an argument at a cost on every call."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    dynamic = plan.shapes == "dynamic"
+    # What `torch.compile(dynamic=...)` sets; static also means that a second shape does not turn the first dynamic.
+    shapes = dynamo.patch(assume_static_by_default=not dynamic, automatic_dynamic_shapes=dynamic)
+    with shapes, contextlib.ExitStack() as freezing:
+        if plan.option("freezing"):  # folds the weights in: as an option it is ignored, and gradients must be off
+            freezing.enter_context(inductor.patch(freezing=True))
+            freezing.enter_context(torch.no_grad())
+        yield
 
 
 def compiled_graphs() -> int:
@@ -56,34 +96,12 @@ def _options(plan: Plan) -> dict[str, Any]:
     return options
 
 
-def _frozen(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Fold the weights in, which only the global setting does, at the moment of compiling and without gradients."""
-    import torch
-    from torch._inductor import config
-
-    patched = config.patch(freezing=True)
-    seen: set[Any] = set()
-
-    @functools.wraps(compiled)
-    def frozen(*args: Any, **kwargs: Any) -> Any:
-        signature = signature_of(args, kwargs)
-        if signature in seen:
-            return compiled(*args, **kwargs)
-        with patched, torch.no_grad():
-            result = compiled(*args, **kwargs)
-        seen.add(signature)
-        return result
-
-    return frozen
-
-
 def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Copy outputs out of the graph's memory, which the next replay overwrites: a caller may hold an answer.
 
     Raises (on call):
         UnsupportedError: an output is in an object that trees cannot see into, so that it cannot be copied.
     """
-    import torch
     from torch.utils import _pytree
 
     @functools.wraps(compiled)
@@ -97,8 +115,6 @@ def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own(leaf: Any) -> Any:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         return leaf.clone()
     if is_plain(leaf):

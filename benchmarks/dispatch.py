@@ -1,0 +1,122 @@
+"""What stands between a call and the plan's own work: microseconds of host time per call, side by side.
+
+A small chain of layers is called without waiting for the GPU, so that what is timed is the host's part:
+
+* eager, `torch.compile` (default, reduce-overhead) as a user writes it;
+* the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state.
+
+Run it: python benchmarks/dispatch.py --device cuda --layers 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+
+import torch
+
+import torchwise
+from torchwise import environment
+from torchwise.plan import Plan
+from torchwise.realize import realize, signature_of
+from torchwise.workload import Example, WorkloadSpec
+from torchwise.workload.identity import describe_example, structure
+
+CALLS = 200
+ROUNDS = 41
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--inputs", type=int, default=1)
+    options = parser.parse_args()
+    hardware = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+    print(f"{hardware}, torch {torch.__version__}, {options.layers} layers, {options.inputs} inputs")
+    inputs = tuple(torch.randn(4, 32, device=options.device) for _ in range(options.inputs))
+    with torch.no_grad():
+        for name, median in race(contenders(options.layers, options.device, inputs), inputs).items():
+            print(f"{name:40} {median:8.2f} us")
+
+
+class Chain(torch.nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(layers))
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        x = sum(given[1:], given[0])
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def contenders(layers: int, device: str, inputs: tuple[torch.Tensor, ...]) -> dict[str, Callable[..., object]]:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return Chain(layers).to(device).eval()
+
+    plans = {"inductor": Plan(backend="inductor")}
+    racers: dict[str, Callable[..., object]] = {"eager": model(), "torch.compile default": torch.compile(model())}
+    if device == "cuda":
+        plans |= {"capture": Plan(capture="call")}
+        racers["torch.compile reduce-overhead"] = torch.compile(model(), mode="reduce-overhead")
+    for name, plan in plans.items():
+        realized = realize(model(), plan, Example(inputs), device=device, mode="inference")
+        realized.call(*inputs)
+        racers[f"realized: {name}"] = realized.lean(inputs, {})
+        racers[f"applied: {name}"] = applied(model(), plan, inputs, device)
+    racers["signature alone"] = lambda *given: signature_of(given, {})
+    return racers
+
+
+def applied(model: torch.nn.Module, plan: Plan, inputs: tuple[torch.Tensor, ...], device: str) -> Callable[..., object]:
+    """Apply `plan` as a decision for this model, these inputs and this machine does."""
+    decision = torchwise.Decision(
+        plan=plan,
+        reason="it is to be timed",
+        speedup=None,
+        break_even_calls=None,
+        saved_s=0.0,
+        baseline_s=0.0,
+        cold_s=0.0,
+        warm_s=None,
+        workload=WorkloadSpec("live:dispatch", device=device),
+        identity="dispatch",
+        structure=structure(model),
+        inputs=(describe_example(Example(inputs)),),
+        environment=environment.detect(device),
+    )
+    return torchwise.apply(model, decision, strict=True)
+
+
+def race(racers: dict[str, Callable[..., object]], inputs: tuple[torch.Tensor, ...]) -> dict[str, float]:
+    for racer in racers.values():
+        for _ in range(20):
+            racer(*inputs)
+    samples: dict[str, list[float]] = {name: [] for name in racers}
+    names = list(racers)
+    for number in range(ROUNDS):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            samples[name].append(host_us(racers[name], inputs))
+    return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
+
+
+def host_us(racer: Callable[..., object], inputs: tuple[torch.Tensor, ...]) -> float:
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        racer(*inputs)
+    taken = (time.perf_counter() - start) / CALLS * 1e6
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize()
+    return taken
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""One recorded call: a CUDA graph, where its inputs go and where its outputs lie.
+
+Sources: PyTorch's `torch.cuda.graph` documentation (warm-up on a side stream, private pools, registered generators);
+vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idiom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.signature import opaque_leaves
+from torchwise.workload import trees
+
+WARM_UP_CALLS = 3
+"""Calls before capture: lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A call that can be replayed.
+
+    Attributes:
+        replay: launches the recorded kernels on the current stream.
+        inputs: the tensors that they read, in the order of `tensors_of`.
+        outputs: what the call returned; each replay overwrites its tensors.
+        written: positions of the inputs that the call writes to.
+    """
+
+    replay: Callable[[], None]
+    inputs: list[torch.Tensor]
+    outputs: Any
+    written: list[int]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Copy the inputs in, replay, and return copies of the outputs, which may be held."""
+        given = tensors_of(args, kwargs)
+        if len(given) == 1:
+            self.inputs[0].copy_(given[0])
+        elif given:
+            torch._foreach_copy_(self.inputs, given)  # one launch for all of them
+        self.replay()
+        for position in self.written:
+            given[position].copy_(self.inputs[position])
+        return _copied(self.outputs)
+
+
+def record(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    pool: Any,
+    stream: torch.cuda.Stream,
+    settled: Callable[[], None],
+) -> Graph:
+    """Warm up, and record one call on copies of its inputs.
+
+    Args:
+        call: what to record.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        pool: the memory pool that the graphs of one plan share.
+        stream: the side stream on which CUDA wants captures to happen.
+        settled: called between warm-up and recording.
+
+    Raises:
+        UnsupportedError: a tensor lies elsewhere than on the GPU, or an output is in an object that cannot be copied.
+    """
+    args, kwargs = trees.map_tensors(_static, (args, dict(kwargs)))
+    inputs = trees.tensors((args, kwargs))
+    if outside := [t for t in inputs if t.device.type != "cuda"]:
+        raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays only what is on the GPU")
+    _warm_up(call, args, kwargs, inputs, stream)
+    settled()
+    before = [t._version for t in inputs]
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            outputs = call(*args, **kwargs)
+    except BaseException:  # raised again: only the generator must be settled first, whatever it was
+        _settle_generator()
+        raise
+    _check_outputs(outputs)
+    written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
+    return Graph(graph.replay, inputs, outputs, written)
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """List the tensors in the order of `trees.tensors`, quickly where they are not nested."""
+    if not kwargs and not any(isinstance(arg, (tuple, list, dict)) or is_dataclass(arg) for arg in args):
+        return [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return trees.tensors((args, kwargs))
+
+
+def _copied(outputs: Any) -> Any:
+    """Copy every tensor; the usual containers take a short cut, because this runs on every call."""
+    kind = type(outputs)
+    if kind is torch.Tensor:
+        return outputs.clone()
+    if kind is tuple or kind is list:
+        return kind(map(_copied, outputs))
+    if kind is dict:
+        return {name: _copied(value) for name, value in outputs.items()}
+    return trees.map_tensors(torch.Tensor.clone, outputs)
+
+
+def _warm_up(
+    call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], stream: torch.cuda.Stream
+) -> None:
+    """Call a few times on the side stream, leaving inputs and random numbers as they were."""
+    saved = [t.clone() for t in inputs]
+    generator = torch.cuda.get_rng_state()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_CALLS):
+            call(*args, **kwargs)
+            for tensor, original in zip(inputs, saved, strict=True):
+                tensor.copy_(original)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.set_rng_state(generator)
+
+
+def _check_outputs(outputs: Any) -> None:
+    if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
+        raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
+    if opaque := opaque_leaves(outputs):
+        raise UnsupportedError(
+            f"an output holds {opaque[0]}: what is in it cannot be copied, so that the next replay would overwrite "
+            "it; return tensors in tuples, lists, dicts or dataclasses"
+        )
+
+
+def _settle_generator() -> None:
+    """End the generator's capture, which a capture that failed leaves open: every later draw would raise."""
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
+
+
+def _static(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
