@@ -448,5 +448,5 @@ def test_derived_weights_are_refreshed_under_capture(net: torch.nn.Module) -> No
     call(given)
     net[0].weight.mul_(2.0)
     assert torch.allclose(call(given), net(given), atol=0.1)
-    net[2].weight.data = torch.randn(32, 32, device="cuda")
+    net[2].weight.data = torch.randn(32, 32, device="cuda") / 6  # so that numbers stay near 1
     assert torch.allclose(call(given), net(given), atol=0.1)

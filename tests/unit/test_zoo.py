@@ -1,8 +1,10 @@
-"""The reference workloads: names, shapes, seeds, physics, noise, and agreement with float64."""
+"""What every reference workload keeps, whatever it computes: names, seeds, sizes, precision, gradients, randomness."""
 
 from __future__ import annotations
 
-import copy
+import importlib
+import inspect
+import math
 import pickle
 import subprocess
 import sys
@@ -11,107 +13,230 @@ import pytest
 import torch
 
 from torchwise.errors import TargetError, WorkloadError
-from torchwise.workload import Workload
+from torchwise.verify.reference import as_reference, float64_of, widen, widened
+from torchwise.workload import Workload, trees
+from torchwise.workload.loss import loss_of
 from torchwise.workload.target import load as load_target
-from torchwise.workload.trees import tensors
-from torchwise.zoo import list_workloads, load
+from torchwise.zoo import Entry, list_workloads, load
 from torchwise.zoo.ivhl import field_superposition
-from torchwise.zoo.registry import Entry
-from torchwise.zoo.spinlock import FIELDS, StochasticBlock
+from torchwise.zoo.registry import SIZES, select
 
-NAMES = [entry.name for entry in list_workloads()]
+ENTRIES = list_workloads()
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-OUTPUTS = {
-    "ivhl.field_superposition": ((512,), torch.complex64),
-    "tutorial.fusion_demo": ((8, 32, 512), torch.float32),
-    "tutorial.many_small_ops": ((4, 64), torch.float32),
-    "spinlock.operator": ((2, FIELDS, 24, 24), torch.float32),
-}
+every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+trained = pytest.mark.parametrize("entry", [e for e in ENTRIES if e.trains], ids=lambda entry: entry.name)
 
 
-def run(workload: Workload, seed: int = 0) -> torch.Tensor:
-    torch.manual_seed(seed)  # of the noise that a stochastic workload adds by itself
+def small(entry: Entry, seed: int = 3, dtype: torch.dtype = torch.float32) -> Workload:
+    return load(f"{entry.name}@small", seed=seed, dtype=dtype)
+
+
+def refusal(entry: Entry, dtype: torch.dtype) -> str | None:
+    try:
+        small(entry, dtype=dtype)
+    except WorkloadError as error:
+        return str(error)
+    return None
+
+
+def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
+    """Call it on a copy of each example; `seed` is that of the noise which a stochastic workload adds by itself."""
+    torch.manual_seed(seed)
     with torch.no_grad():
-        return workload.call(*workload.examples[0].args)
+        return [t for e in workload.examples for t in trees.tensors(workload.call(*e.clone().args, **e.kwargs))]
 
 
-def numbers(workload: Workload) -> list[torch.Tensor]:
-    weights = list(workload.call.parameters()) if isinstance(workload.call, torch.nn.Module) else []
-    return [*weights, *tensors(workload.examples[0].args)]
+def inputs(workload: Workload) -> list[torch.Tensor]:
+    return trees.tensors([(example.args, dict(example.kwargs)) for example in workload.examples])
 
 
-def silence(workload: Workload) -> Workload:
-    """Make a stochastic model deterministic, so that two precisions of it can be compared."""
-    if isinstance(workload.call, torch.nn.Module):
-        workload.call.eval()
-        for module in workload.call.modules():
-            if isinstance(module, StochasticBlock):
-                torch.nn.init.zeros_(module.scale)
-    return workload
+def state(workload: Workload) -> list[torch.Tensor]:
+    """List parameters and buffers."""
+    return list(workload.call.state_dict().values()) if isinstance(workload.call, torch.nn.Module) else []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_small_runs_with_the_stated_shape_and_dtype(name: str) -> None:
-    workload = load(f"{name}@small")
-    out = run(workload)
-    assert (tuple(out.shape), out.dtype) == OUTPUTS[name]
-    assert torch.isfinite(torch.view_as_real(out) if out.is_complex() else out).all()
-    assert out.abs().mean() > 0.05, "the signal has died on its way"
-    assert workload.name == f"{name}@small"
+def parameters(workload: Workload) -> list[torch.Tensor]:
+    found = list(workload.call.parameters()) if isinstance(workload.call, torch.nn.Module) else []
+    return [parameter for parameter in found if parameter.requires_grad]
+
+
+def continuous(found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Leave out whole numbers and masks: they may be zero, and equal from seed to seed."""
+    return [t for t in found if t.is_floating_point() or t.is_complex()]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(trees.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def worst_error(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> float:
+    """Return the largest error over the largest value, of the worst tensor; whole numbers and masks must be equal."""
+    worst = 0.0
+    for mine, right in zip(ours, reference, strict=True):
+        if continuous([right]):
+            assert right.dtype in (torch.float64, torch.complex128)
+            worst = max(worst, float((widened(mine) - right).abs().max() / right.abs().max()))
+        else:
+            assert torch.equal(mine, right)
+    return worst
+
+
+@every
+def test_small_gives_finite_answers_that_are_not_all_zero(entry: Entry) -> None:
+    workload = small(entry)
+    outputs = run(workload)
+    assert outputs
+    for output in outputs:
+        assert output.numel() > 0
+        assert torch.isfinite(torch.view_as_real(output) if output.is_complex() else output).all()
+    assert all((output != 0).any() for output in continuous(outputs)), "the signal has died on its way"
+    assert workload.name == f"{entry.name}@small"
+
+
+@every
+def test_the_roofline_counts_at_least_what_must_be_moved(entry: Entry) -> None:
+    workload = small(entry)
     assert workload.roofline is not None
-    assert workload.roofline.flops > 0
-    moved = sum(t.numel() * t.element_size() for t in [*numbers(workload), out])
-    assert workload.roofline.bytes >= moved
+    assert 0 < workload.roofline.flops < math.inf
+    first = workload.examples[0].clone()
+    outputs = trees.tensors(workload.call(*first.args, **first.kwargs))
+    # Whole numbers and masks may be read in part only, or stand for fewer bits. What shares memory moves once.
+    moved = continuous([*trees.tensors((first.args, dict(first.kwargs))), *parameters(workload), *outputs])
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in moved}
+    assert workload.roofline.bytes >= sum(storages.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_seed_decides_every_number(name: str) -> None:
-    first, again, other = (load(f"{name}@small", seed=seed) for seed in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(numbers(first), numbers(again), strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(numbers(first), numbers(other), strict=True))
-    assert torch.equal(run(first), run(again))
-    assert not torch.allclose(run(first), run(other))
-    assert not any((t == 0).all() for t in numbers(first)), "a weight or input of zeros hides mistakes"
+@every
+def test_the_seed_decides_every_number(entry: Entry) -> None:
+    first, again, other = (small(entry, seed) for seed in (3, 3, 4))
+    for numbers in (state, inputs, run):
+        assert same(numbers(first), numbers(again))
+    assert not same(run(first), run(other))
+    assert not any(trees.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True))
+    assert not same(inputs(first), inputs(other))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_reseed_draws_other_inputs_of_the_same_shape(name: str) -> None:
-    workload = load(f"{name}@small", seed=3)
+@every
+def test_no_weight_and_no_input_is_all_zeros(entry: Entry) -> None:
+    workload = small(entry)
+    assert not any((t == 0).all() for t in continuous([*parameters(workload), *inputs(workload)]))
+
+
+@every
+def test_reseed_draws_other_inputs_of_the_same_kind(entry: Entry) -> None:
+    workload = small(entry)
     assert workload.reseed is not None
-    original = tensors(workload.examples[0].args)
-    for seed, equal in ((3, True), (9, False)):
-        drawn = tensors(workload.reseed(seed)[0].args)
-        assert [t.shape for t in drawn] == [t.shape for t in original]
-        assert all(torch.equal(a, b) is equal for a, b in zip(drawn, original, strict=True))
+    redrawn, other = (Workload(workload.call, workload.reseed(seed)) for seed in (3, 9))
+    assert same(inputs(redrawn), inputs(workload))
+    assert not same(inputs(other), inputs(workload))
+    kinds = [[(t.shape, t.dtype, t.stride(), t.device) for t in inputs(which)] for which in (workload, other)]
+    assert kinds[0] == kinds[1]
+    assert [e.weight for e in other.examples] == [e.weight for e in workload.examples]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_float32_agrees_with_float64(name: str) -> None:
-    single, double = (silence(load(f"{name}@small", dtype=dtype)) for dtype in (torch.float32, torch.float64))
-    out, reference = run(single), run(double)
-    assert reference.dtype in (torch.float64, torch.complex128)
-    error = (out.to(reference.dtype) - reference).abs().max() / reference.abs().max()
-    assert 0 < error < 5e-6
+@every
+def test_a_call_changes_neither_its_inputs_nor_the_next_answer(entry: Entry) -> None:
+    workload = small(entry)
+    before = [t.clone() for t in inputs(workload)]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        outputs = trees.tensors([workload.call(*e.args, **e.kwargs) for e in workload.examples])
+    assert same(inputs(workload), before)
+    assert same(run(workload), outputs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_loaded_workload_can_be_raised_to_float64(name: str) -> None:
-    workload = silence(load(f"{name}@small"))
-    call = copy.deepcopy(workload.call)
-    if isinstance(call, torch.nn.Module):
-        call.double()
-    example = workload.examples[0].map_tensors(torch.Tensor.double)
-    raised = run(Workload(call, (example,)))
-    assert raised.dtype in (torch.float64, torch.complex128)
-    assert (run(workload).to(raised.dtype) - raised).abs().max() < 5e-6 * raised.abs().max()
+@every
+def test_float32_agrees_with_float64(entry: Entry) -> None:
+    single, double = (small(entry, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    with as_reference():
+        reference = run(double)
+    assert worst_error(run(single), reference) < entry.tolerance
+
+
+@every
+def test_a_loaded_workload_can_be_raised_to_float64(entry: Entry) -> None:
+    workload = small(entry)
+    raised = Workload(float64_of(workload.call), tuple(map(widen, workload.examples)))
+    with as_reference():
+        reference = run(raised)
+    assert worst_error(run(workload), reference) < entry.tolerance
+
+
+@every
+def test_what_is_random_by_design_says_so(entry: Entry) -> None:
+    workload = small(entry)
+    assert same(run(workload, seed=1), run(workload, seed=2)) is not entry.stochastic
+
+
+@trained
+def test_what_trains_gives_every_parameter_a_gradient(entry: Entry) -> None:
+    workload = small(entry)
+    example = workload.examples[0].clone()
+    wanted = [*parameters(workload), *(t for t in trees.tensors(example.args) if t.requires_grad)]
+    loss = loss_of(workload.call(*example.args, **example.kwargs))
+    assert loss is not None
+    for gradient in torch.autograd.grad(loss, wanted):
+        assert torch.isfinite(gradient).all()
+        assert (gradient != 0).any()
+
+
+@every
+def test_every_floating_type_is_answered_in_or_refused(entry: Entry) -> None:
+    for dtype in FLOATS:
+        why = refusal(entry, dtype)
+        if why is None:
+            assert not any(torch.isnan(t).any() for t in run(small(entry, dtype=dtype)))
+        else:
+            assert dtype not in (torch.float32, torch.float64)
+            assert f"dtype is {dtype}, but" in why
+
+
+@every
+def test_the_builder_is_documented_and_takes_what_each_size_gives(entry: Entry) -> None:
+    build = getattr(importlib.import_module(f"torchwise.zoo.{entry.family}"), f"build_{entry.operation}")
+    assert inspect.getdoc(build)
+    _, *keywords = inspect.signature(build).parameters.values()
+    needed = {p.name for p in keywords if p.default is p.empty}
+    for size in SIZES:
+        assert needed <= set(entry.sizes[size]) <= {p.name for p in keywords}
+        assert set(entry.sizes[size]) == set(entry.sizes["small"])
+    assert entry.summary
+    assert "\n" not in entry.summary
+
+
+@every
+@pytest.mark.slow  # the larger models have a hundred million weights to draw
+def test_medium_is_more_work_than_small(entry: Entry) -> None:
+    ours, theirs = small(entry).roofline, load(f"{entry.name}@medium").roofline
+    assert ours.bytes < theirs.bytes
+    assert ours.flops < theirs.flops
+
+
+@every
+def test_a_workload_survives_the_way_to_another_process(entry: Entry) -> None:
+    workload = small(entry)
+    there: Workload = pickle.loads(pickle.dumps(workload))
+    assert same(run(there), run(workload))
+    assert there.reseed is not None
+    assert workload.reseed is not None
+    ours, theirs = (inputs(Workload(side.call, side.reseed(7))) for side in (workload, there))
+    assert same(ours, theirs)
 
 
 def test_the_global_generator_is_neither_read_nor_moved() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    for name in NAMES:
-        load(f"{name}@small")
+    for entry in ENTRIES:
+        small(entry)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_names_are_unique_and_families_stand_together() -> None:
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
+    families = [entry.family for entry in ENTRIES]
+    assert families == sorted(families, key=families.index)
+    assert [e for family in dict.fromkeys(families) for e in select(family)] == list(ENTRIES)
 
 
 def test_the_field_of_one_source_is_a_spherical_wave() -> None:
@@ -131,60 +256,16 @@ def test_fields_superpose() -> None:
     torch.testing.assert_close(torch.stack(each).sum(0), field_superposition(*args))
 
 
-def test_fusion_demo_follows_its_formula() -> None:
-    workload = load("tutorial.fusion_demo@small", dtype=torch.float64)
-    x, norm = workload.examples[0].args[0], workload.call.norm
-    centred = x - x.mean(-1, keepdim=True)
-    normed = centred / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
-    expected = normed * 0.5 * (1 + torch.erf(normed / 2**0.5)) * 1.2 + 0.1
-    torch.testing.assert_close(run(workload), expected.detach())
-
-
-def test_many_small_ops_depends_on_its_input_through_every_layer() -> None:
-    workload = load("tutorial.many_small_ops")
-    (x,) = workload.examples[0].args
-    assert len(workload.call.layers) == 20
-    assert x.shape == (8, 256)
-    with torch.no_grad():
-        difference = workload.call(x) - workload.call(-x)
-    assert difference.abs().mean() > 0.05
-
-
-def test_the_noise_has_the_learned_scale_for_each_channel() -> None:
-    block = StochasticBlock(3)
-    with torch.no_grad():
-        block.scale.copy_(torch.tensor([0.05, 0.1, 0.4]))
-        noise = (
-            block(
-                torch.full((64, 3, 40, 40), 2.0),
-            )
-            - 2.0
-        )
-    count = 64 * 40 * 40  # the standard deviation is known to 1 in 450, the mean to scale / 320
-    torch.testing.assert_close(noise.std(dim=(0, 2, 3)), block.scale.detach(), rtol=5 / (2 * count) ** 0.5, atol=0)
-    assert (noise.mean(dim=(0, 2, 3)).abs() < 5 * block.scale / count**0.5).all()
-
-
-def test_the_operator_is_random_in_inference_by_dropout_and_by_noise() -> None:
-    workload = load("spinlock.operator@small")
-    assert workload.call.training
-    assert not torch.equal(run(workload, seed=1), run(workload, seed=2))
-    workload.call.eval()
-    assert not torch.equal(run(workload, seed=1), run(workload, seed=2)), "the noise stays on in eval()"
-    silence(workload).call.train()
-    assert not torch.equal(run(workload, seed=1), run(workload, seed=2)), "dropout alone is random"
-    silence(workload)
-    assert torch.equal(run(workload, seed=1), run(workload, seed=2))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("fusion_demo", "did you mean tutorial.fusion_demo"),
         ("tutoral.fusion_demo", "did you mean tutorial.fusion_demo"),
-        ("tutorial.fusion_dmeo", "did you mean fusion_demo"),
+        ("tutorial.fusion_dmeo", "did you mean fusion_demo.* There are fusion_demo, many_small_ops"),
+        ("tutorial.", "has no operation ''. There are fusion_demo, many_small_ops"),
         ("tutorial", "whole zoo family; choose one of tutorial.*tutorial.many_small_ops"),
-        ("nothing.like_it", "There are .*ivhl.field_superposition.*tutorial.fusion_demo"),
+        ("tutoral", "did you mean tutorial or"),
+        ("nothing.like_it", "no workload 'nothing.like_it'. `torchwise zoo` lists its families: .*ivhl.*tutorial"),
         ("tutorial.fusion_demo@smal", "size is 'smal'; did you mean small"),
         ("tutorial.fusion_demo@huge", "There are small, medium, large, extreme"),
     ],
@@ -194,22 +275,13 @@ def test_a_wrong_name_is_answered_with_near_misses_and_the_list(name: str, messa
         load(name)
 
 
-def test_dtypes_without_meaning_are_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"float16, but ivhl.field_superposition@medium must be torch.float32"):
-        load("ivhl.field_superposition", dtype=torch.float16)
+def test_the_default_size_is_medium() -> None:
+    assert load("tutorial.branch").name == "tutorial.branch@medium"
+
+
+def test_a_dtype_that_is_not_floating_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"int32, but must be a floating-point type"):
         load("tutorial.fusion_demo", dtype=torch.int32)
-    assert run(load("tutorial.fusion_demo@small", dtype=torch.bfloat16)).dtype is torch.bfloat16
-
-
-def test_the_default_size_is_medium_and_every_entry_can_be_built() -> None:
-    assert load("ivhl.field_superposition").name == "ivhl.field_superposition@medium"
-    assert load("spinlock.operator").examples[0].args[0].shape == (5, 3, 128, 128)
-    for entry in list_workloads():
-        assert entry.summary
-        assert "\n" not in entry.summary
-        work = [load(f"{entry.name}@{size}").roofline for size in ("small", "medium")]
-        assert work[0].bytes < work[1].bytes
 
 
 def test_an_entry_without_a_size_is_refused() -> None:
@@ -219,20 +291,9 @@ def test_an_entry_without_a_size_is_refused() -> None:
 
 def test_zoo_is_a_target_scheme() -> None:
     workload = load_target("zoo:tutorial.many_small_ops@small", seed=3)
-    assert torch.equal(run(workload), run(load("tutorial.many_small_ops@small", seed=3)))
+    assert same(run(workload), run(load("tutorial.many_small_ops@small", seed=3)))
 
 
 def test_listing_loads_no_torch() -> None:
     code = "import sys, torchwise.zoo as zoo; zoo.list_workloads(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_workload_survives_the_way_to_another_process(name: str) -> None:
-    workload = load(f"{name}@small", seed=3)
-    there: Workload = pickle.loads(pickle.dumps(workload))
-    assert torch.equal(run(there), run(workload))
-    assert there.reseed is not None
-    assert workload.reseed is not None
-    ours, theirs = (tensors(side.reseed(7)[0].args) for side in (workload, there))
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -12,6 +12,7 @@ from torchwise.cli.doctor import doctor
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
+from torchwise.cli.zoo import zoo
 from torchwise.errors import TorchwiseError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(tune)
 app.command()(doctor)
 app.command()(report)
+app.command()(zoo)
 app.add_typer(plans, name="plans")
 
 

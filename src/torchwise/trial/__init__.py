@@ -3,8 +3,10 @@
 from torchwise.trial.job import Effort, Job, ProcessSettings
 from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
 from torchwise.trial.tryout import inspect_workload, try_plan
+from torchwise.trial.worker import Assignment
 
 __all__ = [
+    "Assignment",
     "Effort",
     "Job",
     "Launcher",

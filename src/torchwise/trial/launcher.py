@@ -27,7 +27,7 @@ import psutil
 from torchwise import errors
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.trial import worker
-from torchwise.trial.job import Job
+from torchwise.trial.worker import Assignment
 
 PRELOAD = ["torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"]
 SERVER_VARIABLES = {
@@ -64,7 +64,7 @@ class Limits:
 class Launcher(Protocol):
     """Runs jobs somewhere else. Must never raise for what a candidate does."""
 
-    def run(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
+    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job`; return the worker's record as JSON, or why there is none.
 
         Raises:
@@ -81,7 +81,7 @@ class ProcessLauncher:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
 
-    def run(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:
+    def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
         """Run `job` in a new process; see `Launcher.run`."""
         receiver, sender = self._context.Pipe()  # both ways, so that a worker hears when this process is gone
         with tempfile.TemporaryDirectory(prefix="torchwise-log-") as folder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -16,17 +17,35 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError
 from torchwise.records import Failure, FailureKind, codec
-from torchwise.trial.job import Job
 
 Stage = Callable[[str], None]
 TRACEBACK_LINES = 40
+TASKS = {
+    "inspect": "torchwise.trial.inspection:inspect",
+    "try": "torchwise.trial.candidate:attempt",
+    "warm": "torchwise.trial.candidate:start_warm",
+}
+"""What a job's task means; any other task names its function itself, as `module:function`."""
 
 
-def main(job: Job, connection: Connection, log: str) -> None:
+class Assignment(Protocol):
+    """What a worker can be told: a picklable record that names its task."""
+
+    @property
+    def task(self) -> str:
+        """A key of `TASKS`, or `module:function`, which takes the assignment and a callback for its stages."""
+        ...
+
+    def variables(self) -> dict[str, Any]:
+        """Return every environment variable that the worker must see."""
+        ...
+
+
+def main(job: Assignment, connection: Connection, log: str) -> None:
     """Run `job` in this process, which is the worker's own; everything it prints goes to the file `log`."""
     _become_leader()
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
@@ -47,11 +66,9 @@ def main(job: Job, connection: Connection, log: str) -> None:
     os._exit(0)
 
 
-def _run(job: Job, stage: Stage) -> Any:
-    from torchwise.trial import candidate, inspection
-
-    tasks = {"inspect": inspection.inspect, "try": candidate.attempt, "warm": candidate.start_warm}
-    return tasks[job.task](job, stage)
+def _run(job: Assignment, stage: Stage) -> Any:
+    module, _, function = TASKS.get(job.task, job.task).partition(":")
+    return getattr(importlib.import_module(module), function)(job, stage)
 
 
 def _report(error: BaseException, stage: str) -> tuple[str, str]:

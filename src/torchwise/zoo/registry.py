@@ -27,11 +27,17 @@ class Entry:
         name: `family.operation`. The module `torchwise.zoo.<family>` builds it, with `build_<operation>`.
         summary: what it shows, in a line.
         sizes: for each size, the keyword arguments of its builder.
+        trains: it is meant to be trained, too: each parameter, and each input that requires it, gets a gradient.
+        stochastic: it is random by design: its answer depends on PyTorch's global generators.
+        tolerance: what rounding in float32 may do to it, as the largest error over the largest value, against float64.
     """
 
     name: str
     summary: str
     sizes: Mapping[str, Mapping[str, int]]
+    trains: bool = False
+    stochastic: bool = False
+    tolerance: float = 1e-5
 
     def __post_init__(self) -> None:
         if tuple(self.sizes) != SIZES:
@@ -72,11 +78,7 @@ def load(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, se
 
     from torchwise.zoo.draws import Request
 
-    base, _, size = name.partition("@")
-    entry = find(base)
-    size = size or DEFAULT_SIZE
-    if size not in entry.sizes:
-        raise TargetError(f"size is {size!r}{_hint(size, SIZES, SIZES)}")
+    entry, size = parse(name)
     dtype = dtype or torch.float32
     if not dtype.is_floating_point:
         raise WorkloadError(f"dtype is {dtype}, but must be a floating-point type, such as torch.float32")
@@ -86,33 +88,61 @@ def load(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, se
     return workload
 
 
+def parse(name: str) -> tuple[Entry, str]:
+    """Return the entry and the size that `family.operation[@size]` names.
+
+    Raises:
+        TargetError: there is no such family, operation or size; near misses are named.
+    """
+    base, _, size = name.partition("@")
+    entry, size = find(base), size or DEFAULT_SIZE
+    if size not in SIZES:
+        raise TargetError(f"size is {size!r}{_hint(size, SIZES)} There are {', '.join(SIZES)}")
+    return entry, size
+
+
 def find(name: str) -> Entry:
     """Return the entry called `name`, without a size.
 
     Raises:
         TargetError: there is none; it names the near misses, and what there is in the family or at all.
     """
-    entries = {entry.name: entry for entry in list_workloads()}
-    if name in entries:
-        return entries[name]
+    found = select(name)
+    if found[0].name != name:
+        raise TargetError(f"{name!r} is a whole zoo family; choose one of {', '.join(entry.name for entry in found)}")
+    return found[0]
+
+
+def select(name: str) -> tuple[Entry, ...]:
+    """Return the entries of the family called `name`, or the one entry of that name, without a size.
+
+    Raises:
+        TargetError: there is neither; it names the near misses, and what there is in the family or at all.
+    """
+    entries = list_workloads()
+    found = tuple(entry for entry in entries if name in (entry.name, entry.family))
+    if found:
+        return found
     family, _, operation = name.partition(".")
-    siblings = {full: entry.operation for full, entry in entries.items() if entry.family == family}
-    if siblings and operation:
-        hint = _hint(operation, siblings.values(), siblings)
-        raise TargetError(f"zoo family {family!r} has no operation {operation!r}{hint}")
+    siblings = [entry.operation for entry in entries if entry.family == family]
     if siblings:
-        raise TargetError(f"{name!r} is a whole zoo family; choose one of {', '.join(siblings)}")
-    raise TargetError(f"the zoo has no workload {name!r}{_hint(name, _ways_to_miss(entries), entries)}")
+        hint = _hint(operation, siblings)
+        raise TargetError(f"zoo family {family!r} has no operation {operation!r}{hint} There are {', '.join(siblings)}")
+    hint = _hint(name, _ways_to_miss(entries))
+    families = ", ".join(dict.fromkeys(entry.family for entry in entries))
+    raise TargetError(f"the zoo has no workload {name!r}{hint} `torchwise zoo` lists its families: {families}")
 
 
-def _ways_to_miss(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Map what people type to the workload meant: its name, or its operation without a family."""
-    return {entry.operation: name for name, entry in entries.items()} | {name: name for name in entries}
+def _ways_to_miss(entries: Iterable[Entry]) -> dict[str, str]:
+    """Map what people type to what is meant: a name, or an operation without its family, or a family."""
+    ways: dict[str, str] = {}
+    for entry in entries:
+        ways |= {entry.operation: entry.name, entry.family: entry.family, entry.name: entry.name}
+    return ways
 
 
-def _hint(name: str, known: Iterable[str], listed: Iterable[str]) -> str:
-    """Name the near misses of `name` among `known` (which may map each to what is meant), and list all there are."""
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Ask for the near misses of `name` among `known` (which may map each to what is meant), or end the sentence."""
     meant = known if isinstance(known, Mapping) else {word: word for word in known}
     close = list(dict.fromkeys(meant[word] for word in difflib.get_close_matches(name, list(meant), n=3)))
-    question = f"; did you mean {' or '.join(close)}?" if close else "."
-    return f"{question} There are {', '.join(listed)}"
+    return f"; did you mean {' or '.join(close)}?" if close else "."

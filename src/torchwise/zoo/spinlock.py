@@ -2,13 +2,15 @@
 
 They generate data sets: the same input is run many times over, and each answer is one draw. So they stay in
 training mode for inference, and what must hold is the distribution of the answers. Fields are dimensionless, of
-unit variance. Layers: InstanceNorm (https://arxiv.org/abs/1607.08022), GELU (https://arxiv.org/abs/1606.08415),
-Dropout (https://jmlr.org/papers/v15/srivastava14a.html).
+unit variance. Layers: InstanceNorm (https://arxiv.org/abs/1607.08022) or GroupNorm
+(https://arxiv.org/abs/1803.08494), GELU (https://arxiv.org/abs/1606.08415), Dropout
+(https://jmlr.org/papers/v15/srivastava14a.html).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -21,6 +23,21 @@ LAYERS = 4
 FIELDS = 3
 """Channels of the input and of the output."""
 DROPOUT = 0.1
+GROUPS = 8
+"""Of channels that GroupNorm normalises together. With as many groups as channels it would be InstanceNorm."""
+
+Norm = Callable[[int], nn.Module]
+"""Makes the normalisation of a layer for a number of channels."""
+
+
+def instance_norm(channels: int) -> nn.Module:
+    """Return (x − mean) / √(variance + 1e-5) · weight + bias, where each plane has a mean and a variance of its own."""
+    return nn.InstanceNorm2d(channels, affine=True)
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Return the same with mean and variance over `GROUPS` groups of planes."""
+    return nn.GroupNorm(GROUPS, channels)
 
 
 class StochasticBlock(nn.Module):
@@ -36,12 +53,12 @@ class StochasticBlock(nn.Module):
 
 
 class OperatorLayer(nn.Module):
-    """Convolution 3×3, InstanceNorm, GELU, Dropout, noise; height and width are kept."""
+    """Convolution 3×3, normalisation, GELU, Dropout, noise; height and width are kept."""
 
-    def __init__(self, channels_in: int, channels: int) -> None:
+    def __init__(self, channels_in: int, channels: int, norm: Norm) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels_in, channels, kernel_size=3, padding=1)
-        self.norm = nn.InstanceNorm2d(channels, affine=True)
+        self.norm = norm(channels)
         self.dropout = nn.Dropout(DROPOUT)
         self.noise = StochasticBlock(channels)
 
@@ -55,10 +72,10 @@ class OperatorLayer(nn.Module):
 class StochasticOperator(nn.Module):
     """Four such layers, then a 1×1 projection back to the fields."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
         widths = [FIELDS] + [channels] * LAYERS
-        self.layers = nn.ModuleList(OperatorLayer(widths[i], widths[i + 1]) for i in range(LAYERS))
+        self.layers = nn.ModuleList(OperatorLayer(widths[i], widths[i + 1], norm) for i in range(LAYERS))
         self.projection = nn.Conv2d(channels, FIELDS, kernel_size=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +88,26 @@ class StochasticOperator(nn.Module):
 
 def build_operator(request: Request, *, batch: int, side: int, channels: int) -> Workload:
     """Build it for square fields of `side`, in training mode: it is meant to be random."""
-    model = request.draws().module(lambda: StochasticOperator(channels)).train()
+    return _build(request, instance_norm, batch, side, channels)
+
+
+def build_operator_groupnorm(request: Request, *, batch: int, side: int, channels: int) -> Workload:
+    """Build it with GroupNorm in InstanceNorm's place; `channels` must be a multiple of 8."""
+    return _build(request, group_norm, batch, side, channels)
+
+
+def build_operator_single(request: Request, *, side: int, channels: int) -> Workload:
+    """Build it for one field at a time, as where each draw depends on the one before."""
+    return _build(request, instance_norm, 1, side, channels)
+
+
+def build_operator_groupnorm_single(request: Request, *, side: int, channels: int) -> Workload:
+    """Build it with GroupNorm for one field at a time; `channels` must be a multiple of 8."""
+    return _build(request, group_norm, 1, side, channels)
+
+
+def _build(request: Request, norm: Norm, batch: int, side: int, channels: int) -> Workload:
+    model = request.draws().module(lambda: StochasticOperator(channels, norm)).train()
     examples = functools.partial(_examples, request, batch, side)
     return Workload(
         model,
@@ -83,7 +119,7 @@ def build_operator(request: Request, *, batch: int, side: int, channels: int) ->
 
 
 def _roofline(itemsize: int, pixels: int, channels: int) -> Roofline:
-    """Count the least work: InstanceNorm needs a whole plane, so each layer is written once and read once again.
+    """Count the least work: a norm needs whole planes, so each layer is written once and read once again.
 
     Per element: 9 · 2 · inputs for the convolution, normalisation 8, GELU 5, dropout 2, noise 2, and 10 for a
     normal draw and a uniform one.

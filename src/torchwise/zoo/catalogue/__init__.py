@@ -5,8 +5,14 @@ To add one: an entry in the file of its family, and `build_<operation>` in the f
 
 from __future__ import annotations
 
-from torchwise.zoo.catalogue import ivhl, spinlock, tutorial
+from torchwise.zoo.catalogue import arr_coc, energy_flow, ivhl, spinlock, tutorial
 from torchwise.zoo.registry import Entry
 
-CATALOGUE: tuple[Entry, ...] = (*ivhl.ENTRIES, *spinlock.ENTRIES, *tutorial.ENTRIES)
+CATALOGUE: tuple[Entry, ...] = (
+    *energy_flow.ENTRIES,
+    *ivhl.ENTRIES,
+    *spinlock.ENTRIES,
+    *arr_coc.ENTRIES,
+    *tutorial.ENTRIES,
+)
 """In the order in which they are shown."""

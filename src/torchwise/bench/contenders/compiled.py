@@ -1,0 +1,32 @@
+"""`torch.compile` as a user writes it: one line, one mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchwise.bench.contenders.contender import Setting
+from torchwise.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A mode of `torch.compile`.
+
+    Attributes:
+        name: the mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
+    """
+
+    name: str
+
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - every torch has it
+        """Return None."""
+        return None
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        """Return the compiled model, which compiles on its first call."""
+        import torch
+
+        compiled: Callable[..., Any] = torch.compile(workload.call, mode=self.name)
+        return compiled

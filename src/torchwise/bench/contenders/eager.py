@@ -1,0 +1,23 @@
+"""The model left alone: timed against itself, it shows how far the clock can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.bench.contenders.contender import Setting
+from torchwise.workload import Workload
+
+
+class Eager:
+    """PyTorch as it is."""
+
+    name = "eager"
+
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - it runs everywhere
+        """Return None."""
+        return None
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        """Return the model."""
+        return workload.call

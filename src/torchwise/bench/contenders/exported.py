@@ -1,0 +1,103 @@
+"""Contenders that first export the model, as `torch.export` sees it: AOTInductor and ONNX Runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchwise.bench.contenders.contender import Setting, inference_only, lacks
+from torchwise.workload import Example, Workload
+
+
+class AOTInductor:
+    """Inductor's ahead-of-time package, loaded without Python's part of the compiler."""
+
+    name = "aot-inductor"
+
+    def missing(self, setting: Setting) -> str | None:
+        """Return why it cannot take part, or None."""
+        return inference_only(setting, self.name)
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        """Export, compile, package and load."""
+        import torch
+        from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+        example = workload.examples[0]
+        exported = torch.export.export(_module(workload), example.args, dict(example.kwargs))
+        package = str(Path(tempfile.mkdtemp(prefix="torchwise-aoti-"), "model.pt2"))
+        loaded: Callable[..., Any] = aoti_load_package(aoti_compile_and_package(exported, package_path=package))
+        return loaded
+
+
+class OnnxRuntime:
+    """ONNX Runtime, on the CPU or with its CUDA provider; tensors are handed over without a copy where it can."""
+
+    name = "onnxruntime"
+
+    def missing(self, setting: Setting) -> str | None:
+        """Return why it cannot take part, or None."""
+        needs = [lacks(name, name) for name in ("onnxruntime", "onnxscript", "onnx")]
+        why = inference_only(setting, self.name) or next(filter(None, needs), None)
+        if why or setting.device == "cpu":
+            return why
+        import onnxruntime
+
+        if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+            return None
+        return "this onnxruntime has no CUDA provider: pip install onnxruntime-gpu"
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:
+        """Export to ONNX and open a session."""
+        import onnxruntime
+        import torch
+
+        example = workload.examples[0]
+        file = str(Path(tempfile.mkdtemp(prefix="torchwise-onnx-"), "model.onnx"))
+        program = torch.onnx.export(
+            _module(workload), example.args, kwargs=dict(example.kwargs), dynamo=True, verbose=False
+        )
+        assert program is not None
+        program.save(file)
+        provider = "CUDAExecutionProvider" if setting.device == "cuda" else "CPUExecutionProvider"
+        session = onnxruntime.InferenceSession(file, providers=[provider])
+        return _session_call(session, workload, example)
+
+
+def _session_call(session: Any, workload: Workload, example: Example) -> Callable[..., Any]:
+    """Return a call that feeds the session as the model is fed, and gives back what the model gives back."""
+    import onnxruntime
+    import torch
+    import torch.utils.dlpack
+    from torch.utils import _pytree
+
+    from torchwise.workload import trees
+
+    names = [given.name for given in session.get_inputs()]
+    outputs = [found.name for found in session.get_outputs()]
+    with torch.no_grad():
+        shape = _pytree.tree_flatten(workload.call(*example.clone().args, **example.clone().kwargs))[1]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [t.detach().contiguous() for t in trees.tensors((args, kwargs))]
+        values = map(onnxruntime.OrtValue.from_dlpack, tensors)
+        answers = session.run_with_ort_values(outputs, dict(zip(names, values, strict=True)))
+        return _pytree.tree_unflatten([torch.utils.dlpack.from_dlpack(answer) for answer in answers], shape)
+
+    return call
+
+
+def _module(workload: Workload) -> Any:
+    """Return the model as a module: a plain function is wrapped in one, as only modules can be exported."""
+    import torch
+
+    if isinstance(workload.call, torch.nn.Module):
+        return workload.call
+
+    class Function(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return workload.call(*args, **kwargs)
+
+    return Function()

@@ -1,0 +1,68 @@
+"""Other compilers with a door of their own into PyTorch, where they are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.bench.contenders.contender import Setting, inference_only, lacks
+from torchwise.workload import Workload
+
+
+class Thunder:
+    """lightning-thunder, `thunder.jit` with its defaults."""
+
+    name = "thunder"
+
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - it trains, and runs on both devices
+        """Return why it cannot take part, or None."""
+        return lacks("thunder", "lightning-thunder")
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        """Return the jitted model, which compiles on its first call."""
+        import thunder
+
+        jitted: Callable[..., Any] = thunder.jit(workload.call)
+        return jitted
+
+
+class TensorRT:
+    """torch-tensorrt as a backend of `torch.compile`, in the model's own precision."""
+
+    name = "torch-tensorrt"
+
+    def missing(self, setting: Setting) -> str | None:
+        """Return why it cannot take part, or None."""
+        if setting.device != "cuda":
+            return "torch-tensorrt needs an NVIDIA GPU"
+        return inference_only(setting, self.name) or lacks("torch_tensorrt", "torch-tensorrt")
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        """Return the compiled model; TF32 is off, which TensorRT would use by itself."""
+        import torch
+        import torch_tensorrt  # noqa: F401 - registers its backend
+
+        options: dict[str, Any] = {"disable_tf32": True, "use_explicit_typing": True}
+        compiled: Callable[..., Any] = torch.compile(workload.call, backend="torch_tensorrt", options=options)
+        return compiled
+
+
+class OpenVINO:
+    """OpenVINO as a backend of `torch.compile`, on the CPU and in float32, which it would lower where it can."""
+
+    name = "openvino"
+
+    def missing(self, setting: Setting) -> str | None:
+        """Return why it cannot take part, or None."""
+        if setting.device != "cpu":
+            return "openvino runs on the CPU here"
+        return inference_only(setting, self.name) or lacks("openvino", "openvino")
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        """Return the compiled model."""
+        import openvino.torch  # noqa: F401 - registers its backend
+        import torch
+
+        options: dict[str, Any] = {"device": "CPU", "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+        compiled: Callable[..., Any] = torch.compile(workload.call, backend="openvino", options=options)
+        return compiled

@@ -1,0 +1,58 @@
+"""One request to benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.errors import InputError
+from torchwise.plan import Legality
+from torchwise.plan.space import EFFORTS
+from torchwise.workload.spec import DEFAULT_CALLS
+
+LIMIT_S = 300.0
+"""Seconds for one contender on one target: the longest compile among the reference workloads took 238 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request to benchmark.
+
+    Attributes:
+        targets: what is run.
+        contenders: names, as `torchwise.bench.contenders.find` takes them.
+        device: "cpu" or "cuda".
+        mode: "inference" or "training".
+        objective: "latency" or "throughput".
+        effort: "quick", "standard" or "thorough": how tight intervals must be, and how far Torchwise searches.
+        calls: calls that Torchwise is to expect.
+        allow: how far Torchwise may move answers.
+        seed: of weights and inputs.
+        limit_s: seconds after which one contender on one target is ended.
+        budget_s: seconds after which no further contender starts; None for no limit.
+        warm: whether the first call from warm caches is measured, too, in a second process.
+    """
+
+    targets: tuple[str, ...]
+    contenders: tuple[str, ...]
+    device: str = "cpu"
+    mode: str = "inference"
+    objective: str = "latency"
+    effort: str = "standard"
+    calls: int = DEFAULT_CALLS
+    allow: Legality = Legality.REORDERED
+    seed: int = 0
+    limit_s: float = LIMIT_S
+    budget_s: float | None = None
+    warm: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise InputError("no targets are given, but a benchmark needs at least one: a family, a name or a suite")
+        if self.effort not in EFFORTS:
+            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        if self.objective not in ("latency", "throughput"):
+            raise InputError(f"objective is {self.objective!r}, but a benchmark times latency or throughput")
+        for name in ("limit_s", "budget_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")

@@ -1,0 +1,207 @@
+"""The loop of a benchmark: target by target, contender by contender; whatever one of them does costs one row."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from torchwise import environment
+from torchwise.bench.contenders import Contender, Setting, find
+from torchwise.bench.contest import Contest, Step
+from torchwise.bench.peaks import Survey
+from torchwise.bench.request import BenchRequest
+from torchwise.errors import BaselineError, InputError
+from torchwise.records import Failure, Measurement, codec
+from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
+from torchwise.study import Request, Silent, run_study
+from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import WorkloadSpec
+
+OURS = "torchwise"
+
+
+class BenchListener(Protocol):
+    """Hears how a benchmark goes on."""
+
+    def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
+        """Target `number` of `total`, counted from 1, is begun."""
+
+    def contender(self, name: str) -> None:
+        """A contender is tried."""
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage."""
+
+    def row(self, benchmark: Benchmark, row: Row) -> None:
+        """A row is done; the benchmark holds it."""
+
+
+def run_benchmark(
+    request: BenchRequest, launcher: Launcher, listener: BenchListener, earlier: Benchmark | None = None
+) -> Benchmark:
+    """Run every contender on every target.
+
+    Args:
+        request: what to run.
+        launcher: where the workers run.
+        listener: hears of every row as soon as it is done, so that it can be kept.
+        earlier: a benchmark to go on with: rows that it holds are not run again.
+
+    Raises:
+        InputError: a contender or a target does not exist; or `earlier` is of another machine or other software.
+    """
+    here = environment.detect(request.device)
+    if earlier and (different := earlier.environment.differences(here)):
+        raise InputError(
+            f"the benchmark to go on with is of another environment ({'; '.join(different)}), and results of unlike "
+            "environments are never merged: export to another file"
+        )
+    contenders = find(request.contenders)
+    benchmark = earlier or Benchmark(here, time.time())
+    if benchmark.peaks is None:
+        benchmark = replace(benchmark, peaks=_peaks(request, launcher, listener))
+    return _Loop(request, launcher, listener, contenders, benchmark).run()
+
+
+def _peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
+    spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
+    survey = Survey(Job("inspect", spec, environment=dict(os.environ)))
+    answer = launcher.run(survey, Limits.of_this_machine(request.limit_s), listener.stage)
+    return None if isinstance(answer, Failure) else codec.from_json(answer, Peaks)
+
+
+class _Loop:
+    def __init__(
+        self,
+        request: BenchRequest,
+        launcher: Launcher,
+        listener: BenchListener,
+        contenders: list[Contender],
+        benchmark: Benchmark,
+    ) -> None:
+        self._request = request
+        self._launcher = launcher
+        self._listener = listener
+        self._contenders = contenders
+        self._benchmark = benchmark
+        self._end = time.monotonic() + (request.budget_s or float("inf"))
+
+    def run(self) -> Benchmark:
+        for number, target in enumerate(self._request.targets, 1):
+            workload = self._spec(target)
+            missing = [c for c in self._contenders if not self._has(workload, c.name)]
+            if missing and not self._spent():
+                self._listener.target(workload, number, len(self._request.targets))
+                self._run_target(workload, missing)
+        return self._benchmark
+
+    def _spec(self, target: str) -> WorkloadSpec:
+        request = self._request
+        return WorkloadSpec(
+            target,
+            device=request.device,  # type: ignore[arg-type]
+            mode=request.mode,  # type: ignore[arg-type]
+            objective=request.objective,  # type: ignore[arg-type]
+            calls=request.calls,
+            seed=request.seed,
+        )
+
+    def _has(self, workload: WorkloadSpec, contender: str) -> bool:
+        return any(row.key == Row(workload, contender).key for row in self._benchmark.rows)
+
+    def _spent(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def _run_target(self, workload: WorkloadSpec, contenders: list[Contender]) -> None:
+        job = Job("inspect", workload, effort=EFFORTS[self._request.effort], environment=dict(os.environ))
+        try:
+            inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
+        except (BaselineError, InputError) as error:  # this target cannot be run here; the others can
+            for contender in contenders:
+                self._keep(Row(workload, contender.name, state=RowState.FAILED, reason=f"the plain model: {error}"))
+            return
+        job = replace(job, task="try", traits=inspection.traits)
+        for contender in contenders:
+            if self._spent():
+                return
+            self._listener.contender(contender.name)
+            self._keep(self._row(workload, contender, job))
+
+    def _row(self, workload: WorkloadSpec, contender: Contender, job: Job) -> Row:
+        row = Row(workload, contender.name)
+        if why := contender.missing(Setting(workload.device, workload.mode)):
+            return replace(row, state=RowState.MISSING, reason=why)
+        contest = Contest("contend", job, contender.name)
+        if contender.name == OURS:
+            row, contest = self._decided(row, contest)
+        with _own_caches() as caches:
+            contest = replace(contest, job=replace(job, cache_dir=caches))
+            answer = self._ask(contest)
+            if isinstance(answer, Failure):
+                return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
+            row = replace(row, performance=codec.from_json(answer, Performance))
+            row = self._with_warm_start(row, contest)
+        return self._with_duel(row, contest) if contender.name == OURS else row
+
+    def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest]:
+        """Search, in a store of its own: what was found before must not flatter the price of finding it."""
+        from torchwise.store import open_storage
+
+        request = self._request
+        asked = Request(row.workload, request.allow, request.effort)
+        with tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder:
+            start = time.monotonic()
+            with open_storage(f"{folder}/store.db") as storage:
+                study = run_study(asked, storage, self._launcher, Silent())
+            seconds = time.monotonic() - start
+        assert study.decision is not None
+        plan = study.decision.plan
+        row = replace(row, plan=plan, precision=plan.precision, search_s=seconds)
+        return row, replace(contest, decision=study.decision.to_json())
+
+    def _with_warm_start(self, row: Row, contest: Contest) -> Row:
+        if not self._request.warm or row.performance is None:
+            return row
+        answer = self._ask(_at("warm", contest))
+        if isinstance(answer, Failure):
+            return replace(row, state=RowState.FAILED, failure=answer, reason=f"from warm caches: {answer}")
+        costs = replace(row.performance.costs, warm_s=codec.from_json(answer, float))
+        return replace(row, performance=replace(row.performance, costs=costs))
+
+    def _with_duel(self, row: Row, contest: Contest) -> Row:
+        """Hold our choice against the fastest of the others once more, both in one process."""
+        rival = rival_of(self._benchmark.of(row.workload), row)
+        if rival is None or row.performance is None:
+            return row
+        with _own_caches() as caches:
+            contest = replace(_at("duel", contest), rival=rival.contender, job=replace(contest.job, cache_dir=caches))
+            answer = self._ask(contest)
+        if isinstance(answer, Failure):
+            return replace(row, rival=rival.contender, reason=f"beside {rival.contender}: {answer}")
+        return replace(row, rival=rival.contender, duel=codec.from_json(answer, Measurement))
+
+    def _ask(self, contest: Assignment) -> str | Failure:
+        return self._launcher.run(contest, self._limits(), self._listener.stage)
+
+    def _limits(self) -> Limits:
+        return Limits.of_this_machine(self._request.limit_s)
+
+    def _keep(self, row: Row) -> None:
+        self._benchmark = replace(self._benchmark, rows=(*self._benchmark.rows, row))
+        self._listener.row(self._benchmark, row)
+
+
+def _at(step: Step, contest: Contest) -> Contest:
+    return replace(contest, step=step)
+
+
+@contextmanager
+def _own_caches() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="torchwise-cache-", ignore_cleanup_errors=True) as folder:
+        yield folder

@@ -1,0 +1,107 @@
+"""`torchwise zoo`: the reference workloads, what each shows, and how to tune it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from torchwise.zoo import Entry
+
+SCHEMA = "torchwise.zoo/1"
+
+
+def zoo(
+    name: Annotated[
+        str | None, typer.Argument(help="A family, or family.operation[@size].", show_default="all of them")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write what is shown to this file.")] = None,
+) -> None:
+    """List the reference workloads, or show one with its sizes and the command that tunes it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from torchwise.cli.tune import check_writable
+    from torchwise.zoo import list_workloads
+    from torchwise.zoo.registry import DEFAULT_SIZE, SIZES, parse, select
+
+    check_writable(json)
+    wanted = (name or "").removeprefix("zoo:")
+    entries = (parse(wanted)[0],) if "@" in wanted else select(wanted) if wanted else list_workloads()
+    console = Console(highlight=False)
+    if wanted.partition("@")[0] == entries[0].name:
+        console.print(Text("\n".join([entries[0].name, entries[0].summary, *notes(entries[0]), ""])))
+        console.print(_sizes_of(entries[0]))
+        console.print(_how_to_tune(entries[0], parse(wanted)[1]), soft_wrap=True)
+    else:
+        console.print(_listed(entries))
+        sizes = ", ".join(f"{size} (the default)" if size == DEFAULT_SIZE else size for size in SIZES)
+        console.print(f"\nSizes: {sizes}. See one: torchwise zoo NAME. Tune it: torchwise tune zoo:NAME@SIZE")
+    if json is not None:
+        _write(json, entries)
+
+
+def parameters(entry: Entry) -> str:
+    """Return the parameters with their range over all sizes, such as "batch 8–512, width 512"."""
+    found = []
+    for parameter in entry.sizes["small"]:
+        values = [sizes[parameter] for sizes in entry.sizes.values()]
+        low, high = min(values), max(values)
+        found.append(f"{parameter} {low}" if low == high else f"{parameter} {low}–{high}")
+    return ", ".join(found)
+
+
+def notes(entry: Entry) -> list[str]:
+    """Return what is special about it: that it is random by design, that it is for training, too."""
+    found = {"random by design": entry.stochastic, "for training too": entry.trains}
+    return [note for note, holds in found.items() if holds]
+
+
+def _listed(entries: Sequence[Entry]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows; its parameters")
+    for entry in entries:
+        small_print = "; ".join([parameters(entry), *notes(entry)])
+        table.add_row(Text(entry.name), Text.assemble(entry.summary, "\n", (small_print, "dim")))
+    return table
+
+
+def _sizes_of(entry: Entry) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("size")
+    shown = list(entry.sizes["small"])
+    for parameter in shown:
+        table.add_column(parameter, justify="right")
+    for size, values in entry.sizes.items():
+        table.add_row(size, *(str(values[parameter]) for parameter in shown))
+    return table
+
+
+def _how_to_tune(entry: Entry, size: str) -> str:
+    command = f"torchwise tune zoo:{entry.name}@{size}"
+    commands = [command, f"{command} --mode training"] if entry.trains else [command]
+    return "\n".join(["\nTune it:", *(f"  {line}" for line in commands)])
+
+
+def _write(path: Path, entries: Sequence[Entry]) -> None:
+    import json
+    from dataclasses import asdict
+
+    from torchwise.errors import InputError
+
+    data = {"schema": SCHEMA, "workloads": [{**asdict(entry), "family": entry.family} for entry in entries]}
+    try:
+        path.write_text(json.dumps(data, indent=2) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

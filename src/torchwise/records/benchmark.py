@@ -1,0 +1,168 @@
+"""Contenders side by side on many targets: what a benchmark saw, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torchwise.environment import Environment
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.records import codec
+from torchwise.records.measurement import Measurement
+from torchwise.records.statistics import Interval
+from torchwise.records.trial import Costs, Failure
+from torchwise.records.verdict import Outcome, Verdict
+from torchwise.workload import Roofline, WorkloadSpec
+
+SCHEMA = "torchwise.bench/1"
+
+
+class RowState(StrEnum):
+    """What became of a contender on a target."""
+
+    TIMED = "timed"
+    FAILED = "failed"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What the hardware can do at the most, measured on the spot.
+
+    Attributes:
+        bandwidth: bytes read plus written per second by a large copy.
+        flops: floating-point operations per second of a large matrix product, by dtype ("float32", "bfloat16", …).
+    """
+
+    bandwidth: float
+    flops: dict[str, float] = field(default_factory=dict)
+
+    def least_s(self, work: Roofline, dtype: str) -> float:
+        """Return the seconds below which no program does this work here (Williams et al., Roofline, CACM 2009)."""
+        rate = self.flops.get(dtype)
+        return max(work.bytes / self.bandwidth, work.flops / rate if rate else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """What a worker found out about one contender.
+
+    Attributes:
+        costs: cold and warm first call, peak memory.
+        verdict: on values, dtypes, strides, inputs written to.
+        measurement: against eager, in alternation.
+        overwrites: whether an answer is overwritten by the next call; else it may be held.
+        dtype: of the workload's numbers.
+        roofline: least work per call, where known.
+    """
+
+    costs: Costs
+    verdict: Verdict
+    measurement: Measurement
+    overwrites: bool
+    dtype: str
+    roofline: Roofline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender on one target.
+
+    Attributes:
+        workload: the target, device, mode and objective.
+        contender: its name.
+        precision: class of its numbers: "native", or that of a plan which lowers it. Ratios stay within a class.
+        state: what became of it.
+        reason: in words, where it was not timed.
+        performance: what was found, where it was timed.
+        failure: how it ended, where it failed.
+        plan: for Torchwise, what was decided.
+        search_s: for Torchwise, seconds of search.
+        rival: for Torchwise, the fastest other contender of its class that answers rightly.
+        duel: Torchwise as the candidate and the rival as the baseline, in one process.
+    """
+
+    workload: WorkloadSpec
+    contender: str
+    precision: str = "native"
+    state: RowState = RowState.TIMED
+    reason: str = ""
+    performance: Performance | None = None
+    failure: Failure | None = None
+    plan: Plan | None = None
+    search_s: float | None = None
+    rival: str | None = None
+    duel: Measurement | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What makes two rows of two benchmarks the same one."""
+        work = self.workload
+        return (work.target, work.device, work.mode, work.objective, self.contender)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it was timed and its answers passed."""
+        return self.performance is not None and self.performance.verdict.outcome is Outcome.PASS
+
+    @property
+    def time(self) -> Interval | None:
+        """Seconds per call."""
+        return self.performance.measurement.candidate_time if self.performance else None
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Eager's time over the contender's, both from one process."""
+        return self.performance.measurement.speedup if self.performance else None
+
+    def share_of(self, peaks: Peaks | None) -> float | None:
+        """Return the least possible time over the measured one: 1 is the roofline; None where unknown."""
+        if peaks is None or self.performance is None or self.performance.roofline is None:
+            return None
+        least = peaks.least_s(self.performance.roofline, self.performance.dtype)
+        return least / self.performance.measurement.candidate_time.mid
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A whole run: where, how fast the hardware is, and every row."""
+
+    environment: Environment
+    created_at: float
+    peaks: Peaks | None = None
+    rows: tuple[Row, ...] = ()
+    schema: str = SCHEMA
+
+    def of(self, workload: WorkloadSpec) -> tuple[Row, ...]:
+        """Return the rows of one target, in the order in which they ran."""
+        return tuple(row for row in self.rows if row.workload == workload)
+
+    @property
+    def workloads(self) -> tuple[WorkloadSpec, ...]:
+        """The targets, each once, in order."""
+        return tuple(dict.fromkeys(row.workload for row in self.rows))
+
+    def to_json(self) -> str:
+        """Return schema `torchwise.bench/1`."""
+        return codec.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Benchmark:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no benchmark, or of another schema.
+        """
+        benchmark = codec.from_json(text, cls)
+        if benchmark.schema != SCHEMA:
+            raise InputError(f"schema is {benchmark.schema!r}, but this version reads {SCHEMA!r}")
+        return benchmark
+
+
+def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:
+    """Return the fastest other contender of our precision class whose answers are right, by speed-up over eager."""
+    others = [
+        row for row in rows if row.contender != ours.contender and row.precision == ours.precision and row.is_right
+    ]
+    return max(others, key=lambda row: row.speedup.mid if row.speedup else 0.0, default=None)

@@ -1,0 +1,33 @@
+"""Inputs of the family `arr_coc`: scenes in which some patches are busier than others, as in a photograph.
+
+White noise would be equally relevant everywhere, and hide mistakes in whatever ranks or weighs patches.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchwise.zoo.draws import Draws
+
+CHANNELS = 3
+"""Red, green and blue."""
+
+
+def features_of_scene(draws: Draws, batch: int, patches: int, width: int) -> torch.Tensor:
+    """Draw features of patches, (batch, patches, width): normal, each patch of its own strength from 0.5 to 1.5."""
+    return draws.normal(batch, patches, width) * draws.uniform(batch, patches, 1, low=0.5, high=1.5)
+
+
+def image_of_scene(draws: Draws, batch: int, grid: int, patch: int) -> torch.Tensor:
+    """Draw images, (batch, 3, grid · patch, grid · patch), of about unit variance, as normalised photographs have.
+
+    Each patch has a colour and a texture, whose contrast goes from 0.1 to 1.
+    """
+    side = grid * patch
+    colours = draws.normal(batch, CHANNELS, grid, grid, scale=0.8)
+    contrasts = draws.uniform(batch, 1, grid, grid, low=0.1, high=1.0)
+    return _enlarged(colours, patch) + _enlarged(contrasts, patch) * draws.normal(batch, CHANNELS, side, side)
+
+
+def _enlarged(plane: torch.Tensor, factor: int) -> torch.Tensor:
+    return plane.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)

@@ -1,0 +1,31 @@
+"""Family `tutorial`: the small programs by which `torch.compile` is taught, each with one lesson.
+
+One file per kind of lesson: what fuses, what is launched, what branches, what a transformer gains, what breaks the
+graph. Inputs are dimensionless activations of unit variance.
+"""
+
+from torchwise.zoo.tutorial.branch import build_branch
+from torchwise.zoo.tutorial.breaks import (
+    build_break_branch,
+    build_break_item,
+    build_break_list,
+    build_break_numpy,
+    build_break_print,
+)
+from torchwise.zoo.tutorial.fusion import build_elementwise_chain, build_fusion_demo
+from torchwise.zoo.tutorial.launches import build_many_small_ops
+from torchwise.zoo.tutorial.transformer import build_six_layer_transformer, build_transformer_block
+
+__all__ = [
+    "build_branch",
+    "build_break_branch",
+    "build_break_item",
+    "build_break_list",
+    "build_break_numpy",
+    "build_break_print",
+    "build_elementwise_chain",
+    "build_fusion_demo",
+    "build_many_small_ops",
+    "build_six_layer_transformer",
+    "build_transformer_block",
+]
