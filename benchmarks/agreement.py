@@ -1,6 +1,9 @@
 """Do runs agree? Tune one target ten times from nothing and compare the decisions.
 
-Two runs agree when they decide for the same plan, or for plans whose speed-up intervals overlap.
+Two runs agree when they decide for the same plan, or for plans whose expected costs overlap: what a run decides by is
+not speed but the cost of compiling and of all calls together, here as a share of what eager would take (95 %
+intervals).
+Where compiling barely pays over the calls asked for, two plans may cost the same and differ in speed.
 
 Run it: python benchmarks/agreement.py zoo:tutorial.fusion_demo --device cpu --runs 10 --out .
 """
@@ -15,7 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
+
+from torchwise.records import Economics, Interval, Study, codec
+from torchwise.records.study import study_from_dict
 
 
 def main() -> None:
@@ -37,9 +44,6 @@ def main() -> None:
 
 def tune(options: argparse.Namespace) -> dict[str, object]:
     """Tune once with an empty store; return what was decided."""
-    from torchwise.plan import Plan
-    from torchwise.records import codec
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "study.json")
         command = ["tune", options.target, "--device", options.device, "--calls", options.calls]
@@ -48,17 +52,28 @@ def tune(options: argparse.Namespace) -> dict[str, object]:
         subprocess.run([sys.executable, "-m", "torchwise.cli", *command], check=True, capture_output=True)
         seconds = time.perf_counter() - start
         study = json.loads(file.read_text())
-    decision = study["decision"]
+    return summary(study_from_dict(study)) | {"seconds": round(seconds, 1)}
+
+
+def summary(study: Study) -> dict[str, object]:
+    """Return what was decided, its cost, and every candidate with its speed-up."""
+    decision = study.decision
+    assert decision is not None
+    economics = Economics(decision.baseline_s, study.workload.calls, study.workload.restarts)
+    costs = {str(t.plan): economics.cost(t) for t in study.trials if t.is_proven}
+    cost = costs.get(str(decision.plan), Interval(*[economics.baseline_cost] * 3))
     return {
-        "plan": str(codec.from_builtins(decision["plan"], Plan)),
-        "speedup": decision["speedup"] or {"low": 1.0, "mid": 1.0, "high": 1.0},
-        "seconds": round(seconds, 1),
-        "environment": study["environment"],
+        "plan": str(decision.plan),
+        "reason": decision.reason,
+        "speedup": asdict(decision.speedup or Interval(1.0, 1.0, 1.0)),
+        "cost": {name: value / economics.baseline_cost for name, value in asdict(cost).items()},
+        "tried": {str(t.plan): f"{t.measurement.speedup if t.measurement else ''} {t.reason}" for t in study.trials},
+        "environment": codec.to_builtins(study.environment),
     }
 
 
 def agree(one: dict[str, object], other: dict[str, object]) -> bool:
-    first, second = one["speedup"], other["speedup"]
+    first, second = one["cost"], other["cost"]
     assert isinstance(first, dict)
     assert isinstance(second, dict)
     return one["plan"] == other["plan"] or (first["low"] <= second["high"] and second["low"] <= first["high"])
@@ -71,12 +86,10 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> None:
     assert isinstance(environment, dict)
     machine = f"{environment['gpu'] or environment['cpu']}, {environment['cpus']} CPUs, torch {environment['torch']}"
     lines = [f"{options.target} on {machine}, {datetime.date.today()}, {options.calls} calls, {options.effort}", ""]
-    lines += ["| run | plan | speed-up over eager | search s |", "|---|---|---|---|"]
+    lines += ["| run | plan | speed-up over eager | cost, of eager's | search s |", "|---|---|---|---|---|"]
     for number, run in enumerate(runs):
-        speed = run["speedup"]
-        assert isinstance(speed, dict)
-        interval = f"{speed['mid']:.2f} [{speed['low']:.2f}, {speed['high']:.2f}]"
-        lines.append(f"| {number} | {run['plan']} | {interval} | {run['seconds']} |")
+        cells = [f"{v['mid']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in (run["speedup"], run["cost"])]  # type: ignore[index]
+        lines.append(f"| {number} | {run['plan']} | {' | '.join(cells)} | {run['seconds']} |")
     lines += ["", f"{agreeing} of {len(pairs)} pairs of runs agree."]
     text = "\n".join(lines) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
