@@ -9,14 +9,11 @@ import pytest
 import torch
 
 import torchwise
-from torchwise import environment
+from live_decisions import decided
 from torchwise.errors import StalePlanError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.dispatch import MOST_FAILURES
-from torchwise.workload import Example, WorkloadSpec
-from torchwise.workload.identity import describe_example, structure
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 
@@ -34,25 +31,6 @@ class Net(torch.nn.Module):
 
     def greet(self) -> str:
         return f"hello from {self.note}"
-
-
-def decided(model: object, plan: Plan, *args: torch.Tensor, **options: object) -> Decision:
-    return Decision(
-        plan,
-        "because",
-        None,
-        None,
-        0.0,
-        0.01,
-        0.0,
-        None,
-        WorkloadSpec("live:test"),
-        "identity",
-        structure(model),
-        (describe_example(Example(args)),),
-        environment.detect("cpu"),
-        **options,  # type: ignore[arg-type]
-    )
 
 
 @pytest.fixture

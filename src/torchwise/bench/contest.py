@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchwise.bench.contenders import Setting, known
+from torchwise.bench.contenders.torchwise import check_served
 from torchwise.measure import Clock, Precision, measure_pair, peak_memory
 from torchwise.records import Costs, Measurement, Outcome
 from torchwise.records.benchmark import Performance
@@ -70,7 +71,7 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
         stage("measure")
         measurement = arena.measure(candidate, eager)
         memory = [max(peak_memory(run, arena.device) or 0 for run in side) for side in (candidate, eager)]
-        getattr(call, "check", lambda: None)()
+        check_served(call)
     costs = Costs(cold, peak_memory=memory[0], baseline_peak_memory=memory[1])
     return Performance(costs, verdict, measurement, overwrites, _dtype(arena.workload), arena.workload.roofline)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ class AOTInductor:
 
         example = workload.examples[0]
         exported = torch.export.export(_module(workload), example.args, dict(example.kwargs))
-        package = str(Path(tempfile.mkdtemp(prefix="torchwise-aoti-"), "model.pt2"))
+        package = str(Path(_folder(), "model.pt2"))
         loaded: Callable[..., Any] = aoti_load_package(aoti_compile_and_package(exported, package_path=package))
         return loaded
 
@@ -55,7 +56,7 @@ class OnnxRuntime:
         import torch
 
         example = workload.examples[0]
-        file = str(Path(tempfile.mkdtemp(prefix="torchwise-onnx-"), "model.onnx"))
+        file = str(Path(_folder(), "model.onnx"))
         program = torch.onnx.export(
             _module(workload), example.args, kwargs=dict(example.kwargs), dynamo=True, verbose=False
         )
@@ -87,6 +88,14 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
         return _pytree.tree_unflatten([torch.utils.dlpack.from_dlpack(answer) for answer in answers], shape)
 
     return call
+
+
+def _folder() -> str:
+    """Make a folder beside the compile caches of this contender, with which it is removed."""
+    caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if caches:
+        os.makedirs(caches, exist_ok=True)
+    return tempfile.mkdtemp(prefix="torchwise-exported-", dir=caches)
 
 
 def _module(workload: Workload) -> Any:

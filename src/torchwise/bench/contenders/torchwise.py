@@ -28,15 +28,18 @@ class Torchwise:
         from torchwise.api import apply
         from torchwise.records import Decision
 
-        applied = apply(workload.call, Decision.from_json(setting.decision), strict=True)
+        return apply(workload.call, Decision.from_json(setting.decision), strict=True)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return applied(*args, **kwargs)
 
-        def check() -> None:
-            refused = {why: n for why, n in applied.statistics.original.items() if not applied.decision.plan.is_eager}
-            if refused:
-                raise StalePlanError(f"the original answered instead of the plan: {', '.join(refused)}")
+def check_served(call: Callable[..., Any]) -> None:
+    """Refuse figures that are not the plan's: nothing but the plan may have answered. Other contenders have no plan.
 
-        call.check = check  # type: ignore[attr-defined]
-        return call
+    Raises:
+        StalePlanError: the original answered some calls.
+    """
+    from torchwise.runtime import OptimizedFunction, OptimizedModule
+
+    if not isinstance(call, (OptimizedModule, OptimizedFunction)) or call.decision.plan.is_eager:
+        return
+    if refused := call.statistics.original:
+        raise StalePlanError(f"the original answered instead of the plan: {', '.join(refused)}")

@@ -1,0 +1,30 @@
+"""Decisions that hold for a live model on this machine, without a search."""
+
+from __future__ import annotations
+
+import torch
+
+from torchwise import environment
+from torchwise.plan import Plan
+from torchwise.records import Decision
+from torchwise.workload import Example, WorkloadSpec
+from torchwise.workload.identity import describe_example, structure
+
+
+def decided(model: object, plan: Plan, *args: torch.Tensor, **options: object) -> Decision:
+    return Decision(
+        plan,
+        "because",
+        None,
+        None,
+        0.0,
+        0.01,
+        0.0,
+        None,
+        WorkloadSpec("live:test"),
+        "identity",
+        structure(model),
+        (describe_example(Example(args)),),
+        environment.detect("cpu"),
+        **options,  # type: ignore[arg-type]
+    )

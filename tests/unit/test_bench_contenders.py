@@ -1,0 +1,168 @@
+"""Contenders in processes of their own, for real: what one of them does costs its row and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from live_decisions import decided
+from torchwise.bench.contenders import BUILT_IN, Setting, find
+from torchwise.bench.contenders.torchwise import Torchwise, check_served
+from torchwise.errors import InputError, StalePlanError
+from torchwise.plan import Plan
+from torchwise.records.benchmark import Benchmark, RowState
+from torchwise.workload.target import load
+
+PLUGIN = """
+import ctypes, time
+
+class Base:
+    def __init__(self, name): self.name = name
+    def missing(self, setting): return "there is no such chip" if self.name == "absent" else None
+    def build(self, workload, setting):
+        call = workload.call
+        held = {}
+        def crashes(x): ctypes.string_at(0)
+        def hangs(x): time.sleep(1000)
+        def wrong(x): return call(x) * 1.01
+        def raises(x): raise RuntimeError("it does not feel like it")
+        def overwrites(x):
+            answer = call(x)
+            return held.setdefault("out", answer).copy_(answer)
+        return locals()[self.name]
+
+crashes, hangs, wrong, raises, overwrites, absent = map(
+    Base, ("crashes", "hangs", "wrong", "raises", "overwrites", "absent")
+)
+"""
+SCRIPT = """
+import sys
+from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.trial import ProcessLauncher
+
+class Quiet:
+    def target(self, *given): pass
+    contender = stage = row = target
+
+if __name__ == "__main__":
+    request = BenchRequest(
+        ("zoo:tutorial.many_small_ops@small",), tuple(sys.argv[1:]), effort="quick", limit_s=20, warm=False
+    )
+    print(run_benchmark(request, ProcessLauncher(), Quiet()).to_json())
+"""
+NAMES = ("crashes", "hangs", "wrong", "raises", "overwrites", "absent")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("plugin")
+    (folder / "contenders_for_test.py").write_text(PLUGIN)
+    info = folder / "contenders_for_test-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: contenders-for-test\nVersion: 1.0\n")
+    lines = [f"{name} = contenders_for_test:{name}" for name in NAMES]
+    (info / "entry_points.txt").write_text("\n".join(["[torchwise.contenders]", *lines]) + "\n")
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(folder / "script.py"), "eager", *NAMES]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
+    benchmark = Benchmark.from_json(done.stdout.strip().splitlines()[-1])
+    assert benchmark.peaks is not None
+    assert benchmark.peaks.bandwidth > 1e8
+    assert set(benchmark.peaks.flops) == {"float32", "bfloat16", "float64"}
+    return {row.contender: (row, benchmark) for row in benchmark.rows}
+
+
+@pytest.mark.slow
+def test_eager_against_itself_is_timed_right_and_holds_its_answers(rows: dict[str, Any]) -> None:
+    row, benchmark = rows["eager"]
+    assert row.state is RowState.TIMED
+    assert row.is_right
+    assert not row.performance.overwrites
+    assert 0.3 < row.speedup.mid < 3
+    assert 0 < row.share_of(benchmark.peaks) < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "reason"), [("crashes", "died in .*SIGSEGV"), ("hangs", "timed out"), ("raises", "does not feel like it")]
+)
+def test_a_contender_that_fails_costs_one_row(rows: dict[str, Any], name: str, reason: str) -> None:
+    row, _ = rows[name]
+    assert row.state is RowState.FAILED
+    assert re.search(reason, row.reason)
+    assert row.failure is not None
+
+
+@pytest.mark.slow
+def test_a_wrong_answer_is_timed_and_said(rows: dict[str, Any]) -> None:
+    row, _ = rows["wrong"]
+    assert row.state is RowState.TIMED
+    assert not row.is_right
+    assert "values" in row.performance.verdict.reason
+
+
+@pytest.mark.slow
+def test_a_right_answer_that_is_overwritten_is_right_and_said(rows: dict[str, Any]) -> None:
+    row, _ = rows["overwrites"]
+    assert row.is_right
+    assert row.performance.overwrites
+
+
+@pytest.mark.slow
+def test_what_is_missing_says_why(rows: dict[str, Any]) -> None:
+    row, _ = rows["absent"]
+    assert (row.state, row.reason) == (RowState.MISSING, "there is no such chip")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", [c for c in BUILT_IN if c.name != "torchwise"], ids=lambda c: c.name)
+def test_a_built_in_contender_answers_as_eager_does_or_says_what_it_lacks(contender: Any) -> None:
+    setting = Setting("cpu", "inference")
+    workload = load("zoo:tutorial.fusion_demo@small")
+    if why := contender.missing(setting):
+        assert "pip install" in why or "needs" in why
+        return
+    (x,) = workload.examples[0].args
+    with torch.no_grad():
+        answer = contender.build(workload, setting)(x)
+        torch.testing.assert_close(answer, workload.call(x), atol=1e-5, rtol=1e-5)
+
+
+def test_those_without_a_backward_pass_say_so() -> None:
+    setting = Setting("cpu", "training")
+    without = {c.name for c in BUILT_IN if "backward" in (c.missing(setting) or "")}
+    assert {"aot-inductor", "onnxruntime"} <= without
+    assert not without & {"eager", "default", "reduce-overhead", "max-autotune", "torchwise"}
+
+
+def test_an_unknown_contender_is_answered_with_near_misses() -> None:
+    with pytest.raises(InputError, match="contender is 'defualt'; did you mean default"):
+        find(["defualt"])
+    assert [c.name for c in find(["torchwise", "eager"])] == ["eager", "torchwise"], "Torchwise runs last"
+    assert len(find(["all"])) >= len(BUILT_IN)
+
+
+def test_torchwise_is_not_credited_with_the_originals_time() -> None:
+    workload = load("zoo:tutorial.fusion_demo@small")
+    elsewhere = decided(workload.call, Plan(precision="bf16"), torch.randn(2, 3, 512))  # proven on another shape
+    setting = Setting("cpu", "inference", elsewhere.to_json())
+    call = Torchwise().build(workload, setting)
+    with torch.no_grad():
+        call(*workload.examples[0].args)
+    with pytest.raises(StalePlanError, match="the original answered instead of the plan"):
+        check_served(call)
+    check_served(workload.call)
+
+
+def test_rows_are_json(rows: dict[str, Any]) -> None:
+    _, benchmark = rows["eager"]
+    assert json.loads(benchmark.to_json())["schema"] == "torchwise.bench/1"
