@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torchwise.errors import UnsupportedError  # noqa: E402
+from torchwise.measure import held_memory  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
 from torchwise.workload import Example  # noqa: E402
@@ -356,6 +357,17 @@ def test_the_lean_way_answers_alike_and_follows_changes(changing: Net) -> None:
     assert torch.allclose(lean(given), changing(given), atol=1e-5)
     realized.close()
     assert torch.allclose(lean(given), changing(given), atol=1e-5)
+
+
+def test_memory_that_a_graph_keeps_is_counted() -> None:
+    given = torch.randn(256, 1024, device="cuda")
+    call = captured(lambda t: (t.repeat(64, 1) * 2).sum(0), given)
+    before = held_memory("cuda")
+    call(given)  # type: ignore[operator]
+    after = held_memory("cuda")
+    assert before is not None
+    assert after is not None
+    assert after - before >= 64 * given.nbytes, "an intermediate result stays reserved between replays"
 
 
 def test_outputs_in_nested_containers_are_copied() -> None:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from torchwise.bench.contenders import Setting, known
 from torchwise.bench.contenders.torchwise import check_served
-from torchwise.measure import Clock, Precision, measure_pair, peak_memory
+from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory
 from torchwise.records import Costs, Measurement, Outcome
 from torchwise.records.benchmark import Performance
 from torchwise.trial import Job
-from torchwise.trial.candidate import SETTLING_CALLS
+from torchwise.trial.candidate import SETTLING_CALLS, held_since
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, runner
 from torchwise.verify import Subject, verify
@@ -63,16 +63,18 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
         eager = arena.runners(arena.workload.call)
         arena.settle(eager)
         stage("compile")
+        before = held_memory(arena.device)
         call = arena.build(contest.contender)
         candidate = arena.runners(call)
         cold = arena.first_calls(candidate)
+        held = held_since(before, arena.device)
         stage("verify")
         verdict, overwrites = arena.judge(call)
         stage("measure")
         measurement = arena.measure(candidate, eager)
         memory = [max(peak_memory(run, arena.device) or 0 for run in side) for side in (candidate, eager)]
         check_served(call)
-    costs = Costs(cold, peak_memory=memory[0], baseline_peak_memory=memory[1])
+    costs = Costs(cold, peak_memory=memory[0] + held, baseline_peak_memory=memory[1])
     return Performance(costs, verdict, measurement, overwrites, _dtype(arena.workload), arena.workload.roofline)
 
 

@@ -21,6 +21,24 @@ def peak_memory(call: Callable[[], Any], device: str) -> int | None:
     return _cuda_peak(call) if device == "cuda" else _linux_peak(call)
 
 
+def held_memory(device: str) -> int | None:
+    """Return the bytes of GPU memory that this process holds; None on the CPU, where a compiler's own would count.
+
+    Tensors, and what the private pools of captured CUDA graphs keep beside theirs: a graph's memory is nobody else's
+    between replays, and the peak of a replay does not show it.
+    """
+    if device != "cuda":
+        return None
+    import torch
+
+    gc.collect()
+    torch.cuda.synchronize()
+    shared = (0, 0)
+    segments = [s for s in torch.cuda.memory_snapshot() if tuple(s.get("segment_pool_id", shared)) != shared]
+    kept = sum(segment["total_size"] - segment["allocated_size"] for segment in segments)
+    return int(torch.cuda.memory_allocated() + kept)
+
+
 def _cuda_peak(call: Callable[[], Any]) -> int:
     import torch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.errors import UnsupportedError
-from torchwise.measure import Clock, Precision, measure_pair, peak_memory, profile_of
+from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory, profile_of
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Realized, realize
 from torchwise.realize.backends.inductor import compiled_graphs
@@ -64,6 +64,7 @@ class _Tryout:
         self._eager = self._runners(workload.call)
         for call in self._eager:
             self._clock.once(call)
+        self._held_before, self._held = held_memory(self._device), 0
         self._realized = self._realize(job.plan)
         self._candidate = self._runners(self._realized.call)
 
@@ -81,6 +82,7 @@ class _Tryout:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
         rounds = [sum(self._clock.once(call) for call in self._candidate) for _ in range(SETTLING_CALLS)]
+        self._held = held_since(self._held_before, self._device)
         if self._job.plan.backend != "eager" and compiled_graphs() == 0:
             raise UnsupportedError("nothing was compiled: the model runs where torch.compile does not look")
         return sum(rounds) - SETTLING_CALLS * min(rounds)
@@ -122,10 +124,19 @@ class _Tryout:
         return replace(found, busy_s=profile_of(self._candidate[0], self._device).busy_s)
 
     def memory(self) -> tuple[int | None, int | None]:
-        """Return peak memory of the candidate and of eager: the largest over the examples."""
+        """Return peak memory of the candidate and of eager: the largest over the examples.
+
+        What the candidate holds between calls counts as its own: copies of weights, graphs' pools, frozen constants.
+        """
         found = [[peak_memory(call, self._device) for call in calls] for calls in (self._candidate, self._eager)]
         own, eager = (max((m for m in side if m is not None), default=None) for side in found)
-        return own, eager
+        return (None if own is None else own + self._held), eager
+
+
+def held_since(before: int | None, device: str) -> int:
+    """Return the bytes held now beyond `before`; 0 where that cannot be known."""
+    now = held_memory(device)
+    return 0 if now is None or before is None else max(now - before, 0)
 
 
 def _floor_of(plan: Plan) -> Plan:

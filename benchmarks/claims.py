@@ -1,0 +1,72 @@
+"""Which claims of the five earlier systems hold: their figures against a benchmark of the zoo, claim by claim.
+
+For each claim and each size that was run, the fastest mode of `torch.compile` and Torchwise are given apart: the claims
+were made for the former. A claim holds where the whole 95 % interval lies at or above it, and does not where it lies
+below.
+
+Run it: python benchmarks/claims.py results.json [more.json] > claims.md
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+from torchwise.records.benchmark import Benchmark, Row
+
+CLAIMS = Path(__file__).with_name("claims.toml")
+OURS = "torchwise"
+
+
+def main() -> None:
+    rows = [row for file in sys.argv[1:] for row in Benchmark.from_json(Path(file).read_bytes()).rows]
+    print("| system | claim | size | torch.compile, its fastest mode | | Torchwise | |\n" + "|---" * 7 + "|")
+    for claim in tomllib.loads(CLAIMS.read_text())["claim"]:
+        for line in lines_of(claim, rows):
+            print(line)
+
+
+def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
+    """Return one line for each size in which the claim's target was run, or one that says that it was not."""
+    sizes = dict.fromkeys(r.workload.target for r in rows if r.workload.target.partition("@")[0] == claim["target"])
+    lines = []
+    for target in sizes:
+        found = [row for row in rows if row.workload.target == target and row.is_right and in_class(claim, row)]
+        theirs = [
+            r for r in found if r.contender not in ("eager", OURS) and r.contender == claim.get("by", r.contender)
+        ]
+        ours = [row for row in found if row.contender == OURS]
+        cells = [*judged(claim, theirs), *judged(claim, ours)]
+        lines.append(f"| {claim['system']} | {claim['says']} | {target.partition('@')[2]} | {' | '.join(cells)} |")
+    return lines or [f"| {claim['system']} | {claim['says']} | – | not measured | | not measured | |"]
+
+
+def in_class(claim: dict[str, object], row: Row) -> bool:
+    return (row.precision == "native") == ("precision" not in claim)
+
+
+def judged(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
+    """Return what was measured, and whether the claim holds by it."""
+    if not rows:
+        return "not measured", ""
+    best = max(rows, key=lambda row: row.speedup.mid if row.speedup else 0.0)
+    if "memory" in claim:
+        return judged_memory(float(str(claim["memory"])), best)
+    speed, claimed = best.speedup, float(str(claim["speed"]))
+    assert speed is not None
+    verdict = "held" if speed.low >= claimed else "not held" if speed.high < claimed else "open"
+    return f"{best.contender} {speed}×", verdict
+
+
+def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
+    assert row.performance is not None
+    costs = row.performance.costs
+    if not costs.peak_memory or not costs.baseline_peak_memory:
+        return "memory not measured", ""
+    saved = 1 - costs.peak_memory / costs.baseline_peak_memory
+    return f"{row.contender} {saved:+.0%} saved", "held" if saved >= claimed else "not held"
+
+
+if __name__ == "__main__":
+    main()
