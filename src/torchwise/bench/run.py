@@ -162,7 +162,8 @@ class _Loop:
             seconds = time.monotonic() - start
         assert study.decision is not None
         plan = study.decision.plan
-        row = replace(row, plan=plan, precision=plan.precision, search_s=seconds)
+        tried = [f"{trial.plan}: {trial.reason}" for trial in study.trials]
+        row = replace(row, plan=plan, precision=plan.precision, search_s=seconds, searched=(*tried, *study.excluded))
         return row, replace(contest, decision=study.decision.to_json())
 
     def _with_warm_start(self, row: Row, contest: Contest) -> Row:

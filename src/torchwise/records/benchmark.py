@@ -79,6 +79,7 @@ class Row:
         failure: how it ended, where it failed.
         plan: for Torchwise, what was decided.
         search_s: for Torchwise, seconds of search.
+        searched: for Torchwise, every plan that was tried or left out, with what became of it or why.
         rival: for Torchwise, the fastest other contender of its class that answers rightly.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.
     """
@@ -92,6 +93,7 @@ class Row:
     failure: Failure | None = None
     plan: Plan | None = None
     search_s: float | None = None
+    searched: tuple[str, ...] = ()
     rival: str | None = None
     duel: Measurement | None = None
 

@@ -63,8 +63,8 @@ class Costs:
     Attributes:
         cold_s: seconds that the first calls took beyond steady calls, with empty compile caches.
         warm_s: the same in a new process with the caches that the cold run left; None where not measured.
-        peak_memory: bytes at the peak of one call above what was held before it, and on a GPU what the plan holds between
-            calls (copies of weights, pools of captured graphs); None where not measurable.
+        peak_memory: bytes at the peak of one call above what was held before it, and on a GPU what the plan holds
+            between calls (copies of weights, pools of captured graphs); None where not measurable.
         baseline_peak_memory: bytes at the peak of one call of eager above what was held before it.
         cache_bytes: size of the compile caches that the plan left.
     """
