@@ -1,0 +1,61 @@
+"""From a library's model and a description of its inputs to a workload."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwise.errors import WorkloadError
+from torchwise.foreign.inputs import Placement, draw
+from torchwise.foreign.options import Options
+from torchwise.foreign.weights import calibrate, seeded
+from torchwise.foreign.work import count
+from torchwise.workload import Workload
+
+CALIBRATION_BATCH = 4
+
+
+def build(
+    name: str,
+    make: Callable[[], nn.Module],
+    inputs: Callable[[int], tuple[Any, ...]],
+    options: Options,
+    *,
+    device: str,
+    dtype: torch.dtype | None,
+    seed: int,
+) -> Workload:
+    """Build the workload.
+
+    Args:
+        name: what reports call it: the target as it was given.
+        make: makes the model; its outputs are tensors, or tuples of them.
+        inputs: for a batch size, the model's positional arguments, as `draw` takes them.
+        options: `batch`, `dtype`, and the words `channels_last` and `train` are read here.
+        device: where weights and inputs end up.
+        dtype: of both, where the options name none; float32 where that is None, too.
+        seed: of every draw.
+
+    Raises:
+        WorkloadError: the dtype is no floating-point type.
+    """
+    if options.dtype is not None:
+        dtype = getattr(torch, options.dtype)
+    dtype = dtype or torch.float32
+    if not dtype.is_floating_point:
+        raise WorkloadError(f"dtype is {dtype}, but must be a floating-point type, such as torch.float32")
+    placement = Placement(device, dtype, "channels_last" in options.flags)
+    model = seeded(make, seed)
+    # Another draw than the examples; several images, because one may leave a channel without variance.
+    calibrate(model, draw(inputs(CALIBRATION_BATCH), Placement("cpu", torch.float32), seed + 1)[0].args)
+    model.to(device=device, dtype=dtype)
+    if placement.channels_last:
+        torch.nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last)
+    model.train("train" in options.flags)
+    examples = functools.partial(draw, inputs(options.number("batch")), placement)
+    drawn = examples(seed)
+    return Workload(model, drawn, name=name, roofline=count(model, drawn[0].args), reseed=examples)

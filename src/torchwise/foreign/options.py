@@ -1,0 +1,96 @@
+"""What stands after the `@` of a target: `batch=32,dtype=bfloat16,channels_last`. Pure text, no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torchwise.errors import TargetError
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a target asks for.
+
+    Attributes:
+        target: scheme and name without the options, for messages.
+        numbers: every numeric option of this target, given or by default; None is the model's own figure.
+        flags: the words given without a value.
+        dtype: one of `DTYPES`, or None where none was given.
+    """
+
+    target: str
+    numbers: Mapping[str, int | None]
+    flags: frozenset[str]
+    dtype: str | None
+
+    def number(self, name: str) -> int:
+        """Return a numeric option that has a default."""
+        value = self.numbers[name]
+        if value is None:
+            raise KeyError(f"option {name} of {self.target} has no value of its own")
+        return value
+
+
+def parse(target: str, text: str, *, numbers: Mapping[str, int | None], flags: Collection[str]) -> Options:
+    """Read `key=value` and plain words, separated by commas; `dtype` is an option of every target.
+
+    Args:
+        target: scheme and name, such as "timm:resnet50".
+        text: what follows the `@`; it may be empty.
+        numbers: the numeric options that this target has, with their defaults.
+        flags: the words that this target has.
+
+    Raises:
+        TargetError: an option is unknown, given twice, without its value, with a value too many, or out of range.
+    """
+    given: dict[str, str | None] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        _check_key(target, key, [*numbers, "dtype", *flags])
+        if key in given:
+            raise TargetError(f"option {key} of {target} is given twice, but must be given once")
+        given[key] = value if equals else None
+    return Options(
+        target,
+        {name: _number(name, given[name]) if name in given else default for name, default in numbers.items()},
+        frozenset(_flag(name, given[name]) for name in flags if name in given),
+        _dtype(given["dtype"]) if "dtype" in given else None,
+    )
+
+
+def near(word: str, known: Collection[str], most: int = 12) -> str:
+    """Return the end of a message about an unknown word: the near misses among `known`, or the first of all."""
+    close = difflib.get_close_matches(word, list(known), n=3)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    rest = f" and {len(known) - most} more" if len(known) > most else ""
+    return f"; there are {', '.join(list(known)[:most])}{rest}"
+
+
+def _check_key(target: str, key: str, known: Collection[str]) -> None:
+    if key not in known:
+        raise TargetError(f"{target} has no option {key!r}{near(key, known)}")
+
+
+def _number(name: str, text: str | None) -> int:
+    if text is None:
+        raise TargetError(f"option {name} has no value, but must have one, such as {name}=1")
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise TargetError(f"{name} is {text!r}, but must be a whole number of at least 1")
+    return int(text)
+
+
+def _flag(name: str, text: str | None) -> str:
+    if text is not None:
+        raise TargetError(f"option {name} has the value {text!r}, but is a word alone: leave out ={text}")
+    return name
+
+
+def _dtype(text: str | None) -> str:
+    if text not in DTYPES:
+        raise TargetError(f"dtype is {text!r}, but must be one of {', '.join(DTYPES)}")
+    return text

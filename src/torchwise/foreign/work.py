@@ -1,0 +1,49 @@
+"""The least work of a call, counted by running it without numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchwise.workload import Roofline
+from torchwise.workload.trees import map_tensors, tensors
+
+
+def count(model: nn.Module, args: tuple[Any, ...]) -> Roofline | None:
+    """Count one call of `model` on `args`, with fake tensors: shapes without numbers, so that it costs little.
+
+    FLOPs are those of matrix products, convolutions and attention (in full, where it is causal too), two per
+    multiply-add, as `torch.utils.flop_counter` counts them; elementwise work is left out. Bytes are those of weights,
+    inputs and outputs, each moved once; of a table that is only looked up in, so few rows are read that none counts.
+
+    Returns:
+        None for a model that cannot run without numbers.
+    """
+    state = dict([*model.named_parameters(), *model.named_buffers()])
+    counter, fakes = FlopCounterMode(display=False), FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        # Attention as plain products: the counter does not know the fused kernels of every device.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), fakes, counter:
+            shapes: dict[str, torch.Tensor] = {
+                name: fakes.from_tensor(tensor.detach()) for name, tensor in state.items()
+            }
+            outputs = torch.func.functional_call(model, shapes, map_tensors(fakes.from_tensor, args))
+    except Exception:  # a foreign model may read a value, which has no meaning here: then its work stays unknown
+        return None
+    looked_up = _tables(model)
+    read = [tensor for tensor in state.values() if id(tensor) not in looked_up]
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in [*read, *tensors(args), *tensors(outputs)])
+    return Roofline(flops=float(counter.get_total_flops()), bytes=float(moved))
+
+
+def _tables(model: nn.Module) -> set[int]:
+    """Return the ids of the tables that embeddings alone hold; one that a Linear shares is read as a whole."""
+    embeddings = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    others = [part for part in model.modules() if not isinstance(part, nn.Embedding)]
+    shared = {id(tensor) for part in others for tensor in part.parameters(recurse=False)}
+    return {id(part.weight) for part in embeddings} - shared
