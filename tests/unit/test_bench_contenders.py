@@ -68,10 +68,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     info = folder / "contenders_for_test-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: contenders-for-test\nVersion: 1.0\n")
-    lines = [f"{name} = contenders_for_test:{name}" for name in NAMES]
+    lines = [f"{name} = contenders_for_test:{name}" for name in (*NAMES, "broken")]
     (info / "entry_points.txt").write_text("\n".join(["[torchwise.contenders]", *lines]) + "\n")
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(folder / "script.py"), "eager", *NAMES]
+    command = [sys.executable, str(folder / "script.py"), "eager", "broken", *NAMES]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
     benchmark = Benchmark.from_json(done.stdout.strip().splitlines()[-1])
@@ -87,7 +87,8 @@ def test_eager_against_itself_is_timed_right_and_holds_its_answers(rows: dict[st
     assert row.state is RowState.TIMED
     assert row.is_right
     assert not row.performance.overwrites
-    assert 0.3 < row.speedup.mid < 3
+    assert row.speedup.low < 1.5, "eager is as fast as itself, up to what else the machine does"
+    assert row.speedup.high > 0.67
     assert 0 < row.share_of(benchmark.peaks) < 1.5
 
 
@@ -115,6 +116,13 @@ def test_a_right_answer_that_is_overwritten_is_right_and_said(rows: dict[str, An
     row, _ = rows["overwrites"]
     assert row.is_right
     assert row.performance.overwrites
+
+
+@pytest.mark.slow
+def test_a_plug_in_that_cannot_be_loaded_is_missing(rows: dict[str, Any]) -> None:
+    row, _ = rows["broken"]
+    assert row.state is RowState.MISSING
+    assert "cannot be loaded: AttributeError" in row.reason
 
 
 @pytest.mark.slow

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from torchwise.bench.contenders import Setting, known
+from torchwise.bench.contenders import known
 from torchwise.bench.contenders.torchwise import check_served
+from torchwise.bench.job import Contest
 from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory
 from torchwise.records import Costs, Measurement, Outcome
 from torchwise.records.benchmark import Performance
-from torchwise.trial import Job
 from torchwise.trial.candidate import SETTLING_CALLS, held_since
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, runner
@@ -19,41 +19,6 @@ from torchwise.verify import Subject, verify
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
 from torchwise.workload import Workload, trees
-
-Step = Literal["contend", "warm", "duel"]
-
-
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """What a worker is told.
-
-    Attributes:
-        step: "contend" alone, start once more "warm" from the caches of that, or "duel" with the rival.
-        job: workload, traits, effort, caches and variables.
-        contender: its name.
-        decision: for Torchwise, its decision as JSON.
-        rival: for a duel, the other contender's name.
-    """
-
-    step: Step
-    job: Job
-    contender: str
-    decision: str = ""
-    rival: str = ""
-
-    @property
-    def task(self) -> str:
-        """The function that the worker runs."""
-        return f"torchwise.bench.contest:{self.step}"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
-
-    @property
-    def setting(self) -> Setting:
-        """Where the contender runs."""
-        return Setting(self.job.workload.device, self.job.workload.mode, self.decision)
 
 
 def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchwise.bench.job import Survey
 from torchwise.measure import Clock
 from torchwise.records.benchmark import Peaks
-from torchwise.trial import Job
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 """Far beyond any cache."""
 SIDE = {"cpu": 2048, "cuda": 8192}
 DTYPES = {"cpu": ("float32", "bfloat16", "float64"), "cuda": ("float32", "bfloat16", "float16", "float64")}
 SPEND_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a worker is told: measure the peaks of the job's device."""
-
-    job: Job
-
-    @property
-    def task(self) -> str:
-        """The function that the worker runs."""
-        return "torchwise.bench.peaks:survey"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
 
 
 def survey(job: Survey, stage: Callable[[str], None]) -> Peaks:

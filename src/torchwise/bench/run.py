@@ -12,13 +12,13 @@ from typing import Protocol
 
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
-from torchwise.bench.contest import Contest, Step
-from torchwise.bench.peaks import Survey
+from torchwise.bench.job import Contest, Step, Survey
 from torchwise.bench.request import BenchRequest
 from torchwise.errors import BaselineError, InputError
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
 from torchwise.study import Request, Silent, run_study
+from torchwise.study.request import BUDGET_S
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
@@ -63,10 +63,32 @@ def run_benchmark(
             "environments are never merged: export to another file"
         )
     contenders = find(request.contenders)
+    _refuse_other_requests(request, earlier)
     benchmark = earlier or Benchmark(here, time.time())
     if benchmark.peaks is None:
         benchmark = replace(benchmark, peaks=_peaks(request, launcher, listener))
     return _Loop(request, launcher, listener, contenders, benchmark).run()
+
+
+def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> None:
+    for row in earlier.rows if earlier else ():
+        before, now = row.workload, _spec(request, row.workload.target)
+        if before.target in request.targets and row.key == Row(now, row.contender).key and before != now:
+            raise InputError(
+                f"the benchmark to go on with ran {before.target} for {before.calls:,} calls with seed {before.seed}, "
+                f"but {now.calls:,} calls and seed {now.seed} are asked for: export to another file"
+            )
+
+
+def _spec(request: BenchRequest, target: str) -> WorkloadSpec:
+    return WorkloadSpec(
+        target,
+        device=request.device,  # type: ignore[arg-type]
+        mode=request.mode,  # type: ignore[arg-type]
+        objective=request.objective,  # type: ignore[arg-type]
+        calls=request.calls,
+        seed=request.seed,
+    )
 
 
 def _peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
@@ -94,23 +116,12 @@ class _Loop:
 
     def run(self) -> Benchmark:
         for number, target in enumerate(self._request.targets, 1):
-            workload = self._spec(target)
+            workload = _spec(self._request, target)
             missing = [c for c in self._contenders if not self._has(workload, c.name)]
             if missing and not self._spent():
                 self._listener.target(workload, number, len(self._request.targets))
                 self._run_target(workload, missing)
         return self._benchmark
-
-    def _spec(self, target: str) -> WorkloadSpec:
-        request = self._request
-        return WorkloadSpec(
-            target,
-            device=request.device,  # type: ignore[arg-type]
-            mode=request.mode,  # type: ignore[arg-type]
-            objective=request.objective,  # type: ignore[arg-type]
-            calls=request.calls,
-            seed=request.seed,
-        )
 
     def _has(self, workload: WorkloadSpec, contender: str) -> bool:
         return any(row.key == Row(workload, contender).key for row in self._benchmark.rows)
@@ -135,11 +146,14 @@ class _Loop:
 
     def _row(self, workload: WorkloadSpec, contender: Contender, job: Job) -> Row:
         row = Row(workload, contender.name)
-        if why := contender.missing(Setting(workload.device, workload.mode)):
-            return replace(row, state=RowState.MISSING, reason=why)
-        contest = Contest("contend", job, contender.name)
-        if contender.name == OURS:
-            row, contest = self._decided(row, contest)
+        try:
+            if why := contender.missing(Setting(workload.device, workload.mode)):
+                return replace(row, state=RowState.MISSING, reason=why)
+            contest = Contest("contend", job, contender.name)
+            if contender.name == OURS:
+                row, contest = self._decided(row, contest)
+        except Exception as error:  # a plug-in may raise anything, and a search may fail: it is this row's result
+            return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
         with _own_caches() as caches:
             contest = replace(contest, job=replace(job, cache_dir=caches))
             answer = self._ask(contest)
@@ -154,7 +168,8 @@ class _Loop:
         from torchwise.store import open_storage
 
         request = self._request
-        asked = Request(row.workload, request.allow, request.effort)
+        left_s = max(min(self._end - time.monotonic(), BUDGET_S[request.effort]), 1.0)
+        asked = Request(row.workload, request.allow, request.effort, left_s)
         with tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder:
             start = time.monotonic()
             with open_storage(f"{folder}/store.db") as storage:
@@ -178,7 +193,7 @@ class _Loop:
     def _with_duel(self, row: Row, contest: Contest) -> Row:
         """Hold our choice against the fastest of the others once more, both in one process."""
         rival = rival_of(self._benchmark.of(row.workload), row)
-        if rival is None or row.performance is None:
+        if rival is None or not row.is_right:
             return row
         with _own_caches() as caches:
             contest = replace(_at("duel", contest), rival=rival.contender, job=replace(contest.job, cache_dir=caches))

@@ -97,7 +97,7 @@ def _targets(name: str, sizes: list[str]) -> list[str]:
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         families = ", ".join(dict.fromkeys(entries.values()))
         raise InputError(
-            f"{name!r} is no family or workload of the zoo{hint} Families are {families}; other targets are "
+            f"{name!r} is no family or workload of the zoo{hint or '.'} Families are {families}; other targets are "
             "package.module:factory, path/file.py:factory or SCHEME:name"
         )
     if size and size not in SIZES:

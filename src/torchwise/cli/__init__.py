@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from torchwise import __version__
+from torchwise.cli.bench import bench
+from torchwise.cli.compare import compare
 from torchwise.cli.doctor import doctor
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
@@ -25,6 +27,8 @@ app = typer.Typer(
 app.command()(tune)
 app.command()(doctor)
 app.command()(report)
+app.command()(bench)
+app.command()(compare)
 app.command()(zoo)
 app.add_typer(plans, name="plans")
 

@@ -104,9 +104,14 @@ class Row:
         return (work.target, work.device, work.mode, work.objective, self.contender)
 
     @property
+    def is_timed(self) -> bool:
+        """Whether it was timed; a contender that then fails to start from warm caches keeps its figures, and is not."""
+        return self.state is RowState.TIMED and self.performance is not None
+
+    @property
     def is_right(self) -> bool:
         """Whether it was timed and its answers passed."""
-        return self.performance is not None and self.performance.verdict.outcome is Outcome.PASS
+        return self.is_timed and self.performance is not None and self.performance.verdict.outcome is Outcome.PASS
 
     @property
     def time(self) -> Interval | None:

@@ -1,8 +1,31 @@
-"""What a study looks like, from its records alone: on a terminal, as JSON, as one HTML page. Loads no torch."""
+"""What a study and a benchmark look like, from their records alone: on a terminal, as files, as plots. No torch."""
 
+from torchwise.report.bench import (
+    BenchProgress,
+    export,
+    read_benchmark,
+    render_benchmark,
+    render_comparison,
+    write_plots,
+)
+from torchwise.report.comparison import compare
 from torchwise.report.html import render_html, write_html
 from torchwise.report.json_export import write_json
 from torchwise.report.progress import Progress
 from torchwise.report.terminal import render_decision, render_study
 
-__all__ = ["Progress", "render_decision", "render_html", "render_study", "write_html", "write_json"]
+__all__ = [
+    "BenchProgress",
+    "Progress",
+    "compare",
+    "export",
+    "read_benchmark",
+    "render_benchmark",
+    "render_comparison",
+    "render_decision",
+    "render_html",
+    "render_study",
+    "write_html",
+    "write_json",
+    "write_plots",
+]

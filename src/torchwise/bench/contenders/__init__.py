@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from torchwise.bench.contenders.compiled import Compiled
 from torchwise.bench.contenders.contender import Contender, Setting
@@ -13,7 +15,8 @@ from torchwise.bench.contenders.eager import Eager
 from torchwise.bench.contenders.exported import AOTInductor, OnnxRuntime
 from torchwise.bench.contenders.others import OpenVINO, TensorRT, Thunder
 from torchwise.bench.contenders.torchwise import Torchwise
-from torchwise.errors import InputError
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.workload import Workload
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 BUILT_IN: tuple[Contender, ...] = (
@@ -38,8 +41,30 @@ def known() -> dict[str, Contender]:
     """Return every contender by name; a plug-in's entry point gives an instance."""
     found = {contender.name: contender for contender in BUILT_IN}
     for entry in importlib.metadata.entry_points(group="torchwise.contenders"):
-        found.setdefault(entry.name, entry.load())
+        found.setdefault(entry.name, _loaded(entry))
     return found
+
+
+def _loaded(entry: importlib.metadata.EntryPoint) -> Contender:
+    try:
+        contender: Contender = entry.load()
+    except Exception as error:  # a plug-in may raise anything when it is imported; the others must not suffer
+        return _Broken(entry.name, f"its plug-in {entry.value} cannot be loaded: {type(error).__name__}: {error}")
+    return contender
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A plug-in that cannot be loaded."""
+
+    name: str
+    reason: str
+
+    def missing(self, setting: Setting) -> str:  # noqa: ARG002 - nowhere
+        return self.reason
+
+    def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
+        raise UnsupportedError(self.reason)
 
 
 def find(names: Iterable[str]) -> list[Contender]:

@@ -1,0 +1,223 @@
+"""`torchwise bench`: Torchwise beside everything a user would pick instead, on many targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchwise.workload.spec import DEFAULT_CALLS
+
+if TYPE_CHECKING:
+    from torchwise.bench import BenchRequest, Suite
+    from torchwise.records.benchmark import Benchmark
+
+LIMIT_S = 300.0
+"""As `torchwise.bench.request.LIMIT_S`, which cannot be read here without loading torch."""
+
+
+def bench(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TARGET", help="A family of the zoo, a name in it, zoo for all, or any target."),
+    ] = None,
+    suite: Annotated[Path | None, typer.Option(help="TOML file with targets; options given here override it.")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="small, medium, large or extreme; may be repeated. [default: medium]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
+    contenders: Annotated[
+        str, typer.Option(help="Names with commas between them, or all.", show_default="eager, three modes, torchwise")
+    ] = "",
+    mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
+    objective: Annotated[str, typer.Option(help="latency or throughput.")] = "latency",
+    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    calls: Annotated[int, typer.Option(help="Calls that Torchwise is to expect.")] = DEFAULT_CALLS,
+    allow: Annotated[
+        str, typer.Option(help="How far Torchwise may move answers: exact, reordered, reduced or swapped.")
+    ] = "reordered",
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds after which one contender on one target is ended.")] = LIMIT_S,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no further contender starts.")] = None,
+    no_warm: Annotated[bool, typer.Option("--no-warm", help="Do not measure the first call from warm caches.")] = False,
+    export: Annotated[
+        list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for plots, PNG and SVG.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="A .json file to go on with, written after every row; it need not be there yet."),
+    ] = None,
+) -> None:
+    """Run contenders side by side, each in its own process, proven and timed against eager.
+
+    Exit codes: 0 done, or the budget is spent; 2 bad input; 130 interrupted, finished rows are kept.
+    """
+    from torchwise.plan import Legality
+    from torchwise.report.bench import read_benchmark
+
+    if not targets and not suite:
+        _name_families()
+    files = list(dict.fromkeys([*(export or []), *([resume] if resume else [])]))
+    _check_files(files, plots, resume)
+    earlier = read_benchmark(resume) if resume and resume.exists() else None
+
+    from torchwise.bench import BenchRequest
+
+    chosen = _suite(suite, targets, size, device, mode, contenders)
+    request = BenchRequest(
+        tuple(_targets(chosen)),
+        chosen.contenders,
+        chosen.device,
+        chosen.mode,
+        objective,
+        effort,
+        calls,
+        Legality.of(allow),
+        seed,
+        limit,
+        budget,
+        warm=not no_warm,
+    )
+    _check_words(request)
+    _run(request, earlier, files, plots, resume)
+
+
+def _check_words(request: BenchRequest) -> None:
+    """Refuse words that no workload takes now, and not after the hardware was measured.
+
+    Raises:
+        InputError: naming the value and the rule.
+    """
+    from torchwise.workload import WorkloadSpec
+
+    WorkloadSpec(
+        request.targets[0],
+        device=request.device,  # type: ignore[arg-type]
+        mode=request.mode,  # type: ignore[arg-type]
+        objective=request.objective,  # type: ignore[arg-type]
+        calls=request.calls,
+    )
+
+
+def _run(
+    request: BenchRequest, earlier: Benchmark | None, files: list[Path], plots: Path | None, resume: Path | None
+) -> None:
+    """Run, keep every row as soon as it is done, and show and write what there is, however it ended."""
+    from torchwise.bench import run_benchmark
+    from torchwise.report.bench import BenchProgress, export
+    from torchwise.trial import ProcessLauncher
+
+    progress = BenchProgress(keep=lambda benchmark: export(benchmark, resume) if resume else None)
+    try:
+        with progress:
+            done: Benchmark | None = run_benchmark(request, ProcessLauncher(), progress, earlier)
+        interrupted = False
+    except KeyboardInterrupt:  # caught here, as Typer would end without a word
+        done, interrupted = progress.benchmark or earlier, True
+    if done:
+        _show(done, request, files, plots, resume)
+    if interrupted:
+        kept = (
+            f"the same command goes on from {resume}" if resume else "with --resume FILE.json a run can be gone on with"
+        )
+        typer.echo(f"torchwise: interrupted; finished rows are kept, and {kept}", err=True)
+        raise typer.Exit(130)
+
+
+def _show(done: Benchmark, request: BenchRequest, files: list[Path], plots: Path | None, resume: Path | None) -> None:
+    from rich.console import Console
+
+    from torchwise.report.bench import export, render_benchmark, write_plots
+
+    for file in files:
+        export(done, file)
+    if plots:
+        write_plots(done, plots)
+    Console(highlight=False).print(render_benchmark(done, _next(done, request, files, resume)))
+
+
+def _next(done: Benchmark, request: BenchRequest, files: list[Path], resume: Path | None) -> list[str]:
+    """Return the commands that make sense next, the most useful first."""
+    from torchwise.bench.contenders import find
+
+    found = []
+    asked = (request.device, request.mode, request.objective)
+    wanted = {(target, *asked, contender.name) for target in request.targets for contender in find(request.contenders)}
+    if left := len(wanted - {row.key for row in done.rows}):
+        again = "the same command again" if resume else "the same command with --resume bench.json"
+        found.append(f"{again}: {left} of {len(wanted)} rows are not done")
+    exported = next((str(file) for file in files if file.suffix == ".json"), None)
+    found.append(
+        f"torchwise compare {exported or 'BEFORE.json'} AFTER.json" + ("" if exported else "  (after --export)")
+    )
+    return found
+
+
+def _suite(
+    file: Path | None,
+    targets: list[str] | None,
+    sizes: list[str] | None,
+    device: str,
+    mode: str,
+    contenders: str,
+) -> Suite:
+    """Return the suite of the file, or an empty one, with what was given on the command line in its place."""
+    from dataclasses import replace
+
+    from torchwise.bench import Suite, read_suite
+    from torchwise.bench.contenders import DEFAULT
+    from torchwise.environment import default_device
+
+    suite = read_suite(file) if file else Suite(())
+    names = tuple(name.strip() for name in contenders.split(",") if name.strip())
+    return replace(
+        suite,
+        targets=tuple(targets) if targets else suite.targets,
+        sizes=tuple(sizes) if sizes else suite.sizes,
+        device=device or suite.device or default_device(),
+        mode=mode or suite.mode,
+        contenders=names or suite.contenders or DEFAULT,
+    )
+
+
+def _targets(suite: Suite) -> list[str]:
+    from torchwise.bench import resolve_targets
+
+    return resolve_targets(suite.targets, suite.sizes)
+
+
+def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> None:
+    """Refuse what could not be written, before minutes are spent on it.
+
+    Raises:
+        InputError: naming the file and what is wrong with it.
+    """
+    from torchwise.cli.tune import check_writable
+    from torchwise.errors import InputError
+    from torchwise.report.bench import check_exportable
+
+    if resume and resume.suffix != ".json":
+        raise InputError(f"{resume} cannot be gone on with: only .json holds all of a benchmark")
+    for file in files:
+        check_exportable(file)
+        check_writable(file)
+    if plots and plots.exists() and not plots.is_dir():
+        raise InputError(f"{plots} is a file, but plots go to a folder")
+
+
+def _name_families() -> None:
+    """Refuse a benchmark of nothing.
+
+    Raises:
+        InputError: always, naming what there is.
+    """
+    from torchwise.errors import InputError
+    from torchwise.zoo import list_workloads
+
+    families = ", ".join(dict.fromkeys(entry.family for entry in list_workloads()))
+    raise InputError(
+        f"no target is given, but a benchmark needs some: a family of the zoo ({families}), zoo for all of them, "
+        "package.module:factory, path/file.py:factory, or --suite FILE"
+    )

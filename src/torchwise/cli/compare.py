@@ -1,0 +1,40 @@
+"""`torchwise compare`: did anything become slower or wrong from one benchmark to the next?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Before: a .json file that `torchwise bench` exported.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="After: another one.")],
+    threshold: Annotated[
+        float, typer.Option(help="Relative change beyond which a contender is slower or faster.")
+    ] = 0.05,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the comparison as JSON (schema torchwise.comparison/1).")
+    ] = None,
+) -> None:
+    """Compare two benchmarks row by row, by 95 % intervals that hold for all rows together.
+
+    A contender is slower only if both its time and its time relative to eager grew, so that a slower machine fails
+    nothing.
+
+    Exit codes: 0 nothing is slower, wrong or lost; 1 something is; 2 bad input.
+    """
+    from rich.console import Console
+
+    from torchwise.cli.tune import check_writable
+    from torchwise.report import comparison
+    from torchwise.report.bench import read_benchmark, render_comparison
+    from torchwise.report.json_export import write_whole
+
+    check_writable(json)
+    found = comparison.compare(read_benchmark(a), read_benchmark(b), threshold)
+    Console(highlight=False).print(render_comparison(found))
+    if json:
+        write_whole(f"{found.to_json()}\n", json)
+    raise typer.Exit(1 if found.has_regressions else 0)

@@ -1,0 +1,17 @@
+"""A benchmark from its records alone: as a table, its sum, plots, files, and two of them side by side."""
+
+from torchwise.report.bench.compared import render_comparison
+from torchwise.report.bench.export import check_exportable, export, read_benchmark
+from torchwise.report.bench.plots import write_plots
+from torchwise.report.bench.progress import BenchProgress
+from torchwise.report.bench.terminal import render_benchmark
+
+__all__ = [
+    "BenchProgress",
+    "check_exportable",
+    "export",
+    "read_benchmark",
+    "render_benchmark",
+    "render_comparison",
+    "write_plots",
+]

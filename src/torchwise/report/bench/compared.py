@@ -1,0 +1,52 @@
+"""A comparison of two benchmarks on a terminal: what differs between the machines first, then the regressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from torchwise.report import format as show
+from torchwise.report.comparison import Change, Compared, Comparison
+
+TITLES = {
+    Change.SLOWER: "Slower",
+    Change.WRONG: "No longer right",
+    Change.LOST: "Lost: timed in A, and not in B",
+    Change.FASTER: "Faster",
+    Change.RIGHT: "Right now",
+    Change.GAINED: "Gained: timed in B, and not in A",
+    Change.DRIFT: "Drift of eager: the machine, or eager itself; fails nothing",
+    Change.NOT_COMPARED: "Not compared",
+}
+"""Headings in the order in which they are shown; rows that are the same are only counted."""
+
+
+def render_comparison(comparison: Comparison) -> RenderableType:
+    """Return a comparison, the sentence that counts last, where a log ends."""
+    parts: list[RenderableType] = []
+    if comparison.differences:
+        words = "A and B ran in different environments, so changes may come from there:"
+        parts.append(_listed(words, [show.one_line(text) for text in comparison.differences], "bold yellow"))
+    for change, title in TITLES.items():
+        if found := comparison.of(change):
+            style = "bold red" if change.is_regression else "bold"
+            parts.append(_listed(title, [_line(row) for row in found], style))
+    return Group(*parts, Text(sentence(comparison), style="bold red" if comparison.has_regressions else "bold green"))
+
+
+def sentence(comparison: Comparison) -> str:
+    """Return the outcome in a sentence."""
+    counts = [f"{len(found)} {change}" for change in Change if (found := comparison.of(change))]
+    outcome = "B has regressions" if comparison.has_regressions else "B has no regression"
+    return f"{outcome}, beyond {show.percent(comparison.threshold)}: {', '.join(counts)}."
+
+
+def _line(row: Compared) -> str:
+    return f"{show.one_line(row.target)} ({row.mode} on {row.device}), {show.one_line(row.contender)}: {row.detail}"
+
+
+def _listed(title: str, lines: Sequence[str], style: str) -> RenderableType:
+    return Group(Text(title, style=style), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines), Text())

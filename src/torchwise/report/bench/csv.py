@@ -1,0 +1,78 @@
+"""A benchmark as CSV: one line for each row, raw figures in SI units, the unit in each column's name."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from torchwise.records import Interval
+from torchwise.records.benchmark import Benchmark, Row
+from torchwise.report import format as show
+from torchwise.report.bench.table import answers_of, best_of
+from torchwise.workload import WorkloadSpec
+
+Cell = str | float | int | bool | None
+
+
+def to_csv(benchmark: Benchmark) -> str:
+    """Return the table with a header, as RFC 4180 has it; a cell is empty where nothing is known."""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns(Row(WorkloadSpec(""), ""), Benchmark(benchmark.environment, 0.0)))
+    writer.writeheader()
+    writer.writerows(columns(row, benchmark) for row in benchmark.rows)
+    return file.getvalue()
+
+
+def columns(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
+    """Return the cells of a row by column."""
+    return {**_asked(row), **_found(row, benchmark), **_chosen(row)}
+
+
+def _asked(row: Row) -> dict[str, Cell]:
+    work, (answers, why) = row.workload, answers_of(row)
+    return {
+        "target": show.one_line(work.target),
+        "device": work.device,
+        "mode": work.mode,
+        "objective": work.objective,
+        "calls": work.calls,
+        "seed": work.seed,
+        "contender": show.one_line(row.contender),
+        "precision": row.precision,
+        "answers": answers,
+        "why": show.one_line(why),
+    }
+
+
+def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
+    found = row.performance
+    costs, measured = (found.costs, found.measurement) if found else (None, None)
+    return {
+        "is_best_of_precision": best_of(benchmark.of(row.workload)).get(row.precision) is row,
+        "overwritten_by_next_call": found.overwrites if found else None,
+        "relative_error": found.verdict.error if found else None,
+        **_interval("time", "s", row.time),
+        "eager_time_s": measured.baseline_time.mid if measured else None,
+        "rounds": len(measured.candidate_s) if measured else None,
+        **_interval("speedup", "ratio", row.speedup),
+        "cold_s": costs.cold_s if costs else None,
+        "warm_s": costs.warm_s if costs else None,
+        "peak_memory_bytes": costs.peak_memory if costs else None,
+        "eager_peak_memory_bytes": costs.baseline_peak_memory if costs else None,
+        "roofline_share": row.share_of(benchmark.peaks),
+    }
+
+
+def _chosen(row: Row) -> dict[str, Cell]:
+    duel = row.duel.speedup if row.duel else None
+    return {
+        "plan": show.one_line(str(row.plan)) if row.plan else None,
+        "search_s": row.search_s,
+        "rival": row.rival,
+        **_interval("duel", "ratio", duel),
+    }
+
+
+def _interval(name: str, unit: str, interval: Interval | None) -> dict[str, Cell]:
+    low, mid, high = (interval.low, interval.mid, interval.high) if interval else (None, None, None)
+    return {f"{name}_{unit}": mid, f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}

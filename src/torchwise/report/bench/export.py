@@ -1,0 +1,59 @@
+"""A benchmark to a file, by the file's suffix, and back from JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchwise.errors import InputError
+from torchwise.records.benchmark import Benchmark
+from torchwise.report.bench.csv import to_csv
+from torchwise.report.bench.markdown import to_markdown
+from torchwise.report.json_export import write_whole
+
+WRITERS = {
+    ".json": lambda benchmark: f"{benchmark.to_json()}\n",
+    ".csv": to_csv,
+    ".md": to_markdown,
+}
+
+
+def export(benchmark: Benchmark, path: str | Path) -> Path:
+    """Write a benchmark as .json (all of it, schema `torchwise.bench/1`), .csv or .md; return the path.
+
+    The file holds either the whole of it or what it held before, whatever happens meanwhile.
+
+    Raises:
+        InputError: the suffix is another one, or the file cannot be written.
+    """
+    check_exportable(path)
+    return write_whole(WRITERS[Path(path).suffix](benchmark), path)
+
+
+def check_exportable(path: str | Path) -> None:
+    """Refuse a file whose suffix names no form to write.
+
+    Raises:
+        InputError: it does not.
+    """
+    suffix = Path(path).suffix
+    if suffix not in WRITERS:
+        raise InputError(
+            f"{path} ends in {suffix or 'no suffix'!r}, but an export is written by its suffix, one of "
+            f"{', '.join(WRITERS)}: such as {Path(path).with_suffix('.json')}"
+        )
+
+
+def read_benchmark(path: str | Path) -> Benchmark:
+    """Read what was exported as .json.
+
+    Raises:
+        InputError: it cannot be read, or is no benchmark of this schema.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        return Benchmark.from_json(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; give a .json file that `torchwise bench` exported") from None

@@ -1,0 +1,95 @@
+"""A benchmark as pictures, PNG and SVG: speed-up over eager, and the share of the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torchwise.errors import InputError
+from torchwise.records.benchmark import Benchmark, Row, rival_of
+from torchwise.report import format as show
+from torchwise.report.bench.drawing import Group, Mark, Picture, draw
+from torchwise.report.bench.table import EAGER, OURS
+from torchwise.workload import WorkloadSpec
+
+BEST_OTHER = "best other"
+LONGEST = 60
+
+
+def write_plots(benchmark: Benchmark, folder: str | Path) -> list[Path]:
+    """Write `speedup` and, where the roofline is known, `roofline`, each as .png and .svg; return the paths.
+
+    Raises:
+        InputError: the folder cannot be made or written to.
+    """
+    pictures = {"speedup": speedup_picture(benchmark), "roofline": roofline_picture(benchmark)}
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return [file for name, found in pictures.items() if found.groups for file in draw(found, Path(folder, name))]
+    except OSError as error:
+        raise InputError(f"plots cannot be written to {folder}: {error.strerror or error}") from None
+
+
+def speedup_picture(benchmark: Benchmark) -> Picture:
+    """Return every timed contender but eager; a hollow mark where its answers are not right."""
+    return Picture(
+        _groups(benchmark, lambda workload: _speedups(benchmark.of(workload))),
+        label="speed-up over eager: right of 1× is faster",
+        note=f"bars: 95 % interval; hollow: answers not right; {_place(benchmark)}",
+        unit="×",
+        line=1.0,
+    )
+
+
+def roofline_picture(benchmark: Benchmark) -> Picture:
+    """Return what eager, the best other and Torchwise reach with right answers in the model's own precision."""
+    return Picture(
+        _groups(benchmark, lambda workload: _shares(benchmark, workload)),
+        label="share of the roofline: least possible time over the measured one",
+        note=_place(benchmark),
+        unit=" %",
+        line=100.0,
+    )
+
+
+def _groups(benchmark: Benchmark, marks_of: Callable[[WorkloadSpec], list[Mark]]) -> tuple[Group, ...]:
+    workloads = benchmark.workloads
+    found = [(_name(workload, workloads), tuple(marks_of(workload))) for workload in workloads]
+    return tuple(Group(name, marks) for name, marks in found if marks)
+
+
+def _speedups(rows: tuple[Row, ...]) -> list[Mark]:
+    return [
+        Mark(_series(row), row.speedup.low, row.speedup.mid, row.speedup.high, is_hollow=not row.is_right)
+        for row in rows
+        if row.speedup and row.contender != EAGER
+    ]
+
+
+def _shares(benchmark: Benchmark, workload: WorkloadSpec) -> list[Mark]:
+    right = {row.contender: row for row in benchmark.of(workload) if row.is_right and row.precision == "native"}
+    others = tuple(row for name, row in right.items() if name != EAGER)
+    rival = rival_of(others, right.get(OURS) or Row(workload, OURS))
+    shown = {EAGER: right.get(EAGER), BEST_OTHER: rival, OURS: right.get(OURS)}
+    shares = {name: row.share_of(benchmark.peaks) if row else None for name, row in shown.items()}
+    return [Mark(name, 100 * share, 100 * share, 100 * share) for name, share in shares.items() if share]
+
+
+def _series(row: Row) -> str:
+    """Return what the legend calls a row: lowered precision is a series of its own."""
+    name = show.one_line(row.contender)
+    return name if row.precision == "native" else f"{name} in {show.one_line(row.precision)}"
+
+
+def _name(workload: WorkloadSpec, among: tuple[WorkloadSpec, ...]) -> str:
+    """Return the target without the zoo's prefix, and with what else tells it from the others."""
+    words = [show.clipped(workload.target.removeprefix("zoo:"), LONGEST)]
+    for field in ("mode", "device", "objective"):
+        if len({getattr(other, field) for other in among}) > 1:
+            words.append(getattr(workload, field))
+    return ", ".join(words)
+
+
+def _place(benchmark: Benchmark) -> str:
+    here = benchmark.environment
+    return show.one_line(f"{here.gpu or here.cpu}, torch {here.torch}")

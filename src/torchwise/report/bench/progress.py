@@ -1,0 +1,62 @@
+"""A benchmark while it runs: one live line on a terminal, one line per event in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from torchwise.records.benchmark import Benchmark, Row
+from torchwise.report import format as show
+from torchwise.report.bench.table import Line, line_of
+from torchwise.report.progress import Progress
+from torchwise.workload import WorkloadSpec
+
+
+class BenchProgress(Progress):
+    """Shows target, contender and stage, for how long, and each row when it is done; a benchmark's listener.
+
+    Attributes:
+        benchmark: what is done so far; None before the first row.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[Benchmark], object] = lambda _: None,
+    ) -> None:
+        """Show on `console` (standard error where None), and give every new state of the benchmark to `keep`."""
+        super().__init__(console, clock=clock)
+        self.benchmark: Benchmark | None = None
+        self._keep = keep
+        self._target, self._task, self._leader = "", "measuring what the hardware can do", "no row is done yet"
+
+    def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
+        """Target `number` of `total` is begun."""
+        self._target = f"{number}/{total} {show.one_line(workload.target)}"
+        self._begin(f"{self._target}: looking at the plain model")
+
+    def contender(self, name: str) -> None:
+        """A contender is tried."""
+        self._begin(f"{self._target}: {show.one_line(name)}")
+
+    def row(self, benchmark: Benchmark, row: Row) -> None:
+        """A row is done: keep it first, then say it."""
+        self.benchmark = benchmark
+        self._keep(benchmark)
+        self._say(f"{show.one_line(row.workload.target)}: {in_a_line(line_of(row, benchmark))}")
+        self._leader = f"{show.counted(len(benchmark.rows), 'row')} done"
+        self._task, self._stage = self._target, ""
+
+
+def in_a_line(line: Line) -> str:
+    """Return a finished row as one line of a log."""
+    head = f"{line.contender}: {line.answers}" + (f" ({line.why})" if line.why else "")
+    if not line.row.is_timed:
+        return head
+    precision = "" if line.precision == "native" else f" in {line.precision}"
+    parts = [f"{line.contender}: {line.speedup}{precision}", f"{line.time} per call", f"first call +{line.cold}"]
+    return ", ".join([*parts, head.partition(": ")[2], *filter(None, [line.choice])])

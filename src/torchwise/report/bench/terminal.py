@@ -1,0 +1,104 @@
+"""A benchmark on a terminal: a block for each target, then what it comes to, then what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from torchwise.records.benchmark import Benchmark
+from torchwise.report import format as show
+from torchwise.report.bench.summary import sentences, summarize
+from torchwise.report.bench.table import LEGEND, Block, Line, blocks
+from torchwise.report.facts import when
+
+WIDE, MEDIUM = 124, 80
+"""Columns from which every figure fits into the table, and from which all but costs and memory do."""
+
+Column = tuple[str, bool, Callable[[Line], str]]
+_NAME: Column = ("contender", False, lambda line: line.name)
+_ANSWERS: Column = ("answers", False, lambda line: line.answers)
+_NARROW: tuple[Column, ...] = (_NAME, ("speed-up", True, lambda line: line.speedup), _ANSWERS)
+_MEDIUM: tuple[Column, ...] = (
+    _NAME,
+    ("per call", True, lambda line: line.time),
+    ("speed-up", True, lambda line: line.speedup),
+    ("cold", True, lambda line: line.cold),
+    _ANSWERS,
+)
+_WIDE: tuple[Column, ...] = (
+    *_MEDIUM[:4],
+    ("warm", True, lambda line: line.warm),
+    ("peak memory", True, lambda line: line.memory),
+    ("roofline", True, lambda line: line.roofline),
+    ("precision", False, lambda line: line.precision),
+    _ANSWERS,
+)
+
+
+def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
+    """Return a benchmark: where, every target, the summary, and the commands that make sense next."""
+    parts: list[RenderableType] = [Text(place(benchmark), style="dim")]
+    parts += [_Shown(block) for block in blocks(benchmark)]
+    if not benchmark.rows:
+        parts.append(Text("No row is finished yet.", style="bold"))
+    else:
+        parts.append(Text(f"\n{LEGEND}", style="dim"))
+    if found := sentences(summarize(benchmark)):
+        parts.append(_listed("In all", found))
+    if next_commands:
+        parts.append(_listed("Next", map(show.plain, next_commands), style="cyan"))
+    return Group(*parts)
+
+
+def place(benchmark: Benchmark) -> str:
+    """Return where and when it ran, and how fast the hardware is, in a line."""
+    here = benchmark.environment
+    words = [here.gpu or here.cpu, f"torch {here.torch}", when(benchmark.created_at)]
+    if peaks := benchmark.peaks:
+        words.append(f"copies {show.three(peaks.bandwidth / 1e9)} GB/s")
+        words += [f"{name} {show.three(rate / 1e12)} TFLOP/s" for name, rate in peaks.flops.items()]
+    return show.one_line(", ".join(filter(None, words)))
+
+
+class _Shown:
+    """A block with as many columns as there is room for; what does not fit a cell follows below the table."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
+        yield Text(f"\n{self._block.title}", style="bold")
+        yield self._table(columns)
+        for line in self._block.lines:
+            precision = "" if columns is _WIDE or line.precision == "native" else f"in {line.precision}"
+            for text in filter(None, (precision, *line.remarks)):
+                yield _hanging(text, f"{line.contender}: ")
+
+    def _table(self, columns: tuple[Column, ...]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+        for name, is_figure, _ in columns:
+            wraps = name in ("contender", "answers")
+            table.add_column(name, justify="right" if is_figure else "left", no_wrap=not wraps, overflow="fold")
+        for line in self._block.lines:
+            table.add_row(*(Text(cell(line), style=_style(line, name)) for name, _, cell in columns))
+        return table
+
+
+def _style(line: Line, column: str) -> str:
+    if column == "answers" and not line.row.is_right:
+        return "red" if line.answers in ("failed", "not right") else "yellow"
+    return "bold green" if line.is_best else "" if line.row.is_right else "dim"
+
+
+def _listed(title: str, lines: Iterable[str], style: str = "") -> RenderableType:
+    return Group(Text(f"\n{title}", style="bold"), *(_hanging(text, style=style) for text in lines))
+
+
+def _hanging(text: str, lead: str = "", style: str = "") -> RenderableType:
+    return Padding(Text.assemble((lead, "bold"), (text, style)), (0, 0, 0, 2))

@@ -1,0 +1,211 @@
+"""Two benchmarks side by side: what became slower, faster, wrong, right, lost or gained, and what only drifted.
+
+A contender became slower only where both its time per call and its time relative to eager grew beyond the threshold:
+a slower machine slows both it and eager, and eager that became faster is no regression of the contender. Eager's
+own rows are therefore judged by time alone, and what changed is called drift, which fails nothing; only where eager was
+timed and no longer is, it is lost like any other.
+
+A row that A timed and B has not counts as lost only if B holds both its target and, on any target, its contender: what
+B was never asked to run is no regression, and is counted as not compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchwise.errors import InputError
+from torchwise.records import Interval, codec
+from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.statistics import CONFIDENCE, unpaired_ratio_interval
+from torchwise.report import format as show
+from torchwise.report.bench.table import EAGER, answers_of
+
+SCHEMA = "torchwise.comparison/1"
+THRESHOLD = 0.05
+
+
+class Change(StrEnum):
+    """What became of a row from A to B."""
+
+    SLOWER = "slower"
+    WRONG = "wrong"
+    LOST = "lost"
+    FASTER = "faster"
+    RIGHT = "right"
+    GAINED = "gained"
+    DRIFT = "drift"
+    SAME = "same"
+    NOT_COMPARED = "not compared"
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether it fails a comparison."""
+        return self in (Change.SLOWER, Change.WRONG, Change.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row of both.
+
+    Attributes:
+        target: of the row, and so on: together its `Row.key`.
+        change: what became of it.
+        time: B's time per call over A's, with its interval; None where it was not judged by time.
+        speedup: B's speed-up over eager over A's, likewise.
+        detail: the figures or the reason, in words.
+    """
+
+    target: str
+    device: str
+    mode: str
+    objective: str
+    contender: str
+    change: Change
+    time: Interval | None = None
+    speedup: Interval | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two benchmarks compared.
+
+    Attributes:
+        threshold: the relative change beyond which a row is slower or faster: 0.05 is 5 %.
+        confidence: of every interval by itself, so that all hold together with 95 %.
+        differences: between the environments, in words; figures of unlike environments say little.
+        rows: every row of either.
+    """
+
+    threshold: float
+    confidence: float
+    differences: tuple[str, ...]
+    rows: tuple[Compared, ...]
+    schema: str = SCHEMA
+
+    def of(self, change: Change) -> tuple[Compared, ...]:
+        """Return the rows of one kind."""
+        return tuple(row for row in self.rows if row.change is change)
+
+    @property
+    def has_regressions(self) -> bool:
+        """Whether anything became slower or wrong, or was lost."""
+        return any(row.change.is_regression for row in self.rows)
+
+    def to_json(self) -> str:
+        """Return schema `torchwise.comparison/1`."""
+        return codec.to_json(self)
+
+
+def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Comparison:
+    """Compare two benchmarks row by row, A before and B after.
+
+    Args:
+        a: before.
+        b: after.
+        threshold: relative change that is not worth a word.
+
+    Raises:
+        InputError: the threshold is not at least 0, or the two share no row.
+    """
+    if not 0 <= threshold < float("inf"):
+        raise InputError(f"threshold is {threshold}, but must be at least 0: 0.05 is 5 %")
+    before, after = ({row.key: row for row in benchmark.rows} for benchmark in (a, b))
+    shared = [key for key in before if key in after]
+    if not shared:
+        raise InputError("the two benchmarks share no row, but need a target with a contender that is in both")
+    timed = sum(_is_judged_by_time(before[key], after[key]) for key in shared)
+    judge = _Judge(threshold, 1 - (1 - CONFIDENCE) / max(timed, 1))
+    rows = [judge.compared(before[key], after[key]) for key in shared]
+    rows += [_absent(row, b) for key, row in before.items() if key not in after]
+    rows += [_compared(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
+    differences = tuple(
+        line.replace(" there,", " in A,").removesuffix(" here") + " in B"
+        for line in a.environment.differences(b.environment)
+    )
+    return Comparison(threshold, judge.confidence, differences, tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    threshold: float
+    confidence: float
+
+    def compared(self, a: Row, b: Row) -> Compared:
+        if _is_judged_by_time(a, b):
+            return self._by_time(a, b)
+        if a.is_timed and not b.is_timed:
+            return _compared(a, Change.LOST, f"{_state(b)}, and was {_state(a)}")
+        if b.is_timed and not a.is_timed:
+            return _compared(a, Change.GAINED, f"{_state(b)}, and was {_state(a)}")
+        if a.is_right and not b.is_right:
+            return _compared(a, Change.WRONG, _state(b))
+        if b.is_right and not a.is_right:
+            return _compared(a, Change.RIGHT, f"was {_state(a)}")
+        if a.is_timed and a.precision != b.precision:
+            return _compared(a, Change.NOT_COMPARED, f"{a.precision} in A, {b.precision} in B: never in one ratio")
+        states = f"{_state(a)}, in both" if _state(a) == _state(b) else f"{_state(a)} in A, {_state(b)} in B"
+        return _compared(a, Change.NOT_COMPARED, states)
+
+    def _by_time(self, a: Row, b: Row) -> Compared:
+        time = unpaired_ratio_interval(_times(b), _times(a), self.confidence)
+        speedup = unpaired_ratio_interval(_speedups(b), _speedups(a), self.confidence)
+        if a.contender == EAGER:
+            beyond = self._is_above(time) or self._is_below(time)
+            change = Change.DRIFT if beyond else Change.SAME
+        else:
+            slower = self._is_above(time) and self._is_below(speedup)
+            faster = self._is_below(time) and self._is_above(speedup)
+            change = Change.SLOWER if slower else Change.FASTER if faster else Change.SAME
+        return _compared(a, change, _figures(a, b, time, speedup), time, speedup)
+
+    def _is_above(self, ratio: Interval) -> bool:
+        return ratio.low > 1 + self.threshold
+
+    def _is_below(self, ratio: Interval) -> bool:
+        return ratio.high < 1 / (1 + self.threshold)
+
+
+def _is_judged_by_time(a: Row, b: Row) -> bool:
+    """Whether both are timed, in one class, and right; of eager, answers are not judged."""
+    if not (a.is_timed and b.is_timed and a.precision == b.precision):
+        return False
+    return a.contender == EAGER or (a.is_right and b.is_right)
+
+
+def _absent(row: Row, b: Benchmark) -> Compared:
+    has_target = any(other.key[:-1] == row.key[:-1] for other in b.rows)
+    has_contender = any(other.contender == row.contender for other in b.rows)
+    if row.is_timed and has_target and has_contender:
+        return _compared(row, Change.LOST, "absent from B, which has its target and its contender")
+    return _compared(row, Change.NOT_COMPARED, "only in A")
+
+
+def _compared(
+    row: Row, change: Change, detail: str, time: Interval | None = None, speedup: Interval | None = None
+) -> Compared:
+    return Compared(*row.key, change, time, speedup, show.one_line(detail))
+
+
+def _state(row: Row) -> str:
+    return ": ".join(filter(None, answers_of(row)))
+
+
+def _times(row: Row) -> tuple[float, ...]:
+    assert row.performance is not None
+    return row.performance.measurement.candidate_s
+
+
+def _speedups(row: Row) -> list[float]:
+    assert row.performance is not None
+    found = row.performance.measurement
+    return [eager / own for eager, own in zip(found.baseline_s, found.candidate_s, strict=True)]
+
+
+def _figures(a: Row, b: Row, time: Interval, speedup: Interval) -> str:
+    before, after = (show.seconds(row.time.mid if row.time else None) for row in (a, b))
+    times = f"{before} to {after} per call"
+    if a.contender == EAGER:
+        return f"{show.speedup(time)} its time, {times}"
+    return f"{show.speedup(time)} its time, {times}; {show.speedup(speedup)} its speed-up over eager"

@@ -1,0 +1,268 @@
+"""`torchwise bench`: what is asked for reaches the loop, rows are kept as they come, and files are what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchwise.bench
+import torchwise.trial
+from bench_samples import Workers, a_benchmark, a_row, a_spec, some_rows
+from torchwise import cli, environment
+from torchwise.bench import BenchRequest
+from torchwise.bench.contenders import DEFAULT
+from torchwise.bench.request import LIMIT_S
+from torchwise.plan import Legality
+from torchwise.records.benchmark import Benchmark
+from torchwise.report import export, read_benchmark
+
+TARGET = "zoo:tutorial.fusion_demo@small"
+
+
+@dataclass
+class Loop:
+    """Stands in for `run_benchmark`: says each row of `rows`, and remembers what it was asked.
+
+    Attributes:
+        then: called after each row with their number; it may raise.
+    """
+
+    rows: tuple[Any, ...] = field(default_factory=some_rows)
+    then: Callable[[int], None] = lambda _: None
+    request: BenchRequest | None = None
+    earlier: Benchmark | None = None
+
+    def __call__(self, request: BenchRequest, launcher: Any, listener: Any, earlier: Any = None) -> Benchmark:
+        self.request, self.earlier = request, earlier
+        done = earlier.rows if earlier else ()
+        listener.target(self.rows[0].workload, 1, len(request.targets))
+        for row in self.rows[len(done) :]:
+            listener.contender(row.contender)
+            done = (*done, row)
+            listener.row(a_benchmark(done), row)
+            self.then(len(done))
+        return a_benchmark(done)
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    found = Loop()
+    monkeypatch.setattr(torchwise.bench, "run_benchmark", found)
+    monkeypatch.setenv("COLUMNS", "200")
+    return found
+
+
+def run(*arguments: object) -> int | str | None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["torchwise", "bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    return left.value.code
+
+
+def test_every_option_reaches_the_loop(loop: Loop) -> None:
+    options = (
+        *(
+            "tutorial.fusion_demo",
+            "--size",
+            "small",
+            "--size",
+            "large",
+            "--device",
+            "cpu",
+            "--contenders",
+            "eager, thunder",
+        ),
+        *("--mode", "training", "--objective", "throughput", "--effort", "quick", "--calls", 7, "--allow", "reduced"),
+        *("--seed", 3, "--limit", 20, "--budget", 540, "--no-warm"),
+    )
+    assert run(*options) == 0
+    assert loop.request == BenchRequest(
+        (TARGET, "zoo:tutorial.fusion_demo@large"),
+        ("eager", "thunder"),
+        *("cpu", "training", "throughput", "quick", 7, Legality.REDUCED, 3, 20.0, 540.0, False),
+    )
+
+
+def test_what_is_not_said_is_as_documented(loop: Loop) -> None:
+    assert run("tutorial.fusion_demo") == 0
+    target = "zoo:tutorial.fusion_demo@medium"
+    assert loop.request == BenchRequest((target,), DEFAULT, environment.default_device())
+    assert sys.modules["torchwise.cli.bench"].LIMIT_S == LIMIT_S  # the name in the package is the command
+
+
+def test_options_override_the_suite(loop: Loop, tmp_path: Path) -> None:
+    suite = tmp_path / "suite.toml"
+    suite.write_text(
+        'targets = ["tutorial"]\nsizes = ["large"]\ndevice = "cuda"\nmode = "training"\ncontenders = ["eager"]\n'
+    )
+    assert run("--suite", suite) == 0
+    assert loop.request
+    asked = loop.request
+    assert asked.targets[0].endswith("@large")
+    assert len(asked.targets) > 5
+    assert (asked.device, asked.mode, asked.contenders) == ("cuda", "training", ("eager",))
+    override = ("--size", "small", "--device", "cpu", "--mode", "inference", "--contenders", "default")
+    assert run("tutorial.fusion_demo", "--suite", suite, *override) == 0
+    asked = loop.request
+    assert (asked.targets, asked.device, asked.mode, asked.contenders) == ((TARGET,), "cpu", "inference", ("default",))
+
+
+def test_rows_are_said_as_they_come_and_the_table_and_the_summary_follow(loop: Loop, capsys) -> None:
+    assert run(TARGET) == 0
+    shown = capsys.readouterr()
+    assert "max-autotune: 1.50× [1.49, 1.51], 8.27 ms per call" in shown.err
+    assert "torchwise ★" in shown.out
+    assert "torchwise over the best other: 1.13×" in shown.out
+    assert "torchwise compare BEFORE.json AFTER.json" in shown.out
+
+
+def test_files_and_plots_are_written(loop: Loop, tmp_path: Path, capsys) -> None:
+    files = [tmp_path / name for name in ("a.json", "a.csv", "a.md")]
+    assert run(TARGET, *(word for file in files for word in ("--export", file)), "--plots", tmp_path / "plots") == 0
+    assert read_benchmark(files[0]) == a_benchmark()
+    assert files[1].read_text().startswith("target,")
+    assert files[2].read_text().startswith("# Benchmark")
+    assert len(list((tmp_path / "plots").iterdir())) == 4
+    assert f"torchwise compare {files[0]} AFTER.json" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_resume_starts_a_file_keeps_every_row_and_goes_on(loop: Loop, tmp_path: Path, capsys) -> None:
+    file, kept = tmp_path / "bench.json", []
+
+    def killed_after_three(number: int) -> None:
+        kept.append(len(read_benchmark(file).rows))
+        if number == 3:
+            raise SystemError("killed")
+
+    loop.then = killed_after_three
+    with pytest.raises(SystemError, match="killed"):
+        run(TARGET, "--resume", file)
+    assert kept == [1, 2, 3]
+    loop.then = lambda _: None
+    assert run(TARGET, "--resume", file) == 0
+    assert loop.earlier
+    assert loop.earlier.rows == loop.rows[:3]
+    assert read_benchmark(file).rows == loop.rows
+    assert [found.name for found in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_ctrl_c_keeps_and_shows_what_is_finished(loop: Loop, tmp_path: Path, capsys) -> None:
+    def interrupt(number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    loop.then = interrupt
+    assert run(TARGET, "--export", tmp_path / "a.json", "--export", tmp_path / "a.md") == 130
+    shown = capsys.readouterr()
+    assert len(read_benchmark(tmp_path / "a.json").rows) == 2
+    assert (tmp_path / "a.md").exists()
+    assert "default" in shown.out
+    assert "interrupted; finished rows are kept, and with --resume FILE.json" in shown.err
+
+
+def test_ctrl_c_before_the_first_row_shows_nothing(loop: Loop, monkeypatch, capsys) -> None:
+    def interrupted(*arguments: Any) -> Benchmark:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torchwise.bench, "run_benchmark", interrupted)
+    assert run(TARGET) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
+    loop.rows = (a_row("eager", 1.0, workload=a_spec(TARGET)),)
+    assert run(TARGET, "--device", "cuda", "--contenders", "eager,default,torchwise") == 0
+    assert "2 of 3 rows are not done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no target is given, .*zoo (energy_flow, ivhl, spinlock, arr_coc, tutorial)"),
+        (("tutorail",), "did you mean tutorial"),
+        ((TARGET, "--size", "tiny"), "size is 'tiny'"),
+        ((TARGET, "--device", "tpu"), "device is 'tpu', but must be one of cpu, cuda"),
+        ((TARGET, "--mode", "dreaming"), "mode is 'dreaming', but must be one of inference, training"),
+        ((TARGET, "--objective", "memory"), "objective is 'memory', but a benchmark times"),
+        ((TARGET, "--effort", "great"), "effort is 'great'"),
+        ((TARGET, "--allow", "all"), "allow is 'all', but must be one of"),
+        ((TARGET, "--calls", "0"), "calls is 0, but must be a whole number of at least 1"),
+        ((TARGET, "--budget", "0"), "budget is 0.0 s, but must be above 0"),
+        ((TARGET, "--export", "a.txt"), "a.txt ends in '.txt', but an export is written by its suffix"),
+        ((TARGET, "--export", "nowhere/a.md"), "there is no folder"),
+        ((TARGET, "--resume", "a.csv"), "a.csv cannot be gone on with: only .json holds all"),
+        ((TARGET, "--plots", "file"), "file is a file, but plots go to a folder"),
+        (("--suite", "none.toml"), "none.toml cannot be read"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_run(
+    loop: Loop, tmp_path: Path, monkeypatch, capsys, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert run(*arguments) == 2
+    shown = capsys.readouterr()
+    for part in message.split(".*"):
+        assert part in shown.err
+    assert shown.out == ""
+    assert loop.request is None
+
+
+def test_a_file_that_is_no_benchmark_is_not_gone_on_with(loop: Loop, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text("{}")
+    assert run(TARGET, "--resume", file) == 2
+    assert "this is no Benchmark" in capsys.readouterr().err
+    assert file.read_text() == "{}"
+    assert loop.request is None
+
+
+def test_the_loop_itself_runs_from_the_command(monkeypatch, tmp_path: Path, capsys) -> None:
+    """From the command to the file with nothing in between replaced but the worker processes."""
+    workers = Workers()
+    monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda: workers)
+    file = tmp_path / "bench.json"
+    options = ("--device", "cpu", "--contenders", "eager,default", "--effort", "quick", "--resume", file)
+    assert run(TARGET, *options) == 0
+    jobs = len(workers.jobs)
+    assert [row.contender for row in read_benchmark(file).rows] == ["eager", "default"]
+    assert run(TARGET, *options) == 0
+    assert len(workers.jobs) == jobs
+    monkeypatch.setattr(torchwise.environment, "torch_version", lambda: "0.1")
+    assert run(TARGET, *options) == 2
+    assert "of another environment (torch: " in capsys.readouterr().err
+
+
+def test_asking_about_the_commands_loads_no_torch(monkeypatch) -> None:
+    for arguments in (["--help"], ["bench", "--help"], ["bench"], ["compare", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "torchwise.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
+        )
+        assert done.returncode == (2 if arguments == ["bench"] else 0)
+        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import ")}
+        assert "torchwise.cli.bench" in loaded
+        assert "torch" not in loaded
+
+
+def test_comparing_loads_no_torch(tmp_path: Path) -> None:
+    file = str(export(a_benchmark(), tmp_path / "a.json"))
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['torchwise', 'compare', *sys.argv[1:]]; "
+        "from torchwise import cli; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, file, file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "B has no regression" in done.stdout

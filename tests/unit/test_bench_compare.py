@@ -1,0 +1,268 @@
+"""Two benchmarks compared: real changes are seen, a slower machine fails nothing, and all intervals hold together."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bench_samples import a_benchmark, a_row, without_samples
+from builders import HERE, WRONG
+from torchwise import cli
+from torchwise.errors import InputError
+from torchwise.records import Measurement, statistics
+from torchwise.records.benchmark import Benchmark, Row, RowState
+from torchwise.records.statistics import unpaired_ratio_interval
+from torchwise.report import compare, export, render_comparison
+from torchwise.report.bench.compared import sentence
+from torchwise.report.comparison import Change
+
+
+def changes(a: tuple[Row, ...], b: tuple[Row, ...], threshold: float = 0.05) -> dict[str, Change]:
+    return {row.contender: row.change for row in compare(a_benchmark(a), a_benchmark(b), threshold).rows}
+
+
+def change(a: Row, b: Row, threshold: float = 0.05) -> Change:
+    return changes((a,), (b,), threshold)[a.contender]
+
+
+# The statistics.
+
+
+def test_the_unpaired_ratio_of_equal_samples_is_exact() -> None:
+    found = unpaired_ratio_interval([6.0] * 5, [2.0] * 9)
+    assert (found.low, found.mid, found.high) == (3.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize("count", [12, 13, 60, 61])
+def test_resampled_medians_are_distributed_as_those_of_resamples(count: int) -> None:
+    samples = np.random.default_rng(count).lognormal(0, 0.2, count)
+    drawn = np.random.default_rng(0).integers(0, count, (20_000, count))
+    expected = np.median(samples[drawn], axis=1)
+    found = statistics._resampled_medians(samples.tolist(), 20_000, np.random.default_rng(1))
+    levels = (0.05, 0.25, 0.5, 0.75, 0.95)
+    assert np.quantile(found, levels) == pytest.approx(np.quantile(expected, levels), rel=0.02)
+
+
+@pytest.mark.parametrize("count", [12, 30])
+def test_the_unpaired_interval_holds_the_true_ratio_about_95_times_in_100(count: int) -> None:
+    rng = np.random.default_rng(count)
+    found = [
+        unpaired_ratio_interval(1.25 * rng.lognormal(0, 0.2, count), rng.lognormal(0, 0.2, count)) for _ in range(300)
+    ]
+    assert 0.92 <= np.mean([interval.low <= 1.25 <= interval.high for interval in found]) <= 0.99
+
+
+def test_more_confidence_makes_a_wider_interval_and_the_same_one_every_time() -> None:
+    rng = np.random.default_rng(3)
+    top, bottom = rng.lognormal(0, 0.2, 40), rng.lognormal(0, 0.2, 40)
+    widths = [unpaired_ratio_interval(top, bottom, level).half_width for level in (0.5, 0.95, 1 - 0.05 / 300)]
+    assert widths == sorted(widths)
+    assert widths[2] > 1.5 * widths[1]
+    assert unpaired_ratio_interval(top, bottom) == unpaired_ratio_interval(top, bottom)
+
+
+def test_few_samples_count_by_their_range() -> None:
+    found = unpaired_ratio_interval([1.0, 2.0], [1.0])
+    assert (found.low, found.mid, found.high) == (1.0, 1.5, 2.0)
+
+
+def test_no_samples_and_an_impossible_confidence_are_refused() -> None:
+    with pytest.raises(ValueError, match="samples is empty"):
+        unpaired_ratio_interval([], [1.0])
+    with pytest.raises(ValueError, match="confidence is 1, but must be above 0 and below 1"):
+        unpaired_ratio_interval([1.0], [1.0], 1)
+
+
+# The judgement.
+
+
+def test_the_same_benchmark_has_no_change() -> None:
+    found = compare(a_benchmark(), a_benchmark())
+    assert not found.has_regressions
+    assert {row.change for row in found.rows} == {Change.SAME, Change.NOT_COMPARED}
+    assert found.differences == ()
+    assert "missing: openvino runs on the CPU here, in both" in {row.detail for row in found.rows}
+
+
+@pytest.mark.parametrize(
+    ("speedup", "expected"), [(1.2, Change.SLOWER), (1.46, Change.SAME), (1.54, Change.SAME), (1.9, Change.FASTER)]
+)
+def test_a_change_beyond_the_threshold_is_seen(speedup: float, expected: Change) -> None:
+    assert change(a_row(speedup=1.5), a_row(speedup=speedup, seed=9)) is expected
+
+
+def test_a_slower_machine_fails_nothing() -> None:
+    """Everything takes a third longer, eager as well: the speed-up is as it was."""
+    before = (a_row("eager", 1.0), a_row())
+    after = (a_row("eager", 1.0, slowness=1.33), a_row(slowness=1.33))
+    assert changes(before, after) == {"eager": Change.DRIFT, "default": Change.SAME}
+    assert not compare(a_benchmark(before), a_benchmark(after)).has_regressions
+
+
+def test_a_faster_eager_is_no_regression_of_the_others() -> None:
+    """Eager takes two thirds, the contender as long as before: its speed-up fell, and its time did not grow."""
+    after = a_row(speedup=1.0, slowness=1 / 1.5, seed=5)
+    assert change(a_row(speedup=1.5), after) is Change.SAME
+
+
+def test_a_threshold_decides_what_is_worth_a_word() -> None:
+    assert change(a_row(speedup=1.5), a_row(speedup=1.2, seed=9), 0.4) is Change.SAME
+    assert change(a_row(speedup=1.5), a_row(speedup=1.46, seed=9), 0.0) is Change.SLOWER
+
+
+SPREAD = np.exp(np.linspace(-2.0, 2.0, 12))
+EVEN = np.ones(12)
+
+
+@pytest.mark.parametrize(("candidate", "eager"), [(SPREAD, SPREAD), (EVEN, SPREAD), (SPREAD, EVEN)])
+def test_a_noisy_change_is_not_proven(candidate: np.ndarray, eager: np.ndarray) -> None:
+    """The medians differ by half, and so may two medians of such samples: of times, of speed-ups, or of both."""
+
+    def noisy(seconds: float) -> Row:
+        return a_row(measurement=Measurement(tuple(seconds * candidate), tuple(eager)))
+
+    (row,) = compare(a_benchmark((noisy(1.0),)), a_benchmark((noisy(1.5),))).rows
+    assert row.time
+    assert row.time.mid == pytest.approx(1.5)
+    assert row.change is Change.SAME
+
+
+@pytest.mark.parametrize(
+    ("b", "expected"),
+    [
+        (a_row(verdict=WRONG), Change.WRONG),
+        (a_row(speedup=9.0, verdict=WRONG), Change.WRONG),
+        (without_samples(a_row()), Change.LOST),
+        (a_row(state=RowState.FAILED, reason="from warm caches: timed out"), Change.LOST),
+        (a_row(speedup=None, state=RowState.MISSING, reason="not installed"), Change.LOST),
+    ],
+)
+def test_wrong_and_lost_rows_are_regressions_and_the_way_back_is_none(b: Row, expected: Change) -> None:
+    assert change(a_row(), b) is expected
+    assert expected.is_regression
+    back = change(b, a_row())
+    assert back is {Change.WRONG: Change.RIGHT, Change.LOST: Change.GAINED}[expected]
+    assert not back.is_regression
+
+
+def test_an_absent_row_is_lost_only_where_b_holds_its_target_and_its_contender() -> None:
+    def rows(*pairs: str) -> tuple[Row, ...]:
+        return tuple(a_row(pair.split()[1], target=pair.split()[0]) for pair in pairs)
+
+    a = rows("zoo:a.a default", "zoo:a.a thunder", "zoo:b.b default", "zoo:b.b thunder")
+    expected = [
+        (rows("zoo:a.a default", "zoo:b.b default"), Change.NOT_COMPARED),  # thunder was not asked for
+        (rows("zoo:a.a default", "zoo:a.a thunder"), Change.NOT_COMPARED),  # nor was zoo:b.b
+        (rows("zoo:a.a default", "zoo:a.a thunder", "zoo:b.b default"), Change.LOST),
+    ]
+    for b, kind in expected:
+        last = next(
+            row
+            for row in compare(a_benchmark(a), a_benchmark(b)).rows
+            if (row.target, row.contender) == ("zoo:b.b", "thunder")
+        )
+        assert last.change is kind
+    failed_before = (*a[:3], without_samples(a[3]))
+    assert not compare(a_benchmark(failed_before), a_benchmark(expected[2][0])).has_regressions
+
+
+def test_eager_only_drifts_but_can_be_lost() -> None:
+    assert change(a_row("eager", 1.0), a_row("eager", 1.0, slowness=2.0)) is Change.DRIFT
+    assert change(a_row("eager", 1.0), a_row("eager", 1.0, slowness=0.5)) is Change.DRIFT
+    assert change(a_row("eager", 1.0), a_row("eager", 1.0, verdict=WRONG)) is Change.SAME
+    assert change(a_row("eager", 1.0), without_samples(a_row("eager"))) is Change.LOST
+
+
+def test_precisions_are_never_compared() -> None:
+    found = compare(a_benchmark((a_row("torchwise"),)), a_benchmark((a_row("torchwise", 9.0, precision="bf16"),)))
+    (row,) = found.rows
+    assert (row.change, row.time) == (Change.NOT_COMPARED, None)
+    assert "native in A, bf16 in B" in row.detail
+
+
+def test_all_intervals_hold_together() -> None:
+    rows = tuple(a_row(target=f"zoo:a.b{number}") for number in range(10))
+    assert compare(a_benchmark(rows[:1]), a_benchmark(rows[:1])).confidence == pytest.approx(0.95)
+    found = compare(a_benchmark(rows), a_benchmark(rows))
+    assert found.confidence == pytest.approx(0.995)
+    alone = compare(a_benchmark(rows[:1]), a_benchmark(rows[:1])).rows[0].time
+    assert alone
+    assert found.rows[0].time
+    assert found.rows[0].time.half_width > alone.half_width
+
+
+@pytest.mark.parametrize("threshold", [-0.1, float("nan"), float("inf")])
+def test_a_threshold_below_zero_is_refused(threshold: float) -> None:
+    with pytest.raises(InputError, match=f"threshold is {threshold}, but must be at least 0"):
+        compare(a_benchmark(), a_benchmark(), threshold)
+
+
+def test_benchmarks_that_share_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match="the two benchmarks share no row"):
+        compare(a_benchmark((a_row(),)), a_benchmark((a_row(target="zoo:a.b"),)))
+
+
+# What is shown, and the command.
+
+
+def shown(a: Benchmark, b: Benchmark) -> str:
+    file = io.StringIO()
+    Console(file=file, width=300).print(render_comparison(compare(a, b)))
+    return file.getvalue()
+
+
+def test_other_environments_are_said_first_and_stop_nothing() -> None:
+    b = a_benchmark(environment=replace(HERE, torch="2.14.0", driver="600.1"))
+    lines = shown(a_benchmark(), b).splitlines()
+    assert lines[0] == "A and B ran in different environments, so changes may come from there:"
+    assert [line.strip() for line in lines[1:3]] == [
+        "torch: 2.13.0+cu130 in A, 2.14.0 in B",
+        "driver: 580.65.06 in A, 600.1 in B",
+    ]
+    assert "different environments" not in shown(a_benchmark(), a_benchmark())
+
+
+def test_every_change_is_shown_with_its_figures() -> None:
+    a = (a_row("eager", 1.0), a_row("default", 1.5), a_row("thunder", 1.5))
+    b = (a_row("eager", 1.0, slowness=1.4), a_row("default", 1.0, slowness=1.4), a_row("thunder", 1.5, verdict=WRONG))
+    found = shown(a_benchmark(a), a_benchmark(b))
+    assert "zoo:tutorial.fusion_demo@small (inference on cuda), default: 2.10× [2.0" in found
+    assert "its time, 8.27 ms to 17.4 ms per call; 0.667× [" in found
+    assert "thunder: not right: values: output[0] is off" in found
+    assert "Drift of eager" in found
+    assert found.splitlines()[-1] == "B has regressions, beyond 5.0 %: 1 slower, 1 wrong, 1 drift."
+    assert sentence(compare(a_benchmark(a), a_benchmark(a))) == "B has no regression, beyond 5.0 %: 3 same."
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["torchwise", "compare", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return left.value.code
+
+
+def test_the_command_exits_with_0_1_or_2(tmp_path: Path, monkeypatch, capsys) -> None:
+    before = export(a_benchmark((a_row(speedup=1.5),)), tmp_path / "a.json")
+    after = export(a_benchmark((a_row(speedup=1.2),)), tmp_path / "b.json")
+    assert run(monkeypatch, before, before) == 0
+    assert run(monkeypatch, after, before) == 0
+    assert run(monkeypatch, before, after, "--json", tmp_path / "c.json") == 1
+    assert run(monkeypatch, before, after, "--threshold", "0.5") == 0
+    assert "B has regressions" in capsys.readouterr().out
+    assert run(monkeypatch, before, tmp_path / "none.json") == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert run(monkeypatch, before, after, "--json", tmp_path / "nowhere" / "c.json") == 2
+    assert "there is no folder" in capsys.readouterr().err
+    written = json.loads((tmp_path / "c.json").read_text())
+    assert written["schema"] == "torchwise.comparison/1"
+    (row,) = written["rows"]
+    assert (row["change"], row["contender"]) == ("slower", "default")
+    assert row["time"]["low"] > 1.05
+    assert row["speedup"]["high"] < 1 / 1.05

@@ -1,0 +1,337 @@
+"""A benchmark on terminals, as Markdown, CSV, JSON and plots: the same figures everywhere, and none that mislead."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from bench_samples import a_benchmark, a_row, ours, some_rows
+from builders import UNCLEAR, WRONG, a_measurement, samples
+from torchwise.errors import InputError
+from torchwise.records import Measurement
+from torchwise.records.benchmark import Benchmark, Row, RowState
+from torchwise.report import BenchProgress, export, read_benchmark, render_benchmark, write_plots
+from torchwise.report.bench.csv import to_csv
+from torchwise.report.bench.markdown import to_markdown
+from torchwise.report.bench.plots import roofline_picture, speedup_picture
+from torchwise.report.bench.progress import in_a_line
+from torchwise.report.bench.summary import sentences, summarize
+from torchwise.report.bench.table import blocks, line_of
+
+WIDTHS = (60, 90, 150)
+HOSTILE = "\x1b[2J[red]x[/red]|<script>`"
+
+
+def shown(benchmark: Benchmark, width: int = 150, *commands: str, **console: object) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, **console).print(render_benchmark(benchmark, commands))  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def lines_of(benchmark: Benchmark) -> dict[str, object]:
+    return {line.contender: line for line in blocks(benchmark)[0].lines}
+
+
+def test_every_way_to_end_has_its_words() -> None:
+    found = {line.contender: (line.answers, line.why) for line in blocks(a_benchmark())[0].lines}
+    assert found == {
+        "eager": ("passed", ""),
+        "default": ("passed", ""),
+        "reduce-overhead": ("passed, overwritten", "an answer is overwritten by the next call"),
+        "max-autotune": ("passed", ""),
+        "aot-inductor": ("not right", "values: output[0] is off at (3, 17): -0.412 for 0.371"),
+        "thunder": ("failed", "died in compile: SIGSEGV"),
+        "openvino": ("missing", "openvino runs on the CPU here"),
+        "torchwise": ("passed", ""),
+    }
+    assert line_of(a_row(verdict=UNCLEAR), a_benchmark()).answers == "not comparable"
+
+
+def test_a_line_holds_every_figure() -> None:
+    line = lines_of(a_benchmark())["max-autotune"]
+    figures = (line.time, line.speedup, line.cold, line.warm, line.memory, line.roofline)
+    assert figures == ("8.27 ms", "1.50× [1.49, 1.51]", "8 min 32 s", "18.0 s", "350 MiB (1.25×)", "3.7 %")
+
+
+def test_torchwise_shows_its_plan_its_search_and_the_duel() -> None:
+    line = lines_of(a_benchmark())["torchwise"]
+    expected = "plan inductor + capture call, searched 43.2 s, 1.13× [1.13, 1.14] the best other (max-autotune)"
+    assert line.choice == expected
+    assert lines_of(a_benchmark())["default"].choice == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "end"),
+    [
+        (ours(duel=None), "no other right answer in class native to be held against"),
+        (ours(duel=None, reason="beside default: timed out in measure: 300 s"), "beside default: timed out in measure"),
+        (ours(verdict=WRONG), "searched 43.2 s"),
+    ],
+)
+def test_a_duel_that_is_not_there_or_not_right_is_not_shown(row: Row, end: str) -> None:
+    choice = line_of(row, a_benchmark()).choice
+    assert end in choice
+    assert "the best other (" not in choice
+
+
+def test_the_best_is_marked_once_per_precision_class_and_never_wrong() -> None:
+    rows = (a_row("default", 1.2), a_row("thunder", 5.0, verdict=WRONG), a_row("x", 3.0, precision="tf32"), ours(1.7))
+    marked = [line.name for line in blocks(a_benchmark(rows))[0].lines if line.is_best]
+    assert marked == ["x ★", "torchwise ★"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width_tells_every_contender_and_why(width: int) -> None:
+    text = shown(a_benchmark(), width, "torchwise compare a.json b.json")
+    assert max(cell_len(line.rstrip()) for line in text.splitlines()) <= width
+    found = words(text)
+    for line in blocks(a_benchmark())[0].lines:
+        assert line.name in found
+        assert line.why in found
+        assert line.choice in found
+    assert "torchwise over eager: 1.70×, geometric mean of 1 target" in found
+    assert "torchwise compare a.json b.json" in found
+
+
+def test_a_wide_terminal_has_every_column() -> None:
+    header = next(line for line in shown(a_benchmark()).splitlines() if "speed-up" in line)
+    assert words(header) == "contender per call speed-up cold warm peak memory roofline precision answers"
+
+
+def test_a_narrow_terminal_still_tells_the_precision() -> None:
+    assert "torchwise: in bf16" in shown(a_benchmark((ours(precision="bf16"),)), 70)
+
+
+def test_escapes_and_markup_are_text_everywhere(tmp_path: Path) -> None:
+    row = a_row(HOSTILE, None, state=RowState.FAILED, reason=HOSTILE, target=f"zoo:{HOSTILE}")
+    benchmark = a_benchmark((row, a_row(HOSTILE, target=f"zoo:{HOSTILE}")))
+    for text in (shown(benchmark, force_terminal=True), to_markdown(benchmark), to_csv(benchmark)):
+        assert "\x1b[2J" not in text
+    assert "[red]x[/red]" in shown(benchmark)
+    assert "<script>" not in to_markdown(benchmark).replace("\\<script\\>", "")
+    assert all(file.stat().st_size for file in write_plots(benchmark, tmp_path))
+
+
+def test_a_benchmark_without_rows_is_shown() -> None:
+    assert "No row is finished yet." in shown(a_benchmark(()))
+    assert to_markdown(a_benchmark((), peaks=None)).startswith("# Benchmark")
+
+
+def duel(ratio: float, target: str, **changes: object) -> Row:
+    return ours(1.5, ratio, target=target, **changes)
+
+
+def test_the_summary_is_geometric_and_counts_only_right_answers() -> None:
+    rows = (
+        a_row("default", 2.0, target="zoo:a.a"),
+        a_row("default", 8.0, target="zoo:b.b"),
+        a_row("default", 100.0, target="zoo:c.c", verdict=WRONG),
+    )
+    (mean,) = summarize(a_benchmark(rows)).speedups
+    assert mean.ratio == pytest.approx(4.0, rel=0.02)
+    assert mean.targets == 2
+    (sentence,) = sentences(summarize(a_benchmark(rows)))
+    assert sentence.endswith("geometric mean of 2 targets, right on 2 of 3")
+
+
+def test_the_summary_never_mixes_precisions() -> None:
+    rows = (duel(2.0, "zoo:a.a"), duel(8.0, "zoo:b.b", precision="bf16"))
+    summary = summarize(a_benchmark(rows))
+    assert {mean.precision: round(mean.ratio) for mean in summary.duels} == {"native": 2, "bf16": 8}
+    assert {mean.precision for mean in summary.speedups} == {"native", "bf16"}
+    assert any("torchwise in bf16 over eager" in text for text in sentences(summary))
+
+
+def test_duels_are_faster_equal_or_slower_by_their_whole_interval() -> None:
+    noisy = Measurement(samples(1.0, 12, noise=0.5, seed=1), samples(1.0, 12, noise=0.5, seed=2))
+    rows = (
+        duel(1.2, "zoo:fast.er"),
+        duel(0.9, "zoo:slow.er"),
+        duel(0.5, "zoo:slow.est"),
+        replace(ours(target="zoo:equ.al"), duel=noisy),
+        duel(2.0, "zoo:wro.ng", verdict=WRONG),
+    )
+    summary = summarize(a_benchmark(rows))
+    targets = [
+        [row.workload.target for row in found]
+        for found in (summary.faster, summary.equal, summary.slower, summary.without)
+    ]
+    assert targets == [["zoo:fast.er"], ["zoo:equ.al"], ["zoo:slow.est", "zoo:slow.er"], ["zoo:wro.ng"]]
+    found = "\n".join(sentences(summary))
+    assert "1 faster, 1 equal within the interval, 2 slower" in found
+    assert re.search(r"slower on zoo:slow.est \(inference on cuda\): 0.5\d*× \[.*\] of max-autotune's speed, ", found)
+    assert "not held against another on zoo:wro.ng (inference on cuda): not right: values: output[0]" in found
+
+
+def test_csv_holds_raw_figures_in_si_units() -> None:
+    benchmark = a_benchmark()
+    table = list(csv.DictReader(io.StringIO(to_csv(benchmark))))
+    assert len(table) == len(benchmark.rows)
+    best, failed, last = table[3], table[5], table[-1]
+    row = benchmark.rows[3]
+    assert row.time
+    assert row.speedup
+    assert float(best["time_s"]) == row.time.mid
+    assert float(best["speedup_low_ratio"]) == row.speedup.low
+    assert float(best["cold_s"]) == 512.0
+    assert float(best["peak_memory_bytes"]) == 350 << 20
+    assert float(best["roofline_share"]) == row.share_of(benchmark.peaks)
+    assert (best["is_best_of_precision"], last["is_best_of_precision"]) == ("False", "True")
+    assert (failed["answers"], failed["why"], failed["time_s"]) == ("failed", "died in compile: SIGSEGV", "")
+    assert (last["plan"], float(last["search_s"]), last["rival"]) == ("inductor + capture call", 43.2, "max-autotune")
+    assert float(last["duel_ratio"]) == pytest.approx(1.13, rel=0.02)
+
+
+def test_markdown_has_a_table_for_each_target_and_the_summary() -> None:
+    text = to_markdown(a_benchmark((*some_rows("zoo:a.b"), *some_rows("zoo:c.d"))))
+    assert text.count("\n| contender | precision |") == 2
+    assert "\n## zoo:c.d, inference on cuda, for latency\n" in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {10}
+    assert "- torchwise over the best other: 1.13×, geometric mean of 2 targets" in text
+
+
+def test_exports_go_by_their_suffix_and_json_comes_back(tmp_path: Path) -> None:
+    benchmark = a_benchmark()
+    for name in ("a.json", "a.csv", "a.md"):
+        assert export(benchmark, tmp_path / name).stat().st_size
+    assert read_benchmark(tmp_path / "a.json") == benchmark
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "a.json", "a.md"]  # no draft is left
+
+
+@pytest.mark.parametrize(("name", "found"), [("a.txt", "'.txt'"), ("a", "'no suffix'")])
+def test_another_suffix_is_refused_with_the_way_out(tmp_path: Path, name: str, found: str) -> None:
+    message = rf"{found}, but .* one of \.json, \.csv, \.md: such as .*a\.json"
+    with pytest.raises(InputError, match=message):
+        export(a_benchmark(), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_read_back_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_benchmark(tmp_path / "none.json")
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(InputError, match=r"a\.json: this is no Benchmark: .*give a \.json file that `torchwise bench`"):
+        read_benchmark(tmp_path / "a.json")
+
+
+def test_plots_are_written_as_png_and_svg(tmp_path: Path) -> None:
+    files = write_plots(a_benchmark(), tmp_path / "plots")
+    assert [file.name for file in files] == ["speedup.png", "speedup.svg", "roofline.png", "roofline.svg"]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in files[1].read_text()
+    before = files[1].read_bytes()
+    assert write_plots(a_benchmark(), tmp_path / "plots")[1].read_bytes() == before
+
+
+def test_the_picture_of_speed_ups_says_what_is_wrong_and_what_is_lowered() -> None:
+    picture = speedup_picture(a_benchmark((*some_rows(), a_row("thunder", 4.0, precision="bf16"))))
+    (group,) = picture.groups
+    marks = {mark.series: mark for mark in group.marks}
+    assert list(marks) == ["default", "reduce-overhead", "max-autotune", "aot-inductor", "torchwise", "thunder in bf16"]
+    assert [name for name, mark in marks.items() if mark.is_hollow] == ["aot-inductor"]
+    assert marks["torchwise"].low <= marks["torchwise"].mid <= marks["torchwise"].high
+    assert math.isclose(marks["torchwise"].mid, 1.7, rel_tol=0.02)
+
+
+def test_the_picture_of_the_roofline_has_eager_the_best_other_and_torchwise() -> None:
+    (group,) = roofline_picture(a_benchmark()).groups
+    assert [mark.series for mark in group.marks] == ["eager", "best other", "torchwise"]
+    assert [round(mark.mid, 1) for mark in group.marks] == [2.5, 3.7, 4.2]  # not the wrong answer's 7.5 %
+    assert roofline_picture(a_benchmark(peaks=None)).groups == ()
+
+
+@pytest.mark.parametrize("changes", [{"verdict": WRONG}, {"precision": "bf16"}])
+def test_the_picture_of_the_roofline_leaves_out_what_is_wrong_or_lowered(changes: dict[str, object]) -> None:
+    (group,) = roofline_picture(a_benchmark((a_row("eager", 1.0), a_row("default"), ours(**changes)))).groups
+    assert [mark.series for mark in group.marks] == ["eager", "best other"]
+
+
+def test_sixty_targets_make_a_tall_picture() -> None:
+    rows = tuple(
+        row for number in range(60) for row in (a_row(target=f"zoo:a.b{number}"), ours(target=f"zoo:a.b{number}"))
+    )
+    picture = speedup_picture(a_benchmark(rows))
+    assert len(picture.groups) == 60
+    assert picture.height > 60 * 0.45
+
+
+def test_plots_say_when_their_folder_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="plots cannot be written to"):
+        write_plots(a_benchmark(), tmp_path / "file")
+
+
+def test_a_log_of_progress_has_a_plain_line_for_each_event() -> None:
+    file, kept = io.StringIO(), []
+    rows = some_rows("zoo:a.b")
+    with BenchProgress(Console(file=file, width=60), clock=lambda: 0.0, keep=kept.append) as progress:
+        progress.target(rows[0].workload, 2, 3)
+        for row in (rows[3], rows[5], rows[-1]):
+            progress.contender(row.contender)
+            progress.stage("compile")
+            progress.row(a_benchmark((row,)), row)
+    assert [line.removeprefix("[   0:00] ") for line in file.getvalue().splitlines()] == [
+        "2/3 zoo:a.b: looking at the plain model",
+        "2/3 zoo:a.b: max-autotune",
+        "zoo:a.b: max-autotune: 1.50× [1.49, 1.51], 8.27 ms per call, first call +8 min 32 s, passed",
+        "2/3 zoo:a.b: thunder",
+        "zoo:a.b: thunder: failed (died in compile: SIGSEGV)",
+        "2/3 zoo:a.b: torchwise",
+        "zoo:a.b: torchwise: 1.70× [1.69, 1.71], 7.30 ms per call, first call +38.2 s, passed, plan inductor + capture "
+        "call, searched 43.2 s, 1.13× [1.13, 1.14] the best other (max-autotune)",
+    ]
+    assert [benchmark.rows for benchmark in kept] == [(rows[3],), (rows[5],), (rows[-1],)]
+    assert progress.benchmark == kept[-1]
+
+
+def test_a_terminal_shows_target_contender_and_stage_while_they_last() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    with BenchProgress(console) as progress:
+        progress.target(a_row().workload, 2, 3)
+        progress.contender("max-autotune")
+        progress.stage("compile")
+        progress._live.refresh()
+    assert "2/3 zoo:tutorial.fusion_demo@small: max-autotune, compile" in file.getvalue()
+    assert "in all; no row is done yet" in file.getvalue()
+
+
+def test_a_finished_row_in_a_line_says_what_is_wrong_with_its_answers() -> None:
+    line = in_a_line(line_of(a_row("x", 2.0, verdict=WRONG, precision="bf16"), a_benchmark()))
+    assert re.fullmatch(r"x: 2.*× \[.*\] in bf16, .* per call, first call \+38.2 s, not right \(values: .*\)", line)
+
+
+def test_reports_load_neither_torch_nor_the_benchmark_loop() -> None:
+    code = (
+        "import sys, torchwise.report, torchwise.report.comparison; "
+        "print({'torch', 'torchwise.bench'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_what_a_measurement_says_against_itself_is_shown() -> None:
+    row = replace(ours(measurement=a_measurement(1.5, notes=("eager drifted",))), duel=a_measurement(notes=("noise",)))
+    for text in (shown(a_benchmark((row,))), to_markdown(a_benchmark((row,)))):
+        assert "torchwise: eager drifted; beside max" in text
+        assert "autotune: noise" in text
+
+
+def test_measurements_of_one_round_are_shown() -> None:
+    once = a_measurement(1.5, 1)
+    assert "passed" in shown(a_benchmark((a_row(measurement=once),)))

@@ -1,0 +1,247 @@
+"""The loop of a benchmark, with workers that answer at once: whatever a contender does costs one row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench_samples import CRASH, HANG, PEAKS, Heard, Workers, a_benchmark, a_performance, a_row, a_spec
+from builders import WRONG
+from torchwise import environment
+from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.bench.contenders import known
+from torchwise.bench.contenders.contender import Setting
+from torchwise.errors import BaselineError, InputError, TargetError
+from torchwise.records import Outcome
+from torchwise.records.benchmark import Benchmark, Row, RowState
+
+ONE, TWO = "zoo:tutorial.fusion_demo@small", "zoo:tutorial.branch@small"
+THREE = ("eager", "default", "max-autotune")
+
+
+def a_request(*targets: str, contenders: tuple[str, ...] = THREE, **changes: Any) -> BenchRequest:
+    return BenchRequest(targets or (ONE,), contenders, **{"effort": "quick", **changes})
+
+
+def run(workers: Workers, *targets: str, earlier: Benchmark | None = None, **changes: Any) -> dict[Any, Row]:
+    """Return the rows by contender, or by target and contender where there are several targets."""
+    done = run_benchmark(a_request(*targets, **changes), workers, Heard(), earlier)
+    return {(row.workload.target, row.contender) if len(targets) > 1 else row.contender: row for row in done.rows}
+
+
+def test_every_contender_is_run_on_every_target_and_heard_of() -> None:
+    heard, workers = Heard(), Workers()
+    done = run_benchmark(a_request(ONE, TWO), workers, heard)
+    assert [(row.workload.target, row.contender) for row in done.rows] == [(t, c) for t in (ONE, TWO) for c in THREE]
+    assert tuple(heard.rows) == done.rows
+    assert heard.benchmark == done
+    assert heard.targets == [(ONE, 1, 2), (TWO, 2, 2)]
+    assert done.peaks == PEAKS
+    assert workers.jobs[:3] == ["survey", f"inspect {ONE}", f"{ONE} eager"]
+
+
+@pytest.mark.parametrize("failure", [CRASH, HANG])
+def test_a_contender_that_crashes_or_hangs_costs_one_row(failure) -> None:
+    rows = run(Workers(contends={"default": failure}))
+    assert [row.state for row in rows.values()] == [RowState.TIMED, RowState.FAILED, RowState.TIMED]
+    assert rows["default"].failure == failure
+    assert rows["default"].reason == str(failure)
+    assert rows["default"].performance is None
+
+
+def test_a_contender_that_answers_wrongly_is_timed_and_not_right() -> None:
+    row = run(Workers(contends={"default": a_performance(verdict=WRONG)}))["default"]
+    assert row.state is RowState.TIMED
+    assert row.performance
+    assert row.performance.verdict.outcome is Outcome.FAIL
+    assert not row.is_right
+
+
+def test_a_contender_that_is_missing_costs_one_row_and_no_worker() -> None:
+    workers = Workers()
+    rows = run(workers, contenders=("eager", "torch-tensorrt"))
+    assert rows["torch-tensorrt"].state is RowState.MISSING
+    assert rows["torch-tensorrt"].reason == "torch-tensorrt needs an NVIDIA GPU"
+    assert rows["eager"].state is RowState.TIMED
+    assert not any("tensorrt" in job for job in workers.jobs)
+
+
+def test_the_warm_start_is_measured_unless_it_is_not_wanted() -> None:
+    def warm_s(row: Row) -> float | None:
+        assert row.performance
+        return row.performance.costs.warm_s
+
+    assert warm_s(run(Workers(warm=7.5))["default"]) == 7.5
+    cold = a_performance(costs=replace(a_performance().costs, warm_s=None))
+    workers = Workers(contends={"default": cold})
+    assert warm_s(run(workers, warm=False)["default"]) is None
+    assert not any(job.startswith("warm") for job in workers.jobs)
+
+
+def test_a_contender_that_does_not_start_warm_says_so() -> None:
+    row = run(Workers(warm=HANG))["default"]
+    assert row.state is RowState.FAILED
+    assert row.reason == f"from warm caches: {HANG}"
+
+
+@pytest.mark.parametrize("plain", [CRASH, BaselineError("it raises"), TargetError("there is none")])
+def test_a_model_that_fails_costs_the_rows_of_its_target_alone(plain) -> None:
+    rows = run(Workers(plain={ONE: plain}), ONE, TWO)
+    for contender in THREE:
+        row = rows[ONE, contender]
+        assert row.state is RowState.FAILED
+        assert row.reason.startswith("the plain model: ")
+        assert rows[TWO, contender].state is RowState.TIMED
+
+
+def test_what_is_done_is_not_run_again() -> None:
+    first = Workers()
+    earlier = run_benchmark(a_request(ONE), first, Heard())
+    workers = Workers()
+    done = run_benchmark(a_request(ONE, TWO), workers, Heard(), earlier)
+    assert done.rows[: len(earlier.rows)] == earlier.rows
+    assert len(done.rows) == 2 * len(THREE)
+    assert not any(ONE in job for job in workers.jobs)
+    assert "survey" not in workers.jobs
+    more = Workers()
+    run_benchmark(a_request(ONE, contenders=(*THREE, "reduce-overhead")), more, Heard(), earlier)
+    assert [job for job in more.jobs if "inspect" not in job and "warm" not in job] == [f"{ONE} reduce-overhead"]
+
+
+def test_failed_rows_are_done_too() -> None:
+    earlier = run_benchmark(a_request(), Workers(contends={"default": HANG}), Heard())
+    workers = Workers()
+    assert run_benchmark(a_request(), workers, Heard(), earlier) == earlier
+    assert workers.jobs == []
+
+
+def test_another_environment_is_refused() -> None:
+    with pytest.raises(InputError, match=r"is of another environment \(.*results of unlike environments are never"):
+        run_benchmark(a_request(), Workers(), Heard(), a_benchmark())
+
+
+def test_a_budget_that_is_spent_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("torchwise.bench.run.time.monotonic", lambda: now[0])
+
+    def pass_time(job: str) -> None:
+        now[0] += 10.0 if job == f"{ONE} default" else 0.0
+
+    workers = Workers(after=pass_time)
+    heard = Heard()
+    done = run_benchmark(a_request(ONE, TWO, budget_s=5.0), workers, heard)
+    assert [row.contender for row in done.rows] == ["eager", "default"]
+    assert heard.targets == [(ONE, 1, 2)]
+    monkeypatch.setattr("torchwise.bench.run.time.monotonic", time.monotonic)
+    assert len(run_benchmark(a_request(ONE, TWO), workers, Heard(), done).rows) == 2 * len(THREE)
+
+
+def test_hardware_that_cannot_be_measured_costs_only_the_roofline() -> None:
+    done = run_benchmark(a_request(), Workers(peaks=CRASH), Heard())
+    assert done.peaks is None
+    assert len(done.rows) == len(THREE)
+
+
+def test_ctrl_c_leaves_what_was_heard() -> None:
+    heard = Heard()
+    with pytest.raises(KeyboardInterrupt):
+        run_benchmark(a_request(), Workers(contends={"max-autotune": KeyboardInterrupt()}), heard)
+    assert [row.contender for row in heard.rows] == ["eager", "default"]
+
+
+@pytest.mark.parametrize("name", ["defualt", "nothing"])
+def test_an_unknown_contender_is_refused_before_anything_is_run(name: str) -> None:
+    workers = Workers()
+    with pytest.raises(InputError, match=f"contender is '{name}'.* but there are eager, default, .* all"):
+        run(workers, contenders=(name,))
+    assert workers.jobs == []
+
+
+def test_all_contenders_are_known_and_torchwise_comes_last() -> None:
+    first, *_, last = known()
+    assert (first, last) == ("eager", "torchwise")
+    for contender in known().values():
+        why = contender.missing(Setting("cpu", "training"))
+        assert why is None or why
+
+
+# Torchwise, and its duel.
+
+WITH_OURS = (*THREE, "torchwise")
+
+
+def test_torchwise_searches_is_run_by_its_decision_and_meets_the_fastest_right_rival() -> None:
+    contends = {
+        "eager": a_performance(1.0),
+        "default": a_performance(3.0, verdict=WRONG),
+        "max-autotune": a_performance(1.4),
+        "torchwise": a_performance(1.7),
+    }
+    workers = Workers(contends=contends)
+    row = run(workers, contenders=WITH_OURS)["torchwise"]
+    assert row.rival == "max-autotune"
+    assert row.duel == workers.duel
+    assert row.plan is not None
+    assert row.precision == row.plan.precision == "native"
+    assert row.search_s is not None
+    assert row.search_s > 0
+    assert workers.jobs[-1] == f"duel {ONE} torchwise max-autotune"
+
+
+def test_the_rival_is_of_the_same_precision_class() -> None:
+    here = environment.detect("cpu")
+    lowered = a_row("max-autotune", 9.0, precision="bf16", workload=a_spec(ONE, device="cpu"))
+    rows = run(Workers(), contenders=WITH_OURS, earlier=a_benchmark((lowered,), environment=here))
+    assert rows["torchwise"].rival in ("eager", "default")
+
+
+def test_torchwise_alone_has_no_duel() -> None:
+    workers = Workers()
+    row = run(workers, contenders=("torchwise",))["torchwise"]
+    assert (row.state, row.rival, row.duel) == (RowState.TIMED, None, None)
+    assert not any(job.startswith("duel") for job in workers.jobs)
+
+
+def test_a_duel_that_fails_costs_the_duel_alone() -> None:
+    row = run(Workers(duel=HANG), contenders=("eager", "torchwise"))["torchwise"]
+    assert (row.state, row.rival, row.duel) == (RowState.TIMED, "eager", None)
+    assert row.reason == f"beside eager: {HANG}"
+    assert row.performance
+
+
+@pytest.mark.parametrize("change", [{"seed": 7}, {"calls": 5}])
+def test_a_benchmark_of_another_request_is_not_gone_on_with(change) -> None:
+    earlier = run_benchmark(a_request(), Workers(), Heard())
+    with pytest.raises(InputError, match="export to another file"):
+        run_benchmark(a_request(**change), Workers(), Heard(), earlier)
+    assert run_benchmark(a_request(TWO, **change), Workers(), Heard(), earlier).rows[: len(THREE)] == earlier.rows
+
+
+@pytest.mark.parametrize("failure", [BaselineError("it hangs"), RuntimeError("it cannot be")])
+def test_a_search_that_fails_costs_our_row(monkeypatch: pytest.MonkeyPatch, failure) -> None:
+    def search(*_given: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("torchwise.bench.run.run_study", search)
+    rows = run(Workers(), ONE, TWO, contenders=("eager", "torchwise"))
+    for target in (ONE, TWO):
+        assert rows[target, "eager"].state is RowState.TIMED
+        assert rows[target, "torchwise"].state is RowState.FAILED
+        assert str(failure) in rows[target, "torchwise"].reason
+
+
+def test_the_search_has_what_is_left_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def search(request: Any, *_given: Any) -> None:
+        asked.append(request.budget_s)
+        raise RuntimeError("that is enough")
+
+    monkeypatch.setattr("torchwise.bench.run.run_study", search)
+    run(Workers(), contenders=("eager", "torchwise"), budget_s=50.0)
+    run(Workers(), contenders=("eager", "torchwise"))
+    assert 0 < asked[0] <= 50.0
+    assert asked[1] == 120.0, "the effort's own"

@@ -1,0 +1,119 @@
+"""From families, names and suites to targets, and what is said of those that do not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchwise.bench import BenchRequest, Suite, read_suite, resolve_targets
+from torchwise.errors import InputError
+from torchwise.zoo import list_workloads
+
+
+def test_a_family_is_all_of_its_workloads_in_every_size() -> None:
+    names = [entry.name for entry in list_workloads() if entry.family == "tutorial"]
+    expected = [f"zoo:{name}@{size}" for name in names for size in ("small", "large")]
+    assert resolve_targets(["tutorial"], ["small", "large"]) == expected
+    assert resolve_targets(["zoo:tutorial"], ["small", "large"]) == expected
+
+
+def test_the_zoo_is_all_of_it() -> None:
+    assert resolve_targets(["zoo"], ["medium"]) == [f"zoo:{entry.name}@medium" for entry in list_workloads()]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tutorial.fusion_demo", "zoo:tutorial.fusion_demo@small"),
+        ("zoo:tutorial.fusion_demo", "zoo:tutorial.fusion_demo@small"),
+        ("tutorial.fusion_demo@large", "zoo:tutorial.fusion_demo@large"),
+        ("package.module:factory", "package.module:factory"),
+        ("hf:bert", "hf:bert"),
+    ],
+)
+def test_names_are_taken_with_and_without_scheme_and_size(name: str, expected: str) -> None:
+    assert resolve_targets([name], ["small"]) == [expected]
+
+
+def test_each_target_comes_once_in_order() -> None:
+    names = ["a.b:c", "tutorial.fusion_demo", "zoo:tutorial.fusion_demo@small", "a.b:c"]
+    assert resolve_targets(names, ["small"]) == ["a.b:c", "zoo:tutorial.fusion_demo@small"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("tutorail", ["small"], "'tutorail' is no family or workload of the zoo; did you mean tutorial"),
+        ("zoo:nothing.like_it", ["small"], "Families are .*tutorial"),
+        ("tutorial", ["tiny"], "size is 'tiny', but must be one of small, medium, large, extreme"),
+        ("tutorial@tiny", ["small"], "size is 'tiny', but must be one of"),
+        ("nowhere.py:factory", ["small"], "there is no file 'nowhere.py'"),
+        ("module:", ["small"], "which names no factory"),
+    ],
+)
+def test_what_does_not_exist_is_refused(name: str, sizes: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve_targets([name], sizes)
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "suite.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
+    text = """
+    targets = ["tutorial", "a.b:c"]
+    sizes = ["small", "large"]
+    contenders = ["eager", "torchwise"]
+    device = "cpu"
+    mode = "training"
+    about = "nightly"
+    """
+    expected = Suite(("tutorial", "a.b:c"), "cpu", ("small", "large"), "training", ("eager", "torchwise"), "nightly")
+    assert read_suite(written(tmp_path, text)) == expected
+    assert read_suite(written(tmp_path, 'targets = ["zoo"]')) == Suite(("zoo",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("targets = [", "holds no TOML"),
+        ('target = ["zoo"]', "has a key 'target', but a suite has targets, sizes, contenders, device, mode, about"),
+        ('targets = "zoo"', "targets in .* is 'zoo', but must be a list of strings"),
+        ("targets = [1]", r"targets in .* is \[1\], but must be a list of strings"),
+        ('targets = ["zoo"]\ndevice = 1', "device in .* is 1, but must be a string"),
+        ('device = "cpu"', "names no targets, but a suite needs some"),
+        ("targets = []", "names no targets"),
+    ],
+)
+def test_a_suite_that_means_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_suite(written(tmp_path, text))
+
+
+def test_a_suite_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"suite\.toml cannot be read: No such file"):
+        read_suite(tmp_path / "suite.toml")
+    (tmp_path / "suite.toml").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="holds no TOML"):
+        read_suite(tmp_path / "suite.toml")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"targets": ()}, "no targets are given"),
+        ({"effort": "great"}, "effort is 'great', but must be one of quick, standard, thorough"),
+        ({"objective": "memory"}, "objective is 'memory', but a benchmark times latency or throughput"),
+        ({"limit_s": 0.0}, "limit is 0.0 s, but must be above 0"),
+        ({"budget_s": -1.0}, r"budget is -1.0 s, but must be above 0"),
+        ({"budget_s": float("nan")}, "budget is nan s, but must be above 0"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused(given: dict[str, object], message: str) -> None:
+    fields = {"targets": ("zoo:a.b",), "contenders": ("eager",), **given}
+    with pytest.raises(InputError, match=message):
+        BenchRequest(**fields)  # type: ignore[arg-type]
