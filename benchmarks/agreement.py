@@ -39,7 +39,8 @@ def main() -> None:
     for number in range(options.runs):
         runs.append(tune(options))
         print(number, json.dumps(runs[-1]), flush=True)
-    report(runs, options)
+        text = report(runs, options)  # after every run, so that a run that is cut off keeps what it has
+    print(text)
 
 
 def tune(options: argparse.Namespace) -> dict[str, object]:
@@ -79,7 +80,7 @@ def agree(one: dict[str, object], other: dict[str, object]) -> bool:
     return one["plan"] == other["plan"] or (first["low"] <= second["high"] and second["low"] <= first["high"])
 
 
-def report(runs: list[dict[str, object]], options: argparse.Namespace) -> None:
+def report(runs: list[dict[str, object]], options: argparse.Namespace) -> str:
     pairs = list(itertools.combinations(runs, 2))
     agreeing = sum(agree(one, other) for one, other in pairs)
     environment = runs[0]["environment"]
@@ -97,7 +98,7 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> None:
     stem = f"{datetime.date.today()}-{options.label or options.device}-agreement-{name}"
     Path(options.out, f"{stem}.md").write_text(text)
     Path(options.out, f"{stem}.json").write_text(json.dumps(runs, indent=1))
-    print(text)
+    return text
 
 
 if __name__ == "__main__":

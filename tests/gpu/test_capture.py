@@ -359,6 +359,34 @@ def test_the_lean_way_answers_alike_and_follows_changes(changing: Net) -> None:
     assert torch.allclose(lean(given), changing(given), atol=1e-5)
 
 
+def test_others_may_clear_the_workspaces_of_matrix_products() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(3))).cuda().half().eval()
+    # Few rows and many columns: products that are split and summed in the workspace.
+    given = torch.randn(8, 512, device="cuda").half()
+    call = captured(model, given)
+    expected = call(given)  # type: ignore[operator]
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
+    for _ in range(3):
+        assert torch.equal(call(given), expected)  # type: ignore[operator]
+    torch.cuda.synchronize()
+    assert all(bool((other == 7.0).all()) for other in others), "a replay wrote to memory that is somebody else's"
+
+
+def test_a_captured_graph_and_those_of_torch_compile_live_side_by_side(net: torch.nn.Module) -> None:
+    given = x()
+    expected = net(given)
+    call = captured(net, given)
+    call(given)  # type: ignore[operator]
+    compiled = torch.compile(net, mode="reduce-overhead")
+    for _ in range(10):
+        assert torch.allclose(call(given), expected, atol=1e-4)  # type: ignore[operator]
+        assert torch.allclose(compiled(given), expected, atol=1e-4)
+    torch.cuda.synchronize()
+
+
 def test_memory_that_a_graph_keeps_is_counted() -> None:
     given = torch.randn(256, 1024, device="cuda")
     call = captured(lambda t: (t.repeat(64, 1) * 2).sum(0), given)

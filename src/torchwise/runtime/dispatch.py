@@ -65,8 +65,12 @@ class Dispatcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does. Measured at 1.4 microseconds beside the plan's own (one tensor, CPU)."""
-        if self._refusal is not None:
-            return self._original(self._refusal, args, kwargs)
+        refusal = self._refusal
+        if refusal is not None:
+            if refusal not in self._logged:
+                return self._original(refusal, args, kwargs)
+            self.statistics.original[refusal] += 1
+            return self.original(*args, **kwargs)
         call = self._proven.get(signature_of(args, kwargs))
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(args, kwargs)

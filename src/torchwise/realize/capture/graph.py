@@ -7,7 +7,7 @@ vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ def record(
     before = [t._version for t in inputs]
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        with _own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream):
             outputs = call(*args, **kwargs)
     except BaseException:  # raised again: only the generator must be settled first, whatever it was
         _settle_generator()
@@ -124,6 +124,20 @@ def _warm_up(
                 tensor.copy_(original)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.set_rng_state(generator)
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Have matrix products take their workspace from the graph's own pool while it is recorded.
+
+    PyTorch keeps one workspace per stream, which warming up takes from everybody's memory. Whoever clears them, as
+    `torch.compile` does for its own CUDA graphs, would give that memory to others while replays still write to it.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _check_outputs(outputs: Any) -> None:
