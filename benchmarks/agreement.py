@@ -1,9 +1,8 @@
 """Do runs agree? Tune one target ten times from nothing and compare the decisions.
 
-Two runs agree when they decide for the same plan, or for plans whose expected costs overlap: what a run decides by is
-not speed but the cost of compiling and of all calls together, here as a share of what eager would take (95 %
-intervals).
-Where compiling barely pays over the calls asked for, two plans may cost the same and differ in speed.
+Two runs agree when they decide for the same plan, or for plans whose speed-up intervals (95 %) overlap. Beside it stands
+what a run decides by: the cost of compiling and of all calls together, as a share of what eager would take. Where
+compiling barely pays over the calls asked for, two plans may cost the same and differ in speed.
 
 Run it: python benchmarks/agreement.py zoo:tutorial.fusion_demo --device cpu --runs 10 --out .
 """
@@ -74,7 +73,7 @@ def summary(study: Study) -> dict[str, object]:
 
 
 def agree(one: dict[str, object], other: dict[str, object]) -> bool:
-    first, second = one["cost"], other["cost"]
+    first, second = one["speedup"], other["speedup"]
     assert isinstance(first, dict)
     assert isinstance(second, dict)
     return one["plan"] == other["plan"] or (first["low"] <= second["high"] and second["low"] <= first["high"])
