@@ -1,6 +1,6 @@
 """Do runs agree? Tune one target ten times from nothing and compare the decisions.
 
-Two runs agree when they decide for the same plan, or for plans whose speed-up intervals (95 %) overlap. Beside it stands
+Two runs agree when they decide for the same plan, or for plans whose speed-up intervals (95 %) overlap. Beside it is
 what a run decides by: the cost of compiling and of all calls together, as a share of what eager would take. Where
 compiling barely pays over the calls asked for, two plans may cost the same and differ in speed.
 
