@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from torchwise.errors import TargetError, WorkloadError
-from torchwise.verify.reference import as_reference, float64_of, widen, widened
+from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Workload, trees
 from torchwise.workload.loss import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, list_workloads, load
 from torchwise.zoo.ivhl import field_superposition
 from torchwise.zoo.registry import SIZES, select
+from zoo_checks import continuous, inputs, run, worst_error
 
 ENTRIES = list_workloads()
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,17 +41,6 @@ def refusal(entry: Entry, dtype: torch.dtype) -> str | None:
     return None
 
 
-def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
-    """Call it on a copy of each example; `seed` is that of the noise which a stochastic workload adds by itself."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        return [t for e in workload.examples for t in trees.tensors(workload.call(*e.clone().args, **e.kwargs))]
-
-
-def inputs(workload: Workload) -> list[torch.Tensor]:
-    return trees.tensors([(example.args, dict(example.kwargs)) for example in workload.examples])
-
-
 def state(workload: Workload) -> list[torch.Tensor]:
     """List parameters and buffers."""
     return list(workload.call.state_dict().values()) if isinstance(workload.call, torch.nn.Module) else []
@@ -61,25 +51,8 @@ def parameters(workload: Workload) -> list[torch.Tensor]:
     return [parameter for parameter in found if parameter.requires_grad]
 
 
-def continuous(found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Leave out whole numbers and masks: they may be zero, and equal from seed to seed."""
-    return [t for t in found if t.is_floating_point() or t.is_complex()]
-
-
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return all(trees.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def worst_error(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> float:
-    """Return the largest error over the largest value, of the worst tensor; whole numbers and masks must be equal."""
-    worst = 0.0
-    for mine, right in zip(ours, reference, strict=True):
-        if continuous([right]):
-            assert right.dtype in (torch.float64, torch.complex128)
-            worst = max(worst, float((widened(mine) - right).abs().max() / right.abs().max()))
-        else:
-            assert torch.equal(mine, right)
-    return worst
 
 
 @every

@@ -1,0 +1,45 @@
+"""Every reference workload on a GPU, in the sizes that it is meant for, against its own float64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
+from torchwise.workload import Workload  # noqa: E402
+from torchwise.zoo import Entry, list_workloads, load  # noqa: E402
+from zoo_checks import continuous, run, worst_error  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+SIZES = ["small", "medium", pytest.param("large", marks=pytest.mark.slow)]
+LEEWAY = 10
+"""Times the tolerance of the small size: errors grow with the number of terms."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("entry", list_workloads(), ids=lambda entry: entry.name)
+def test_it_answers_on_the_gpu_as_in_float64(entry: Entry, size: str) -> None:
+    torch.cuda.empty_cache()
+    try:
+        workload = load(f"{entry.name}@{size}", device="cuda")
+        answers = run(workload)
+        reference = None if entry.stochastic else in_float64(workload)
+    except torch.cuda.OutOfMemoryError as error:
+        pytest.skip(f"DOES NOT FIT: {entry.name}@{size} on {torch.cuda.get_device_name()}: {error}")
+    assert answers
+    assert all(answer.is_cuda for answer in answers)
+    for answer in answers:
+        assert torch.isfinite(torch.view_as_real(answer) if answer.is_complex() else answer).all()
+    assert all((answer != 0).any() for answer in continuous(answers))
+    if reference is not None:
+        assert worst_error(answers, reference) < LEEWAY * entry.tolerance
+
+
+def in_float64(workload: Workload) -> list[torch.Tensor]:
+    wide = Workload(float64_of(workload.call), tuple(widen(example) for example in workload.examples))
+    with as_reference():
+        return run(wide)

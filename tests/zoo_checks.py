@@ -1,0 +1,36 @@
+"""How the answers of reference workloads are compared, on every device."""
+
+from __future__ import annotations
+
+import torch
+
+from torchwise.verify.reference import widened
+from torchwise.workload import Workload, trees
+
+
+def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
+    """Call it on a copy of each example; `seed` is that of the noise which a stochastic workload adds by itself."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return [t for e in workload.examples for t in trees.tensors(workload.call(*e.clone().args, **e.kwargs))]
+
+
+def inputs(workload: Workload) -> list[torch.Tensor]:
+    return trees.tensors([(example.args, dict(example.kwargs)) for example in workload.examples])
+
+
+def continuous(found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Leave out whole numbers and masks: they may be zero, and equal from seed to seed."""
+    return [t for t in found if t.is_floating_point() or t.is_complex()]
+
+
+def worst_error(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> float:
+    """Return the largest error over the largest value, of the worst tensor; whole numbers and masks must be equal."""
+    worst = 0.0
+    for mine, right in zip(ours, reference, strict=True):
+        if continuous([right]):
+            assert right.dtype in (torch.float64, torch.complex128)
+            worst = max(worst, float((widened(mine) - right).abs().max() / right.abs().max()))
+        else:
+            assert torch.equal(mine, right)
+    return worst
