@@ -13,7 +13,8 @@ from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.measure import held_memory  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
-from torchwise.workload import Example  # noqa: E402
+from torchwise.trial.candidate import held_beside_inputs, held_since  # noqa: E402
+from torchwise.workload import Example, Workload  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -385,6 +386,16 @@ def test_a_captured_graph_and_those_of_torch_compile_live_side_by_side(net: torc
         assert torch.allclose(call(given), expected, atol=1e-4)  # type: ignore[operator]
         assert torch.allclose(compiled(given), expected, atol=1e-4)
     torch.cuda.synchronize()
+
+
+def test_the_inputs_of_a_candidate_are_not_its_own_memory() -> None:
+    given = torch.randn(2**24, device="cuda")
+    workload = Workload(torch.relu, (Example((given,)),))
+    before = held_beside_inputs(workload, "cuda")
+    kept = [example.clone() for example in workload.examples]
+    assert held_since(before, "cuda") < 2**20
+    kept += [example.clone() for example in workload.examples]
+    assert held_since(before, "cuda") >= given.nbytes
 
 
 def test_memory_that_a_graph_keeps_is_counted() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from torchwise.bench.contenders import known
 from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import Contest
-from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory
+from torchwise.measure import Clock, Precision, measure_pair, peak_memory
 from torchwise.records import Costs, Measurement, Outcome
 from torchwise.records.benchmark import Performance
-from torchwise.trial.candidate import SETTLING_CALLS, held_since
+from torchwise.trial.candidate import SETTLING_CALLS, held_beside_inputs, held_since
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, runner
 from torchwise.verify import Subject, verify
@@ -28,7 +28,7 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
         eager = arena.runners(arena.workload.call)
         arena.settle(eager)
         stage("compile")
-        before = held_memory(arena.device)
+        before = held_beside_inputs(arena.workload, arena.device)
         call = arena.build(contest.contender)
         candidate = arena.runners(call)
         cold = arena.first_calls(candidate)

@@ -64,7 +64,7 @@ class _Tryout:
         self._eager = self._runners(workload.call)
         for call in self._eager:
             self._clock.once(call)
-        self._held_before, self._held = held_memory(self._device), 0
+        self._held_before, self._held = held_beside_inputs(workload, self._device), 0
         self._realized = self._realize(job.plan)
         self._candidate = self._runners(self._realized.call)
 
@@ -131,6 +131,14 @@ class _Tryout:
         found = [[peak_memory(call, self._device) for call in calls] for calls in (self._candidate, self._eager)]
         own, eager = (max((m for m in side if m is not None), default=None) for side in found)
         return (None if own is None else own + self._held), eager
+
+
+def held_beside_inputs(workload: Workload, device: str) -> int | None:
+    """Return the bytes held once there is one more copy of the inputs, as every candidate's calls bring along."""
+    copies = [example.clone() for example in workload.examples]
+    held = held_memory(device)
+    del copies
+    return held
 
 
 def held_since(before: int | None, device: str) -> int:

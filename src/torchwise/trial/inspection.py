@@ -41,6 +41,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
         stochastic, unsteady = is_stochastic(calls[0], _module(workload))
+        is_complex = _runs_complex(calls[0])
         stage("measure")
         mix = mix_of(calls, workload)
         measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
@@ -54,7 +55,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         structure=model,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
-        traits=frozenset(_traits(workload, shares, stochastic=stochastic, writes=writes)),
+        traits=frozenset(_traits(workload, shares, stochastic=stochastic, writes=writes, is_complex=is_complex)),
         measurement=measurement,
         first_call_s=max(first - steady, 0.0),
         peak_memory=memory,
@@ -105,7 +106,28 @@ def _tensors(example: Any) -> list[Any]:
     return trees.tensors((example.args, dict(example.kwargs)))
 
 
-def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool) -> list[str]:
+def _runs_complex(call: Callable[[], Any]) -> bool:
+    """Whether a call computes with complex numbers anywhere: real inputs and outputs tell nothing of that."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found = False
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal found
+            result = func(*args, **(kwargs or {}))
+            found |= any(isinstance(t, torch.Tensor) and t.is_complex() for t in trees.tensors((args, result)))
+            return result
+
+    with Watch():  # type: ignore[no-untyped-call]
+        call()
+    return found
+
+
+def _traits(
+    workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool, is_complex: bool
+) -> list[str]:
     import torch
 
     module = workload.call if isinstance(workload.call, torch.nn.Module) else None
@@ -116,7 +138,7 @@ def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, w
         "module": module is not None,
         "floating": any(t.is_floating_point() for t in tensors),
         "float32": any(t.dtype is torch.float32 for t in tensors),
-        "complex": any(t.is_complex() for t in tensors),
+        "complex": is_complex,
         "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         "repeated_blocks": module is not None and bool(repeated_blocks(module)),
