@@ -1,0 +1,218 @@
+"""The straight way into compiled code: taken where everything that could change is looked at, and only there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.realize.lean import Straight
+
+X = torch.randn(3, 4)
+SCALE = 2.0
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+class Counted:
+    """Compiled calls, by Dynamo with a backend that compiles nothing, and how many went Dynamo's way."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.straight = Straight(call)
+        compiled = torch.compile(call, backend="eager", options={"guard_filter_fn": self.straight.guard_filter})
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            compiled(*args, **kwargs)
+        self.steady_calls = 0
+
+        def steady(*args: Any, **kwargs: Any) -> Any:
+            self.steady_calls += 1
+            return compiled(*args, **kwargs)
+
+        self.way = self.straight.way(steady, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.way(*args, **kwargs)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Dropout(0.5))
+        self.scale = 2.0
+        self.sizes = (1, 4)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: torch.Tensor, power: int = 1) -> torch.Tensor:
+        return self.body(x) ** power * self.scale + self.shift.view(self.sizes)
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def test_an_unchanged_module_is_called_straight_and_answers_alike(net: Net) -> None:
+    counted = Counted(net.forward, X)
+    assert counted.straight.reason == ""
+    for _ in range(3):
+        other = torch.randn(3, 4)
+        assert torch.equal(counted(other), net(other))
+    assert counted.steady_calls == 0
+
+
+def test_weights_written_in_place_are_seen_on_the_straight_way(net: Net) -> None:
+    counted = Counted(net.forward, X)
+    net.body[0].weight.mul_(3.0)
+    net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()})
+    assert torch.equal(counted(X), net(X))
+    assert counted.steady_calls == 0
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda m: setattr(m, "scale", 5.0),
+    "attribute of a submodule": lambda m: setattr(m.body[1], "eps", 1.0),
+    "tuple": lambda m: setattr(m, "sizes", (4, 1)) or setattr(m, "shift", torch.ones(4)),
+    "training": lambda m: m.body[3].train(),
+    "submodule": lambda m: m.body.__setitem__(2, nn.ReLU()),
+    "weight": lambda m: setattr(m.body[0], "weight", nn.Parameter(torch.randn(4, 4))),
+    "data": lambda m: setattr(m.body[0].weight, "data", torch.randn(4, 4)),
+    "buffer": lambda m: setattr(m, "shift", torch.zeros(4)),
+    "hook": lambda m: m.body[1].register_forward_hook(lambda _m, _i, out: out + 1),
+    "forward": lambda m: setattr(m.body[2], "forward", torch.relu),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_a_changed_module_is_left_to_dynamo(net: Net, change: Callable[[Any], object]) -> None:
+    counted = Counted(net.forward, torch.randn(4, 4))
+    given = torch.randn(4, 4)
+    counted(given)
+    assert counted.steady_calls == 0
+    change(net)
+    torch.manual_seed(1)
+    answer = counted(given)
+    torch.manual_seed(1)
+    assert torch.equal(answer, net(given))
+    assert counted.steady_calls == 1
+
+
+def test_settings_of_pytorch_are_looked_at(net: Net) -> None:
+    counted = Counted(net.forward, X)
+    with torch.enable_grad():
+        assert counted(X).requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        counted(X)
+    torch.use_deterministic_algorithms(True)
+    try:
+        counted(X)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.device("meta"):
+        counted(X)
+    hook = nn.modules.module.register_module_forward_hook(lambda _m, _i, out: out * 2)
+    try:
+        counted(X)
+    finally:
+        hook.remove()
+    assert counted.steady_calls == 5
+    counted(X)
+    assert counted.steady_calls == 5
+
+
+def plain(x: torch.Tensor, factor: float = 1.5, *, shift: float = 0.0) -> torch.Tensor:
+    return torch.sin(x) * factor + shift
+
+
+def test_a_function_is_called_straight_with_its_defaults() -> None:
+    counted = Counted(plain, X)
+    assert counted.straight.reason == ""
+    assert torch.equal(counted(X), plain(X))
+    counted = Counted(plain, X, 2.0, shift=1.0)
+    assert torch.equal(counted(X, 2.0, shift=1.0), plain(X, 2.0, shift=1.0))
+    assert counted.steady_calls == 0
+
+
+def reads_a_global(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    torch._dynamo.graph_break()
+    return x * 2
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+        self.factors = [1.0, 2.0]
+        self.named = {"a": 3.0}
+
+    def forward(self, x: torch.Tensor, which: str) -> torch.Tensor:
+        if which == "object":
+            return x * self.settings.scale
+        if which == "list":
+            return x * self.factors[0]
+        return x * self.named["a"]
+
+
+def closes_over(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x * value
+
+
+class Classy(nn.Module):
+    factor = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "reason"),
+    [
+        (reads_a_global, (X,), "depends on .*SCALE"),
+        (breaks, (X,), "the graph breaks"),
+        (closes_over(2.0), (X,), "no plain function"),
+        (Configured().forward, (X, "object"), "depends on .*settings"),
+        (Configured().forward, (X, "list"), "depends on .*factors"),
+        (Configured().forward, (X, "dict"), "depends on .*named"),
+        (Classy().forward, (X,), "depends on .*factor"),
+        (torch.nn.functional.gelu, (X,), "no plain function"),
+        (plain, (X.to(torch.complex64),), "complex"),
+    ],
+)
+def test_what_nothing_else_looks_at_is_left_to_dynamo(call: Any, args: tuple[Any, ...], reason: str) -> None:
+    counted = Counted(call, *args)
+    assert re.search(reason, counted.straight.reason), counted.straight.reason
+    counted(*args)
+    assert counted.steady_calls == 1
+
+
+def test_a_global_that_changes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(reads_a_global, X)
+    monkeypatch.setitem(globals(), "SCALE", 7.0)
+    assert torch.equal(counted(X), X * 7.0)
+
+
+def test_what_was_not_just_compiled_has_no_straight_way() -> None:
+    straight = Straight(plain)
+    straight.guard_filter([])
+    assert straight.way(plain, (X,), {}) is plain
+    assert "nothing was compiled" in straight.reason
