@@ -125,13 +125,13 @@ def _graph_breaks() -> int:
 
 def _checked(straight: Way, steady: Way, watch: ModuleWatch | None) -> Way:
     from torch._C._dynamo.guards import GlobalStateGuard
-    from torch.utils import _device
 
-    settings, device = GlobalStateGuard().check, _device.CURRENT_DEVICE
+    settings, stacked = GlobalStateGuard().check, torch._C._len_torch_function_stack
+    modes = stacked()  # such as that of `torch.device(...)` as a context, or `torch.set_default_device`
     changed = watch.changed if watch is not None else bool
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not settings() or changed() or _device.CURRENT_DEVICE is not device or modules._has_any_global_hook():
+        if not settings() or changed() or stacked() != modes or modules._has_any_global_hook():
             return steady(*args, **kwargs)
         return straight(*args, **kwargs)
 
