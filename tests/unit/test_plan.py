@@ -247,6 +247,14 @@ INDUCTOR = {"backend": "inductor"}
         ({"shapes": "dynamic"}, "shapes is 'dynamic', but eager compiles nothing: shapes needs a compiling backend"),
         ({"options": (("x", 1),)}, "options is (('x', 1),), but eager compiles nothing: options needs a compiling"),
         (
+            {"transforms": ("complex_to_real",)},
+            "transforms has 'complex_to_real', but eager compiles nothing: complex_to_real rewrites what a compiler is",
+        ),
+        (
+            {"transforms": ("complex_to_real",), "shapes": "dynamic"} | INDUCTOR,
+            "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static",
+        ),
+        (
             {"capture": "call", "mode": "reduce-overhead"} | INDUCTOR,
             "capture is 'call', but mode 'reduce-overhead' captures CUDA graphs by itself: choose one",
         ),

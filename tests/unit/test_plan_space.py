@@ -14,7 +14,9 @@ from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import MODES, PRECISIONS
 from torchwise.plan.space import check_known, choices_of, compile_factor_of, complexity_of, legality_of
 
-ALL_TRAITS = frozenset({"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes"})
+ALL_TRAITS = frozenset(
+    {"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes", "complex"}
+)
 INDUCTOR = Plan(backend="inductor")
 
 
@@ -60,6 +62,8 @@ def reachable(space: PlanSpace) -> set[Plan]:
         (("options", ("freezing", True)), {"traits": frozenset()}, "the workload has no module"),
         (("precision", "tf32"), {"traits": frozenset({"gemm"})}, "the workload has no float32"),
         (("precision", "bf16"), {"traits": frozenset()}, "the workload has no floating"),
+        (("transforms", "complex_to_real"), {"traits": ALL_TRAITS - {"complex"}}, "the workload has no complex"),
+        (("transforms", "complex_to_real"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
         (("mode", "max-autotune"), {"effort": "standard"}, "it is tried from effort thorough on"),
         (("mode", "reduce-overhead"), {"effort": "quick"}, "it is tried from effort standard on"),
         (("options", ("cpp_wrapper", True)), {"effort": "standard"}, "it is tried from effort thorough on"),

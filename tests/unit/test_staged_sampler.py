@@ -13,7 +13,7 @@ from synthetic import TRAITS, Machine, Search, a_space
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
 from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S
 from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
 from torchwise.plan.space import compile_factor_of, legality_of
 from torchwise.records import Trial, TrialState
@@ -66,6 +66,18 @@ def test_the_first_proposals_by_hand() -> None:
     assert first == CAPTURE  # which could save the most: of the launch gaps nothing is sure to remain
     second = asked_of(known(a_trial(first, 0.5, cold_s=0.0), shares=nothing_to_gain))
     assert second == Plan(memory_format="channels_last")
+
+
+@pytest.mark.parametrize("inductor", [0.6, 1.2])
+def test_complex_numbers_are_rewritten_right_after_plain_inductor(inductor: float) -> None:
+    space = PlanSpace("cuda", "inference", frozenset({"complex", "floating"}))
+    inspection = an_inspection(1e-3, traits=space.traits, shares={"launch": 0.5})
+    trials = [a_trial(CAPTURE, 0.9, cold_s=0.0), a_trial(INDUCTOR, measurement=measured(inductor, busy_s=1e-4))]
+    history = a_history(*trials, inspection=inspection, calls=MANY, device="cuda")
+    proposal = StagedSampler(space).ask(history)
+    assert proposal is not None
+    assert proposal.plan == Plan(backend="inductor", transforms=("complex_to_real",))
+    assert "it could save up to 9" in proposal.reason
 
 
 def test_a_proposal_says_why() -> None:

@@ -19,6 +19,8 @@ SHAPES = ("static", "dynamic")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which Inductor itself captures CUDA graphs."""
+COMPILED_TRANSFORMS = ("complex_to_real",)
+"""Transforms that act on the graphs that a compiler is given."""
 
 
 def check(plan: Plan) -> None:
@@ -79,6 +81,10 @@ def _problems(plan: Plan) -> Iterator[str]:
         ):
             if value != plain:
                 yield f"{name} is {value!r}, but eager compiles nothing: {name} needs a compiling backend"
+        for name in set(plan.transforms) & set(COMPILED_TRANSFORMS):
+            yield f"transforms has {name!r}, but eager compiles nothing: {name} rewrites what a compiler is given"
+    if plan.shapes == "dynamic" and "complex_to_real" in plan.transforms:
+        yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
     if plan.capture != "none" and plan.shapes == "dynamic":

@@ -1,8 +1,8 @@
 """From a plan and a model to a callable with the same signature.
 
 The steps are layers around the model, from the inside out: memory format and precision change the model and cast at
-its edge, a backend compiles what that gives, capture replays it, settings hold around each call. A plan that leaves a
-dimension alone adds no layer for it.
+its edge, a backend compiles what that gives (where transforms rewrite its graphs), capture replays it, settings hold
+around each call. A plan that leaves a dimension alone adds no layer for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torchwise.realize.backends import BACKENDS
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.settings import settings_for
+from torchwise.realize.transforms import TRANSFORMS
 from torchwise.realize.weights import DerivedWeights, guarding, share
 from torchwise.workload.workload import Example
 
@@ -63,8 +64,8 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
     """
     if plan.is_eager:
         return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
-    if plan.transforms:
-        raise UnsupportedError(f"transforms are {', '.join(plan.transforms)}, which this version does not have")
+    if unknown := [name for name in plan.transforms if name not in TRANSFORMS]:
+        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(TRANSFORMS)}")
     inside, outside = _inside(call, plan)
     inner = _compiled(inside, plan, Edge.for_plan(plan, call, example))
     settings = settings_for(plan)

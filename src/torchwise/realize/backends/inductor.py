@@ -13,6 +13,8 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
+from torchwise.realize.transforms import TRANSFORMS
+from torchwise.realize.transforms.complex_to_real import ComplexToReal
 from torchwise.workload import trees
 
 
@@ -20,12 +22,17 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """Return `call` compiled as `plan` says, on its first call for each signature.
 
     Raises:
-        UnsupportedError: this torch has no such mode or option.
+        UnsupportedError: this torch has no such mode or option, or lacks what a transform needs.
     """
-    steady: Callable[..., Any] = torch.compile(call, backend="inductor", options=_options(plan))
+    options, transform = _options(plan), None
+    if plan.transforms:
+        transform = _transform(plan.transforms, options)
+        steady: Callable[..., Any] = torch.compile(call, backend=transform)
+    else:
+        steady = torch.compile(call, backend="inductor", options=options)
     if plan.mode in CUDA_GRAPH_MODES:
         steady = _outputs_owned(steady)
-    return Compiled(steady, plan)
+    return Compiled(steady, plan, transform)
 
 
 class Compiled:
@@ -34,14 +41,17 @@ class Compiled:
     Whether shapes are static is set while compiling alone: as an argument of `torch.compile` it is set anew on every
     call, which takes 5 microseconds.
 
+    A transform must then have changed something: a plan that pretends would be timed as what it is not.
+
     Attributes:
         steady: the compiled callable itself, for signatures that were called before.
     """
 
-    def __init__(self, steady: Callable[..., Any], plan: Plan) -> None:
+    def __init__(self, steady: Callable[..., Any], plan: Plan, transform: ComplexToReal | None = None) -> None:
         functools.update_wrapper(self, steady)
         self.steady = steady
         self._plan = plan
+        self._effective = transform.effective if transform else contextlib.nullcontext
         self._seen: set[Signature] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +59,7 @@ class Compiled:
         signature = signature_of(args, kwargs)
         if signature in self._seen:
             return self.steady(*args, **kwargs)
-        with _while_compiling(self._plan):
+        with _while_compiling(self._plan), self._effective():
             result = self.steady(*args, **kwargs)
         self._seen.add(signature)
         return result
@@ -76,6 +86,12 @@ def compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal:
+    if len(names) > 1:
+        raise UnsupportedError(f"transforms are {', '.join(names)}, but Inductor takes one")
+    return TRANSFORMS[names[0]](tuple(sorted(options.items())))
 
 
 def _options(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""The names of torch that this transform needs and that torch does not promise to keep: looked up here alone."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+
+
+def name(module: str, attribute: str) -> Any:
+    """Return a private name of torch.
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"complex_to_real needs {module}.{attribute}, which torch {torch.__version__} does not have"
+        ) from error
+
+
+def check() -> None:
+    """Look every name up, before Dynamo is between this and the user.
+
+    Raises:
+        UnsupportedError: this version lacks one.
+    """
+    for module, attribute in NAMES:
+        name(module, attribute)
+
+
+def compile_fx(*args: Any, **kwargs: Any) -> Any:
+    """Inductor's front door: it calls AOTAutograd, and `inner_compile` for each graph that comes of it."""
+    return name(*_COMPILE_FX)(*args, **kwargs)
+
+
+def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
+    """Inductor's own `inner_compile`."""
+    return name(*_COMPILE_FX_INNER)(*args, **kwargs)
+
+
+def fake_tensor_prop(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    """Put fake results on every node, as Inductor itself does before it lowers a graph; return the fake mode."""
+    return name(*_FAKE_TENSOR_PROP)(module, inputs, True)
+
+
+def decompositions() -> dict[Any, Any]:
+    """Inductor's decompositions, without the one that turns sums of complex tensors into views of doubled length."""
+    table = name(*_DECOMPOSITIONS)()
+    return {op: rule for op, rule in table.items() if getattr(op, "overloadpacket", op) is not torch.ops.aten.add}
+
+
+def autograd_cache_off() -> Any:
+    """Return a context without AOTAutograd's cache: its key does not tell our compilation from Inductor's own."""
+    return name(*_CONFIG).patch(enable_autograd_cache=False)
+
+
+def no_autocast() -> Any:
+    """Return a context without autocast: a backward graph is compiled wherever the user calls for it."""
+    return name(*_NO_AUTOCAST)()
+
+
+def no_fakes() -> Any:
+    """Return a context in which tensors are real, for constants, while fake ones are all that is made outside."""
+    return name(*_NO_FAKES)()
+
+
+def reported_strides() -> list[Any] | None:
+    """Return the list in which Inductor tells AOTAutograd the strides of a forward graph's outputs, to be corrected."""
+    context = name(*_CONTEXT).try_get()
+    return None if context is None else context.output_strides
+
+
+_COMPILE_FX = ("torch._inductor.compile_fx", "compile_fx")
+_COMPILE_FX_INNER = ("torch._inductor.compile_fx", "compile_fx_inner")
+_FAKE_TENSOR_PROP = ("torch._inductor.compile_fx", "fake_tensor_prop")
+_DECOMPOSITIONS = ("torch._inductor.decomposition", "select_decomp_table")
+_CONFIG = ("torch._functorch", "config")
+_NO_AUTOCAST = ("torch._C", "_DisableAutocast")
+_NO_FAKES = ("torch._subclasses.fake_tensor", "unset_fake_temporarily")
+_CONTEXT = ("torch._guards", "TracingContext")
+NAMES = (
+    _COMPILE_FX,
+    _COMPILE_FX_INNER,
+    _FAKE_TENSOR_PROP,
+    _DECOMPOSITIONS,
+    _CONFIG,
+    _NO_AUTOCAST,
+    _NO_FAKES,
+    _CONTEXT,
+)
+"""Every private name used."""

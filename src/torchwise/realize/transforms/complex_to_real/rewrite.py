@@ -1,0 +1,279 @@
+"""From an ATen graph with complex values to one in which their parts are carried instead."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.utils import _pytree
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.transforms.complex_to_real import private, rules
+from torchwise.realize.transforms.complex_to_real.layout import arranged, interleave, lies
+from torchwise.realize.transforms.complex_to_real.lazy import Lazy, lazily
+from torchwise.realize.transforms.complex_to_real.recorder import Recorder
+from torchwise.realize.transforms.complex_to_real.registry import ARITHMETIC, RULES, NotCoveredError, Want
+from torchwise.realize.transforms.complex_to_real.values import REAL, Pair, is_complex, lift
+
+aten = torch.ops.aten
+assert rules.__all__, "importing them registers them"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """A graph of real numbers.
+
+    Attributes:
+        module: takes complex inputs and returns complex outputs as (..., 2), interleaved.
+        inputs: fake inputs for it.
+        complex_inputs: which inputs those are.
+        complex_outputs: which outputs those are.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: tuple[Any, ...]
+    complex_inputs: tuple[int, ...]
+    complex_outputs: tuple[int, ...]
+
+
+def rewrite(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Rewriting:
+    """Carry real and imaginary parts through a graph; operators without a rule run as they are, between others.
+
+    Args:
+        module: a functional ATen graph, as AOTAutograd makes it; its nodes are left as they are.
+        inputs: real or fake inputs.
+
+    Raises:
+        UnsupportedError: there is nothing to gain, or something stands in the way; with the reason.
+    """
+    if not any(is_complex(value) for value in _values(module, inputs)):
+        raise UnsupportedError("there is no complex arithmetic in it")
+    return _Rewriter(module, inputs).rewritten()
+
+
+def _values(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    return _pytree.tree_leaves([list(inputs), [node.meta.get("val") for node in module.graph.nodes]])
+
+
+class _Rewriter:
+    """Writes the new graph while it walks the old one."""
+
+    def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self._module = module
+        self._fake_mode = private.fake_tensor_prop(module, inputs)
+        self._graph = torch.fx.Graph()
+        self._recorder = Recorder(self._graph, self._fake_mode, private.decompositions())
+        self._new: dict[torch.fx.Node, Any] = {}  # of an old node: a node, a pair, or a lazy real tensor
+        self._left: list[str] = []
+        self._done = 0
+
+    def rewritten(self) -> Rewriting:
+        """Rewrite node by node; see `rewrite`."""
+        places = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        if any(isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat) for node in places):
+            raise UnsupportedError("its shapes are dynamic")
+        with torch.no_grad(), private.no_autocast():
+            for node in self._module.graph.nodes:
+                self._new[node] = getattr(self, f"_{node.op}", self._copied)(node)
+        if not self._done:
+            found = ", ".join(dict.fromkeys(self._left)) or "none computes"
+            raise UnsupportedError(f"of its complex operators none can be rewritten with profit: {found}")
+        self._graph.eliminate_dead_code()
+        result = torch.fx.GraphModule(self._module, self._graph)
+        result.meta = dict(self._module.meta)
+        fakes = [node.meta["val"] for node in self._graph.nodes if node.op == "placeholder"]
+        complex_inputs = tuple(i for i, node in enumerate(places) if is_complex(node.meta["val"]))
+        return Rewriting(result, tuple(fakes), complex_inputs, self._complex_outputs)
+
+    # ---- one method for each kind of node
+
+    def _placeholder(self, node: torch.fx.Node) -> Any:
+        value = node.meta.get("val")
+        if not is_complex(value):
+            return self._copied(node)
+        return self._seen_as_real(self._graph.placeholder(str(node.target)), value)
+
+    def _get_attr(self, node: torch.fx.Node) -> Any:
+        owner, _, last = str(node.target).rpartition(".")
+        value = getattr(self._module.get_submodule(owner), last)
+        if not is_complex(value):
+            copied = self._copied(node)
+            if isinstance(value, torch.Tensor):
+                copied.meta["val"] = self._fake_mode.from_tensor(value)
+            return copied
+        name = f"{str(node.target).replace('.', '_')}_as_real"
+        with private.no_fakes():
+            self._module.register_buffer(name, torch.view_as_real(value.detach().resolve_conj()))
+        return self._seen_as_real(self._graph.get_attr(name), self._fake_mode.from_tensor(value))
+
+    def _seen_as_real(self, new: torch.fx.Node, value: Any) -> Pair:
+        with self._fake_mode:
+            new.meta["val"] = torch.view_as_real(value.detach().resolve_conj())
+        return self._read(new)
+
+    def _call_function(self, node: torch.fx.Node) -> Any:
+        given = [self._new[source] for source in node.all_input_nodes]
+        makes_complex = any(map(is_complex, _pytree.tree_leaves(node.meta.get("val"))))
+        if not makes_complex and not any(isinstance(value, Pair | Lazy) for value in given):
+            return self._copied(node)
+        packet = getattr(node.target, "overloadpacket", None)
+        if (known := self._lazily(node)) is not None:
+            self._done += packet in ARITHMETIC
+            return known
+        if packet is aten.copy_:
+            return self._written(node)
+        if not makes_complex and not any(isinstance(value, Pair) for value in given):
+            return self._copied(node)
+        try:
+            result = self._ruled(node, packet)
+        except NotCoveredError:
+            return self._as_it_is(node)
+        self._done += packet in ARITHMETIC
+        return result
+
+    def _output(self, node: torch.fx.Node) -> None:
+        old = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
+        outputs = [self._returned(one) for one in old]
+        self._complex_outputs = tuple(i for i, one in enumerate(old) if isinstance(self._new_of(one), Pair))
+        new = self._graph.output(tuple(outputs))
+        new.meta = dict(node.meta)
+        # What is seen must keep its strides; every (..., 2) must, or it could not be viewed as complex.
+        seen = {*node.meta.get("user_visible_output_idxs", ()), *self._complex_outputs}
+        new.meta["user_visible_output_idxs"] = sorted(seen)
+        values = [getattr(one, "meta", {}).get("val") for one in outputs]
+        # Some versions of Inductor (2.15) note them before they call us, and then do not look again.
+        new.meta["original_output_strides"] = [v.stride() if isinstance(v, torch.Tensor) else None for v in values]
+
+    # ---- nodes that hold complex numbers
+
+    def _ruled(self, node: torch.fx.Node, packet: Any) -> Any:
+        values = [of.meta.get("val") for of in (node, *node.all_input_nodes)]
+        tensors = [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        if packet not in RULES or not tensors or any(t.dtype is torch.complex32 for t in tensors):
+            raise NotCoveredError(packet)
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda source: self._operand(self._new[source]))
+        want = _want(node, tensors[0])
+        with self._recorder:
+            return self._settled(node, want, RULES[packet](want, *args, **kwargs))
+
+    def _settled(self, node: torch.fx.Node, want: Want, result: Any) -> Any:
+        if isinstance(result, tuple):
+            wants = [_want(node, value) for value in node.meta["val"]]
+            return tuple(self._settled(node, w, one) for w, one in zip(wants, result, strict=True))
+        if isinstance(result, Pair):
+            result = want.settle(result)
+            if want.dtype in REAL:
+                return result
+            result = result.tensors()[0]
+        return self._recorder.node_of(result if result.dtype == want.dtype else result.to(want.dtype))
+
+    def _written(self, node: torch.fx.Node) -> Any:
+        """Write to a complex input: to its memory, both parts at once."""
+        written: Any = node.args[0]
+        target, source, old = self._new[written], self._new_of(node.args[1]), written.meta["val"]
+        if not isinstance(target, Pair) or target.whole is None or old.is_conj():
+            raise UnsupportedError(f"{node.name} writes to what is no input in memory of its own")
+        with self._recorder:
+            re, im = lift(self._operand(source), target.whole.dtype).tensors()
+            pair = Pair(re.expand(old.shape), im.expand(old.shape))
+            return Pair.of(aten.copy_(target.whole, interleave(pair, old.stride())))
+
+    def _as_it_is(self, node: torch.fx.Node) -> Any:
+        """Compose complex operands, run the operator, split its complex results."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            raise UnsupportedError(f"{node.target} writes to complex memory")
+        if node.target is operator.getitem and isinstance(several := self._new_of(node.args[0]), tuple):
+            return several[cast(int, node.args[1])]
+        self._left.append(str(node.target))
+        copied = self._graph.node_copy(node, self._composed)
+        return self._read_complex(copied) if is_complex(copied.meta.get("val")) else copied
+
+    def _composed(self, node: torch.fx.Node) -> Any:
+        new = self._new[node]
+        if not isinstance(new, Pair):
+            return self._node(new)
+        with self._recorder:
+            return self._recorder.node_of(torch.view_as_complex(interleave(new, node.meta["val"].stride())))
+
+    # ---- from new values to nodes, and back
+
+    def _copied(self, node: torch.fx.Node) -> Any:
+        """Copy a real node; where its operands lie otherwise than before, find out anew how its result lies."""
+        given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
+        moved = node.op == "call_function" and any(_lies_otherwise(*both) for both in given.items())
+        if not moved or not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):
+            return self._graph.node_copy(node, given.__getitem__)
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet is aten.as_strided:  # it reads memory, not elements
+            given = {source: self._arranged(source, new) for source, new in given.items()}
+        call: Any = torch.reshape if packet is aten.view else node.target
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda source: self._operand(given[source]))
+        with self._recorder:
+            return self._recorder.node_of(call(*args, **kwargs))
+
+    def _arranged(self, source: torch.fx.Node, new: torch.fx.Node) -> torch.fx.Node:
+        with self._recorder:
+            return self._recorder.node_of(arranged([self._recorder.bind(new)], source.meta["val"].stride()))
+
+    def _new_of(self, value: Any) -> Any:
+        return self._new[value] if isinstance(value, torch.fx.Node) else value
+
+    def _node(self, new: Any) -> Any:
+        if not isinstance(new, Lazy):
+            return new
+        with self._recorder:
+            return self._recorder.node_of(new.tensor)
+
+    def _operand(self, new: Any) -> Any:
+        """Return what a rule computes with."""
+        new = self._node(new)
+        return self._recorder.bind(new) if isinstance(new, torch.fx.Node) else new
+
+    def _read(self, new: torch.fx.Node) -> Pair:
+        with self._recorder:
+            return Pair.of(self._recorder.bind(new))
+
+    def _read_complex(self, new: torch.fx.Node) -> Pair:
+        value = self._recorder.bind(new)
+        with self._recorder:
+            return Pair.of(torch.view_as_real(value.resolve_conj()))
+
+    def _lazily(self, node: torch.fx.Node) -> Any:
+        with self._recorder:
+            result = lazily(node, self._new)
+        return self._recorder.node_of(result) if isinstance(result, torch.Tensor) else result
+
+    def _returned(self, value: Any) -> Any:
+        """Return an output, laid out as eager does, whatever its parts were computed from."""
+        new = self._new_of(value)
+        if isinstance(new, Pair):
+            strides = value.meta["val"].stride()
+            with self._recorder:
+                whole = interleave(new, strides)
+            if not lies(whole, [*(2 * stride for stride in strides), 1]):
+                raise UnsupportedError(f"output {value.name} has strides {strides}, so that elements share memory")
+            return self._recorder.node_of(whole)
+        new = self._node(new)
+        old = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+        if not isinstance(old, torch.Tensor) or lies(new.meta["val"], old.stride()):
+            return new
+        return self._arranged(value, new)
+
+
+def _lies_otherwise(source: torch.fx.Node, new: Any) -> bool:
+    """Whether a real tensor has other strides than in the old graph, which results of it may show."""
+    old, value = source.meta.get("val"), getattr(new, "meta", {}).get("val")
+    return isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and not lies(value, old.stride())
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operator draws random numbers, which a decomposition might draw otherwise, or is none of ATen's."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", (torch.Tag.nondeterministic_seeded,))
+
+
+def _want(node: torch.fx.Node, value: torch.Tensor) -> Want:
+    return Want(node.target, value.shape, value.dtype, value.device)
