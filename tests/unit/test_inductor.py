@@ -65,7 +65,13 @@ def test_noise_is_proven_with_eagers_own_numbers_and_in_distribution() -> None:
     trial = tried("zoo:spinlock.operator@small", INDUCTOR, "stochastic")
     assert trial.verdict is not None
     assert trial.verdict.outcome is Outcome.PASS, trial.reason
-    assert {"values", "distribution", "independence"} <= {check.name for check in trial.verdict.checks}
+    checks = {check.name for check in trial.verdict.checks}
+    assert {"distribution", "independence"} <= checks
+    # Up to torch 2.11 compiled dropout draws other numbers than eager's on the CPU even where it is told to draw the
+    # same, which is noticed and said.
+    assert checks & {"values", "reproduced noise"}
+    if torch.__version__ >= "2.13":
+        assert "values" in checks
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ class Counted:
     def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.straight = Straight(call)
         compiled = torch.compile(call, backend="eager", options={"guard_filter_fn": self.straight.guard_filter})
+        self.straight.forget()
         with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
             compiled(*args, **kwargs)
         self.steady_calls = 0
@@ -69,6 +70,19 @@ def test_an_unchanged_module_is_called_straight_and_answers_alike(net: Net) -> N
         other = torch.randn(3, 4)
         assert torch.equal(counted(other), net(other))
     assert counted.steady_calls == 0
+
+
+def test_modules_of_one_class_and_shapes_of_one_module_have_ways_of_their_own() -> None:
+    nets = [Net().eval() for _ in range(3)]
+    for number, each in enumerate(nets):
+        each.scale = float(number)
+    given = [torch.randn(rows, 4) for rows in (2, 3)]
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        found = {(n, i): Counted(nets[n].forward, given[i]) for n in range(3) for i in range(2)}
+    for (n, i), counted in found.items():
+        assert counted.straight.reason == ""
+        assert torch.equal(counted(given[i]), nets[n](given[i]))
+        assert counted.steady_calls == 0
 
 
 def test_weights_written_in_place_are_seen_on_the_straight_way(net: Net) -> None:
@@ -213,6 +227,6 @@ def test_a_global_that_changes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_not_just_compiled_has_no_straight_way() -> None:
     straight = Straight(plain)
-    straight.guard_filter([])
+    straight.forget()
     assert straight.way(plain, (X,), {}) is plain
     assert "nothing was compiled" in straight.reason

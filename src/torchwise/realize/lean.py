@@ -56,6 +56,7 @@ class Straight:
         self._owner = getattr(call, "__self__", None)
         self._guards: list[Any] = []
         self._breaks = _graph_breaks()
+        self._known: set[int] = set()
         self.reason = "it was not compiled yet"
 
     def guard_filter(self, guards: Sequence[Any]) -> list[bool]:
@@ -67,6 +68,7 @@ class Straight:
         """Begin anew, before something is compiled."""
         self._guards.clear()
         self._breaks = _graph_breaks()
+        self._known = {id(code) for code in self._compiled()}
 
     def way(self, steady: Way, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Way:
         """Return the straight way for calls of this signature, which was just compiled; `steady` where there is none.
@@ -87,15 +89,20 @@ class Straight:
         self.reason = self._obstacle(args, kwargs) or ""
         if self.reason:
             return None
+        # Other modules of the class share the code that was compiled, and other signatures do.
+        new = [code for code in self._compiled() if id(code) not in self._known]
+        if len(new) != 1:
+            self.reason = f"torch {torch.__version__} shows {len(new)} new compilations, where one was made"
+            return None
+        return new[0]
+
+    def _compiled(self) -> list[types.CodeType]:
+        """List everything that Dynamo compiled of this code."""
         from torch._C._dynamo import eval_frame
 
         look: Callable[[types.CodeType], list[Any]] = getattr(eval_frame, "_debug_get_cache_entry_list", lambda _: [])
-        entries = look(self._function.__code__)
-        if not entries:
-            self.reason = f"torch {torch.__version__} does not show what it compiled"
-            return None
-        newest: types.CodeType = entries[0].code
-        return newest
+        code = getattr(self._function, "__code__", None)
+        return [] if code is None else [entry.code for entry in look(code)]
 
     def _obstacle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return the first thing that neither the signature nor the watch covers."""

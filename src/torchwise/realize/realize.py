@@ -69,13 +69,12 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
     inside, outside = _inside(call, plan)
     inner = _compiled(inside, plan, Edge.for_plan(plan, call, example))
     settings = settings_for(plan)
-    steady = settings.around(getattr(inner, "steady", inner))
-    inner = settings.around(inner)
+    way = getattr(inner, "way", lambda _args, _kwargs: inner)
+    call = settings.around(inner)
     if plan.capture == "none":
-        lean = outside(steady)
-        return Realized(plan, outside(inner), lambda _args, _kwargs: lean, _nothing)
+        return Realized(plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing)
     module = inside if isinstance(inside, torch.nn.Module) else None
-    captured = CAPTURES[plan.capture](inner, module, device=device, mode=mode)
+    captured = CAPTURES[plan.capture](call, module, device=device, mode=mode)
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
 

@@ -17,6 +17,8 @@ Signature = tuple[Any, ...]
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
 
+    Whether a tensor is negated lazily counts, too: compiled code reads memory as it is.
+
     Dataclasses count by what is in them, other objects by which one it is. Flat positional arguments take a short cut,
     because this runs on every call.
     """
@@ -25,7 +27,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         for arg in args:
             kind = type(arg)
             if kind is torch.Tensor:
-                keys.append((arg.shape, arg.dtype, arg.device, arg.stride()))
+                keys.append((arg.shape, arg.dtype, arg.device, arg.stride(), arg.is_neg()))
             elif kind in _PLAIN:
                 keys.append((kind, arg))
             else:
@@ -69,7 +71,7 @@ def _tree_key(tree: Any) -> Signature:
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
-        return (leaf.shape, leaf.dtype, leaf.device, strides)
+        return (leaf.shape, leaf.dtype, leaf.device, strides, leaf.is_neg())
     if is_plain(leaf):
         return (type(leaf), leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
 from torchwise.realize.transforms import TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
@@ -24,15 +26,11 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     Raises:
         UnsupportedError: this torch has no such mode or option, or lacks what a transform needs.
     """
-    options, transform = _options(plan), None
-    if plan.transforms:
-        transform = _transform(plan.transforms, options)
-        steady: Callable[..., Any] = torch.compile(call, backend=transform)
-    else:
-        steady = torch.compile(call, backend="inductor", options=options)
-    if plan.mode in CUDA_GRAPH_MODES:
-        steady = _outputs_owned(steady)
-    return Compiled(steady, plan, transform)
+    options, straight = _options(plan), Straight(call)
+    transform = _transform(plan.transforms, options) if plan.transforms else None
+    noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if transform else options)}
+    steady: Callable[..., Any] = torch.compile(call, backend=transform or "inductor", options=noted)
+    return Compiled(steady, straight, plan, transform)
 
 
 class Compiled:
@@ -42,26 +40,38 @@ class Compiled:
     call, which takes 5 microseconds.
 
     A transform must then have changed something: a plan that pretends would be timed as what it is not.
-
-    Attributes:
-        steady: the compiled callable itself, for signatures that were called before.
     """
 
-    def __init__(self, steady: Callable[..., Any], plan: Plan, transform: ComplexToReal | None = None) -> None:
+    def __init__(
+        self, steady: Callable[..., Any], straight: Straight, plan: Plan, transform: ComplexToReal | None = None
+    ) -> None:
         functools.update_wrapper(self, steady)
-        self.steady = steady
+        self._steady = steady
+        self._straight = straight
         self._plan = plan
         self._effective = transform.effective if transform else contextlib.nullcontext
-        self._seen: set[Signature] = set()
+        self._ways: dict[Signature, Callable[..., Any]] = {}
+        self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer, compiling first where there was no such call before."""
         signature = signature_of(args, kwargs)
-        if signature in self._seen:
-            return self.steady(*args, **kwargs)
+        way = self._ways.get(signature)
+        if way is not None:
+            return way(*args, **kwargs)
+        with self._lock:
+            return self._compiling(signature, args, kwargs)
+
+    def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return what answers calls of this signature, which was called before, without looking it up."""
+        return self._ways.get(signature_of(args, dict(kwargs)), self)
+
+    def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
+        self._straight.forget()
         with _while_compiling(self._plan), self._effective():
-            result = self.steady(*args, **kwargs)
-        self._seen.add(signature)
+            result = owned(self._steady)(*args, **kwargs)
+        self._ways[signature] = owned(self._straight.way(self._steady, args, kwargs))
         return result
 
 
@@ -72,9 +82,12 @@ def _while_compiling(plan: Plan) -> Iterator[None]:
     from torch._inductor import config as inductor
 
     dynamic = plan.shapes == "dynamic"
-    # What `torch.compile(dynamic=...)` sets; static also means that a second shape does not turn the first dynamic.
-    shapes = dynamo.patch(assume_static_by_default=not dynamic, automatic_dynamic_shapes=dynamic)
-    with shapes, contextlib.ExitStack() as freezing:
+    # What `torch.compile(dynamic=...)` sets; static also means that a second shape does not turn the first dynamic. And
+    # a hook that is registered later must be noticed, which Dynamo by itself leaves out.
+    settings = dynamo.patch(
+        assume_static_by_default=not dynamic, automatic_dynamic_shapes=dynamic, skip_nnmodule_hook_guards=False
+    )
+    with settings, contextlib.ExitStack() as freezing:
         if plan.option("freezing"):  # folds the weights in: as an option it is ignored, and gradients must be off
             freezing.enter_context(inductor.patch(freezing=True))
             freezing.enter_context(torch.no_grad())
