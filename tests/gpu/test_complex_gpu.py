@@ -1,0 +1,41 @@
+"""Complex arithmetic through Inductor on a real GPU, alone and captured, against the programs' own complex128."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from zoo_checks import run, worst_error  # noqa: E402
+
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.realize import realize  # noqa: E402
+from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
+from torchwise.workload import Workload, trees  # noqa: E402
+from torchwise.zoo import load  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+COMPLEX = {"backend": "inductor", "transforms": ("complex_to_real",)}
+
+
+@pytest.mark.parametrize("capture", ["none", "call"])
+@pytest.mark.parametrize("name", ["field_superposition", "vortex_field", "gross_pitaevskii_step", "mera_layer"])
+def test_a_rewritten_program_answers_as_in_complex128(name: str, capture: str) -> None:
+    workload = load(f"ivhl.{name}@small", device="cuda")
+    wide = Workload(float64_of(workload.call), tuple(widen(example) for example in workload.examples))
+    with as_reference():
+        reference = run(wide)
+    example = workload.examples[0]
+    plan = Plan(capture=capture, **COMPLEX)
+    with torch.no_grad():
+        realized = realize(workload.call, plan, example, device="cuda", mode="inference")
+        for _ in range(3):
+            answers = trees.tensors(realized.call(*example.args, **example.kwargs))
+            assert worst_error(answers, reference) < 1e-4
+        first = [answer.clone() for answer in answers]
+        realized.lean(example.args, example.kwargs)(*example.args, **example.kwargs)
+        assert all(torch.equal(a, b) for a, b in zip(answers, first, strict=True)), "held answers stay"
+    realized.close()
