@@ -6,13 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from zoo_checks import run, worst_error  # noqa: E402
-
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
 from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
 from torchwise.workload import Workload, trees  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
+from zoo_checks import run, worst_error  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
