@@ -264,7 +264,7 @@ def test_signatures_look_into_dataclasses() -> None:
     assert of(batch=Batch(Batch(x))) != of(batch=Batch(Batch(x.double())))
 
 
-def test_signatures_take_plain_data_by_value_and_objects_by_identity() -> None:
+def test_signatures_take_plain_data_by_value_and_objects_by_type() -> None:
     class Same:
         def __eq__(self, other: object) -> bool:
             return True
@@ -273,8 +273,9 @@ def test_signatures_take_plain_data_by_value_and_objects_by_identity() -> None:
             return 1
 
     one, other = Same(), Same()
-    assert signature_of((one,), {}) == signature_of((one,), {})
-    assert signature_of((one,), {}) != signature_of((other,), {})
+    # Which object it is says nothing of what is in it, and would fill tables with as many entries as there are objects.
+    assert signature_of((one,), {}) == signature_of((other,), {})
+    assert signature_of((one,), {}) != signature_of((object(),), {})
     assert signature_of((torch.float32, b"x"), {}) == signature_of((torch.float32, b"x"), {})
     assert signature_of((torch.float32,), {}) != signature_of((torch.float64,), {})
     assert signature_of((True,), {"flag": 1}) != signature_of((True,), {"flag": True})
@@ -428,6 +429,31 @@ def test_tf32_beside_pytorchs_new_setting_is_refused(monkeypatch: pytest.MonkeyP
     assert torch.get_float32_matmul_precision() == "highest", "the refused call counts for nothing"
 
 
+# ---- what two calls must share
+
+
+def test_signatures_tell_apart_what_compiled_code_would_mix_up() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    z = torch.ones(3, dtype=torch.complex64)
+
+    class Sub(torch.Tensor):
+        pass
+
+    def keys(*calls: Any) -> set[Any]:
+        return {signature_of(args, kwargs) for args, kwargs in calls}
+
+    assert len(keys(((x, x), {}), ((x, y), {}))) == 2, "one input, or two"
+    assert len(keys(((), {"a": x, "b": x}), ((), {"a": x, "b": y}))) == 2
+    assert len(keys(((x, y), {}), ((y, x), {}))) == 1
+    assert len(keys(((x, 0.0), {}), ((x, -0.0), {}), ((x, 0), {}), ((x, False), {}))) == 4
+    assert len(keys(((x, float("nan")), {}), ((x, float("nan")), {}))) == 1
+    assert len(keys(((), {"x": x}), ((), {"x": x.as_subclass(Sub)}))) == 2
+    assert len(keys(((z.imag,), {}), ((z.conj().imag,), {}))) == 2, "negated lazily"
+    sparse = torch.eye(3)
+    layouts = (sparse, sparse.to_sparse(), sparse.to_sparse_csr(), torch.nested.nested_tensor([x, x]))
+    assert len(keys(*(((t,), {}) for t in layouts), *(((), {"x": t}) for t in layouts))) == 8
+
+
 # ---- what a module looks like
 
 
@@ -459,6 +485,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "submodules in another dict": lambda m: setattr(m[0], "_modules", dict(m[0]._modules)),
     "plain attribute rebound": lambda m: setattr(m[1], "p", 0.25),
     "plain attribute set": lambda m: setattr(m[1], "scale", 2.0),
+    "number of another type": lambda m: setattr(m[1], "p", 1 if m[1].p == 1.0 else 0),
+    "tensor transposed": lambda m: setattr(m[2].weight, "data", m[2].weight.data.t()),
+    "tensor cut": lambda m: setattr(m[0][1], "running_mean", m[0][1].running_mean[:2]),
     "plain tensor replaced": lambda m: setattr(m, "table", torch.ones(1)),
     "forward replaced": lambda m: setattr(m[2], "forward", torch.relu),
     "hook registered": lambda m: m[2].register_forward_hook(lambda *_: None),

@@ -4,6 +4,8 @@ import copy
 import io
 import logging
 import pickle
+import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from torchwise.errors import StalePlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.dispatch import MOST_FAILURES
+from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 
@@ -272,3 +276,88 @@ def test_unproven_inputs_are_said_once_however_many_there_are(net: Net, caplog: 
             fast(torch.randn(rows, 4))
     assert len(caplog.records) == 1
     assert list(fast.statistics.original.values()) == [26]
+
+
+def plan_of(call: object, *examples: tuple[torch.Tensor, ...], **changes: object) -> object:
+    """Apply plain Inductor as proven on each of the examples."""
+    decision = decided(call, Plan(backend="inductor"), *examples[0])
+    inputs = tuple(describe_example(Example(example)) for example in examples)
+    return torchwise.apply(call, replace(decision, inputs=inputs, **changes), strict=True)  # type: ignore[arg-type]
+
+
+def pair(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return q * 2 + k
+
+
+@pytest.mark.slow
+def test_one_tensor_given_twice_is_not_two_tensors() -> None:
+    x, y = torch.ones(3), torch.full((3,), 10.0)
+    fast = plan_of(pair, (x, y))
+    with torch.no_grad():
+        for args in ((x, x), (x, y), (y, y), (x, y)):
+            assert torch.equal(fast(*args), pair(*args))  # type: ignore[operator]
+
+
+RECURSIVE: list[object] = []
+
+
+def recursive(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] == 1 else RECURSIVE[0](x[:1]) + x.sum()  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_a_model_that_calls_itself_optimised_is_answered() -> None:
+    x = torch.ones(2)
+    RECURSIVE[:] = [plan_of(recursive, (x,), (x[:1],))]
+    answers = []
+
+    def ask() -> None:
+        with torch.no_grad():
+            answers.extend(RECURSIVE[0](x) for _ in range(3))  # type: ignore[operator]
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert [answer.tolist() for answer in answers] == [[4.0]] * 3
+
+
+def pops(given: dict[str, torch.Tensor]) -> torch.Tensor:
+    extra = given.pop("extra", None)
+    return given["x"] * 1.0 if extra is None else given["x"] + extra
+
+
+@pytest.mark.slow
+def test_a_call_that_changes_its_own_dict_is_answered_for_what_it_was_given() -> None:
+    x = torch.ones(3)
+    both = {"x": x, "extra": x}
+    fast = plan_of(pops, ({"x": x},), (dict(both),))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for _ in range(3):
+            assert fast(dict(both)).tolist() == [2.0] * 3  # type: ignore[operator]
+            assert fast({"x": x}).tolist() == [1.0] * 3  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_hooks_registered_after_another_change_are_run(net: Net) -> None:
+    fast = plan_of(net, (X,))
+    with torch.no_grad():
+        for change in (
+            lambda: setattr(net.norm, "eps", 0.5),
+            lambda: net.inner.register_forward_hook(lambda _m, _i, out: out + 100),
+            lambda: torch.nn.modules.module.register_module_forward_hook(lambda _m, _i, out: out * 3),
+        ):
+            fast(X)  # type: ignore[operator]
+            undo = change()
+            assert torch.allclose(fast(X), net(X), atol=1e-4)  # type: ignore[operator]
+        undo.remove()
+
+
+def test_inputs_that_cannot_be_described_and_function_transforms_go_to_the_original() -> None:
+    fast = plan_of(pair, (X, X.clone()))
+    with torch.no_grad():
+        answer = torch.vmap(lambda q: fast(q, X))(torch.stack([X, X]))  # type: ignore[operator]
+        assert torch.equal(answer[0], pair(X, X))
+        eye = torch.eye(3).to_sparse_csr()
+        assert torch.equal((fast(eye, eye)).to_dense(), 3 * torch.eye(3))  # type: ignore[operator]
+    assert fast.statistics.optimized == 0  # type: ignore[attr-defined]
+    assert not any("failed" in reason for reason in fast.statistics.original)  # type: ignore[attr-defined]

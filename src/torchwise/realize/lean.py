@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
 
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.watch import ModuleWatch
@@ -41,6 +40,7 @@ _FROZEN = (
     torch.memory_format,
 )
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
+_OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
 _INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"
 
 
@@ -57,6 +57,7 @@ class Straight:
         self._guards: list[Any] = []
         self._breaks = _graph_breaks()
         self._known: set[int] = set()
+        self._versions: list[int] = []
         self.reason = "it was not compiled yet"
 
     def guard_filter(self, guards: Sequence[Any]) -> list[bool]:
@@ -64,26 +65,34 @@ class Straight:
         self._guards.extend(guards)
         return [True] * len(guards)
 
-    def forget(self) -> None:
-        """Begin anew, before something is compiled."""
+    def forget(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Begin anew, before a call with these arguments, which may compile something."""
         self._guards.clear()
+        self._versions = [t._version for t in trees.tensors((args, dict(kwargs))) if not t.is_inference()]
         self._breaks = _graph_breaks()
         self._known = {id(code) for code in self._compiled()}
 
-    def way(self, steady: Way, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Way:
-        """Return the straight way for calls of this signature, which was just compiled; `steady` where there is none.
+    def way(self, steady: Way, guarded: Way, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Way:
+        """Return the quickest way for calls of this signature, which was just compiled.
 
-        It is for calls without gradients and without autocast. Where the module or a setting of PyTorch changes, it
-        answers by `steady`, whose guards see for themselves.
+        Args:
+            steady: Dynamo's own way.
+            guarded: the same, under the settings with which a change leads to compiling anew.
+            args: of the call, as they are after it.
+            kwargs: likewise.
+
+        Where the module or a setting of PyTorch changes, what is returned answers by `guarded`.
         """
         code = self._code(args, kwargs)
+        self._guards.clear()  # they hold the inputs
+        watch = ModuleWatch(self._owner) if isinstance(self._owner, torch.nn.Module) else None
         if code is None:
-            return steady
+            return steady if watch is None else _watched(steady, guarded, watch)
         function = self._function
         inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         inner.__kwdefaults__ = function.__kwdefaults__
         straight = inner if self._owner is None else types.MethodType(inner, self._owner)
-        return _checked(straight, steady, ModuleWatch(self._owner) if self._owner is not None else None)
+        return _checked(straight, guarded, watch)
 
     def _code(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> types.CodeType | None:
         self.reason = self._obstacle(args, kwargs) or ""
@@ -115,13 +124,17 @@ class Straight:
             return "nothing was compiled for this very call"
         if _graph_breaks() != self._breaks:
             return "the graph breaks, and what follows is compiled on Dynamo's own way only"
-        if any(t.is_complex() for t in trees.tensors((args, dict(kwargs)))):
+        if torch.is_grad_enabled():
+            return "gradients are enabled, and what needs one may change"
+        tensors = trees.tensors((args, dict(kwargs)))
+        if any(t.is_complex() for t in tensors):
             return "an input is complex, and may be conjugated lazily"
+        if [t._version for t in tensors if not t.is_inference()] != self._versions:
+            return "it writes to its inputs, which may overlap"
         if opaque := opaque_leaves((args, dict(kwargs))):
             return f"an input holds {opaque[0]}"
-        names = list(inspect.signature(function).parameters)
-        own = names.pop(0) if owner is not None else None
-        return next((f"it depends on {_named(g)}" for g in self._guards if not _is_covered(g, own, names)), None)
+        given, own = _given(function, owner, args, kwargs)
+        return next((f"it depends on {_named(g)}" for g in self._guards if not _is_covered(g, own, given)), None)
 
 
 def _graph_breaks() -> int:
@@ -130,7 +143,30 @@ def _graph_breaks() -> int:
     return sum(counters["graph_break"].values())
 
 
-def _checked(straight: Way, steady: Way, watch: ModuleWatch | None) -> Way:
+def _given(
+    function: types.FunctionType, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[set[str], str | None]:
+    """Return the parameters that the signature of a call tells of, and the name of the owner's own.
+
+    A default that is left out is not in it, and may be an object that changes.
+    """
+    signature = inspect.signature(function)
+    bound = signature.bind(*((owner, *args) if owner is not None else args), **kwargs)
+    own = next(iter(signature.parameters)) if owner is not None else None
+    defaults = {name: p.default for name, p in signature.parameters.items() if name not in bound.arguments}
+    return {*bound.arguments, *(name for name, value in defaults.items() if _is_frozen(value))} - {own or ""}, own
+
+
+def _watched(steady: Way, guarded: Way, watch: ModuleWatch) -> Way:
+    changed = watch.changed
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        return guarded(*args, **kwargs) if changed() else steady(*args, **kwargs)
+
+    return watched
+
+
+def _checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
     from torch._C._dynamo.guards import GlobalStateGuard
 
     settings, stacked = GlobalStateGuard().check, torch._C._len_torch_function_stack
@@ -138,26 +174,26 @@ def _checked(straight: Way, steady: Way, watch: ModuleWatch | None) -> Way:
     changed = watch.changed if watch is not None else bool
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not settings() or changed() or stacked() != modes or modules._has_any_global_hook():
-            return steady(*args, **kwargs)
+        if not settings() or changed() or stacked() != modes:
+            return guarded(*args, **kwargs)
         return straight(*args, **kwargs)
 
     return checked
 
 
-def _is_covered(guard: Any, own: str | None, inputs: list[str]) -> bool:
+def _is_covered(guard: Any, own: str | None, given: set[str]) -> bool:
     """Whether the signature, the watch or the checks above notice whatever this guard notices."""
     name = _named(guard)
     if not name:  # settings of PyTorch: grad mode, determinism, default dtype and device
         return True
     if _CODE_OF.search(name):
         return True
-    if name.startswith(("type(", "dict(type(")):  # a class's own constants are data, the rest of it is code
-        return guard.guard_type not in ("CONSTANT_MATCH", "EQUALS_MATCH")
+    if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it; what it holds else is data
+        return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
     if guard.is_global:
-        return "__import_torch" in name or isinstance(guard.value, _CODE)
+        return _OF_TORCH.search(name) is not None or isinstance(guard.value, _CODE)
     root = re.match(r"\w+", name)
-    if root and root[0] in inputs:
+    if root and root[0] in given:
         return True
     if own is None or not re.fullmatch(re.escape(own) + _INSIDE, name):
         return False

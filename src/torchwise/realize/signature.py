@@ -19,22 +19,42 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
     Whether a tensor is negated lazily counts, too: compiled code reads memory as it is.
 
-    Dataclasses count by what is in them, other objects by which one it is. Flat positional arguments take a short cut,
+    Dataclasses count by what is in them, other objects by their type alone: nothing may be concluded from two calls
+    that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut,
     because this runs on every call.
     """
     if not kwargs:
         keys: list[Any] = []
+        tensors = []
         for arg in args:
             kind = type(arg)
-            if kind is torch.Tensor:
+            if kind is torch.Tensor and arg.layout is torch.strided and not arg.is_nested:
                 keys.append((arg.shape, arg.dtype, arg.device, arg.stride(), arg.is_neg()))
+                tensors.append(arg)
             elif kind in _PLAIN:
-                keys.append((kind, arg))
+                keys.append(_plain_key(arg))
             else:
                 break
         else:
-            return tuple(keys)
-    return _tree_key((args, kwargs))
+            return (*keys, _same(tensors)) if len(tensors) > 1 else tuple(keys)
+    return (_tree_key((args, kwargs)), _same(trees.tensors((args, kwargs))))
+
+
+def _same(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
+    """Tell which tensors are one and the same: for each the position of its first mention; None where all differ.
+
+    What was compiled for `f(x, x)` reads one input and not two.
+    """
+    if len(tensors) == len(set(map(id, tensors))):
+        return None
+    places: dict[int, int] = {}
+    return tuple(places.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
+
+
+def _plain_key(leaf: Any) -> Any:
+    """Tell 1 from 1.0 and True, and 0.0 from -0.0; every NaN is the same."""
+    kind = type(leaf)
+    return (kind, repr(leaf)) if kind is float or kind is complex else (kind, leaf)
 
 
 def opaque_leaves(tree: Any) -> list[str]:
@@ -70,10 +90,11 @@ def _tree_key(tree: Any) -> Signature:
 
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
-        return (leaf.shape, leaf.dtype, leaf.device, strides, leaf.is_neg())
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            return (type(leaf), leaf.dtype, leaf.device, leaf.layout)
+        return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.is_neg())
     if is_plain(leaf):
-        return (type(leaf), leaf)
+        return _plain_key(leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it
         return (type(leaf), *(_tree_key(getattr(leaf, f.name)) for f in dataclasses.fields(leaf) if f.init))
-    return (type(leaf), id(leaf))
+    return type(leaf)

@@ -8,18 +8,19 @@ variables, and tensors that a function closes over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import is_
 from typing import Any
 
 import torch
 
-Fingerprint = tuple[list[int], list[Any], list[int], list[int]]
+Fingerprint = tuple[list[int], list[int], list[int], list[int], list[tuple[int, ...]], list[bool]]
 Slot = tuple[dict[str, Any], str]
 
 _STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
 """What every module has, and what is looked at otherwise or does not bear on its answers."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,60 +29,77 @@ class Places:
 
     Attributes:
         holders: the attributes of each module, and the dicts in which its children, parameters, buffers and hooks hang.
-        attributes: the attributes of each module, with what reads the plain ones, its training mode among them.
+        attributes: where each plain attribute of each module hangs, its training mode among them.
+        values: what hung there.
         objects: where each submodule and each dict of them hangs, and each None in a parameter's or buffer's place,
             such as the bias of a layer without one.
         tensors: where each parameter, buffer and plain tensor hangs.
-        kept: aliases of these tensors, so that a graph never reads memory which was given back.
+        complexes: those of them that are complex, and may be conjugated lazily.
+        kept: aliases of the tensors, so that a graph never reads memory which was given back.
     """
 
     holders: list[Sized]
-    attributes: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]]
+    attributes: list[Slot]
+    values: list[Any]
     objects: list[Slot]
     tensors: list[Slot]
+    complexes: list[Slot]
     kept: list[torch.Tensor]
 
 
 def places_of(module: torch.nn.Module | None) -> Places:
     """List the places of a module as it is now; none for a plain function."""
     modules = list(module.modules()) if module is not None else []
-    plain = [(vars(child), [name for name in vars(child) if name not in _STANDARD]) for child in modules]
+    plain = [(vars(child), name) for child in modules for name in vars(child) if name not in _STANDARD]
     registered = [state for child in modules for state in (child._parameters, child._buffers)]
     slots = [(state, name) for state in registered for name in state]
-    slots += [(state, name) for state, names in plain for name in names if isinstance(state[name], torch.Tensor)]
+    slots += [(state, name) for state, name in plain if isinstance(state[name], torch.Tensor)]
     tensors = [(state, name) for state, name in slots if state[name] is not None]
+    attributes = [(state, name) for state, name in plain if not isinstance(state[name], torch.Tensor)]
     children = [(vars(child), "_modules") for child in modules]  # deleting from a Sequential puts another in its place
     children += [(child._modules, name) for child in modules for name in child._modules]
     hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
     return Places(
-        [*(state for state, _ in plain), *(child._modules for child in modules), *registered, *hooks],
-        [(itemgetter(*_untensored(state, names)), state) for state, names in plain],
+        [*map(vars, modules), *(child._modules for child in modules), *registered, *hooks],
+        attributes,
+        [state[name] for state, name in attributes],
         [*children, *((state, name) for state, name in slots if state[name] is None)],
         tensors,
+        [(state, name) for state, name in tensors if state[name].is_complex()],  # type: ignore[union-attr]
         [tensor.detach() for state, name in slots if (tensor := state[name]) is not None],
     )
-
-
-def _untensored(state: dict[str, Any], names: list[str]) -> list[str]:
-    # Tensors are known by where their memory lies; `==` between them would be computed on the GPU.
-    return [name for name in names if not isinstance(state[name], torch.Tensor)]
 
 
 def fingerprint(places: Places) -> Fingerprint | None:
     """Return what hangs in `places` now, to compare; None where something is gone.
 
-    That is: how much is in each dict, training mode and plain attributes of each module, which submodules, and where
-    the memory of each tensor lies. Values of tensors are not read, so writes in place do not show.
+    That is: how much is in each dict, which submodules, and where and how the memory of each tensor lies. Values of
+    tensors are not read, so writes in place do not show. Plain attributes are compared apart (`rebound`).
     """
     try:
+        tensors = [holder[name] for holder, name in places.tensors]
         return (
             [*map(len, places.holders)],
-            [read(state) for read, state in places.attributes],
             [*map(id, [holder[name] for holder, name in places.objects])],
-            [holder[name].data_ptr() for holder, name in places.tensors],
+            [tensor.data_ptr() for tensor in tensors],
+            [tensor.numel() for tensor in tensors],
+            [tensor.stride() for tensor in tensors],
+            [holder[name].is_conj() for holder, name in places.complexes],
         )
     except (KeyError, AttributeError):  # removed, or set to None
         return None
+
+
+def rebound(places: Places) -> bool:
+    """Whether a plain attribute is another than it was; an equal number or text of the same type is the same."""
+    try:
+        now = [state[name] for state, name in places.attributes]
+    except KeyError:
+        return True
+    if all(map(is_, now, places.values)):
+        return False
+    pairs = zip(now, places.values, strict=True)
+    return not all(a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and repr(a) == repr(b)) for a, b in pairs)
 
 
 class ModuleWatch:
@@ -97,21 +115,15 @@ class ModuleWatch:
         self._seen = fingerprint(self._places)
 
     def changed(self) -> bool:
-        """Whether anything moved, came, went or switched mode."""
-        try:
-            return fingerprint(self._places) != self._seen
-        except Exception:  # attributes may be anything, and what their comparison says is then no truth value
-            return True
+        """Whether anything moved, came, went, was rebound or switched mode."""
+        return fingerprint(self._places) != self._seen or rebound(self._places)
 
     def restructured(self) -> bool:
-        """Whether more changed than where the memory of tensors lies."""
-        try:
-            now = fingerprint(places_of(self._module))
-            return (
-                now is None or self._seen is None or now[:-1] != self._seen[:-1] or len(now[-1]) != len(self._seen[-1])
-            )
-        except Exception:  # as above
+        """Whether more changed than where and how the memory of tensors lies."""
+        now = fingerprint(places_of(self._module))
+        if now is None or self._seen is None or rebound(self._places):
             return True
+        return now[:2] != self._seen[:2] or len(now[2]) != len(self._seen[2])
 
     def versions(self) -> list[int | None]:
         """Count the writes in place to each tensor of the last look; None for one of inference mode, without a count.

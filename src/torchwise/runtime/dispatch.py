@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
 
 from torchwise.realize import Realized, Signature, realize, signature_of
 from torchwise.records import Decision
@@ -61,6 +64,7 @@ class Dispatcher:
         self._module = original if isinstance(original, torch.nn.Module) else None
         self._state = vars(original) if self._module is not None else None
         self._training = getattr(original, "training", None)
+        self._hooked_everywhere = bool(modules._has_any_global_hook())
         self._hooked = self._module is not None and bool(self._module._forward_hooks or self._module._forward_pre_hooks)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,9 +75,13 @@ class Dispatcher:
                 return self._original(refusal, args, kwargs)
             self.statistics.original[refusal] += 1
             return self.original(*args, **kwargs)
-        call = self._proven.get(signature_of(args, kwargs))
+        try:
+            key = signature_of(args, kwargs)
+        except Exception:  # an input may be of any kind, and refuse to be looked at
+            return self._original("an input cannot be described", args, kwargs)
+        call = self._proven.get(key)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
-            return self._slow(args, kwargs)
+            return self._slow(key, args, kwargs)
         try:
             result = call(*args, **kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
@@ -81,9 +89,8 @@ class Dispatcher:
         self.statistics.optimized += 1
         return result
 
-    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call whose signature is new or not proven, or whose state may not be that of the proof."""
-        key = signature_of(args, kwargs)
         refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
@@ -96,7 +103,8 @@ class Dispatcher:
             lean = realized.lean(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             return self._failed(error, args, kwargs)
-        if self._refusal is None:  # another thread may have given the plan up
+        # Another thread may have given the plan up, and the call may have changed what it was given.
+        if self._refusal is None and signature_of(args, kwargs) == key:
             self._proven[key] = lean
         self.statistics.optimized += 1
         return result
@@ -145,6 +153,10 @@ class Dispatcher:
 
     def _changed(self) -> str | None:
         """Return how the module differs from when the plan was applied, or None. This runs on every call."""
+        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+            return "a transform of functions (vmap, jvp, grad) is active"
+        if modules._has_any_global_hook() and not self._hooked_everywhere:
+            return "a hook for all modules was registered since the plan was applied"
         state = self._state
         if state is None:
             return None

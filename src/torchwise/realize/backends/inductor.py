@@ -52,6 +52,8 @@ class Compiled:
         self._effective = transform.effective if transform else contextlib.nullcontext
         self._ways: dict[Signature, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
+        self._compiler: int | None = None  # the thread that compiles
+        self._nested = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer, compiling first where there was no such call before."""
@@ -59,8 +61,15 @@ class Compiled:
         way = self._ways.get(signature)
         if way is not None:
             return way(*args, **kwargs)
+        if self._compiler == threading.get_ident():  # the model calls itself
+            self._nested = True
+            return self._steady(*args, **kwargs)
         with self._lock:
-            return self._compiling(signature, args, kwargs)
+            self._compiler, self._nested = threading.get_ident(), False
+            try:
+                return self._compiling(signature, args, kwargs)
+            finally:
+                self._compiler = None
 
     def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return what answers calls of this signature, which was called before, without looking it up."""
@@ -68,11 +77,19 @@ class Compiled:
 
     def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
-        self._straight.forget()
-        with _while_compiling(self._plan), self._effective():
-            result = owned(self._steady)(*args, **kwargs)
-        self._ways[signature] = owned(self._straight.way(self._steady, args, kwargs))
+        self._straight.forget(args, kwargs)
+        with self._effective():
+            result = owned(self._guarded)(*args, **kwargs)
+        if self._nested or signature_of(args, kwargs) != signature:  # it calls itself, or changed what it was given
+            self._ways[signature] = owned(self._guarded)
+        else:
+            self._ways[signature] = owned(self._straight.way(self._steady, self._guarded, args, kwargs))
         return result
+
+    def _guarded(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer by Dynamo's own way, which compiles anew, as the plan says, for whatever is new."""
+        with _while_compiling(self._plan):
+            return self._steady(*args, **kwargs)
 
 
 @contextlib.contextmanager

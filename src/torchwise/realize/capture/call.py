@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import GlobalStateGuard
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture.graph import Graph, record
+from torchwise.realize.capture.graph import Graph, record, tensors_of
 from torchwise.realize.signature import Signature, signature_of
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
 from torchwise.workload.state import kept_buffers
 
-Key = tuple[Signature, torch.dtype | None]
-"""Of the inputs, and the dtype of autocast where it is enabled."""
+Key = tuple[Signature, torch.dtype | None, bool]
+"""Of the inputs, the dtype of autocast where it is enabled, and whether gradients are."""
 
 
 class CapturedCall:
@@ -27,7 +28,9 @@ class CapturedCall:
     as the graph reads the same memory; weights that moved, came or went, submodules that were replaced, plain
     attributes that were rebound, hooks, and a switch between training and evaluation anywhere in the module lead to a
     new capture. Calls from several threads take turns, and from several streams wait for each other, as the graph's
-    memory is one. Weights that were replaced are kept in memory until the next call, which is the first to notice.
+    memory is one. Settings of PyTorch that differ from those of the recording (TF32, determinism, default dtype) lead
+    to a new one. A replay that is thrown away has drawn its random numbers. Weights that were replaced are kept in
+    memory until the next call, which is the first to notice.
 
     Not noticed, so that the replay goes on as before: what is inside lists and dicts of a module, global variables, and
     whatever a function closes over, tensors that are rebound there included.
@@ -45,10 +48,13 @@ class CapturedCall:
         self._call = call
         self._module = module
         self._graphs: dict[Key, Graph] = {}
+        self._settings: dict[Key, Callable[[], bool]] = {}  # whether PyTorch's are those of the recording
         self._pool = torch.cuda.graph_pool_handle()
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that holds the lock
         self._side = torch.cuda.Stream()
         self._device = torch.cuda.current_device()
+        self._capturing = torch._C._cuda_isCurrentStreamCapturing
         self._raw_stream = torch._C._cuda_getCurrentRawStream  # as Inductor's generated code asks; 20 times quicker
         self._last = torch.cuda.current_stream()
         self._last_raw = self._last.cuda_stream
@@ -60,11 +66,11 @@ class CapturedCall:
         if torch.is_grad_enabled() and any(t.requires_grad for t in trees.tensors((args, kwargs))):
             raise UnsupportedError("an input requires gradients, but a captured call computes none")
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        return self._answer((signature_of(args, kwargs), autocast), args, kwargs)
+        return self._answer((signature_of(args, kwargs), autocast, torch.is_grad_enabled()), args, kwargs)
 
     def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature, where neither gradients nor autocast are enabled."""
-        key = (signature_of(args, dict(kwargs)), None)
+        key = (signature_of(args, dict(kwargs)), None, False)
 
         def replay(*args: Any, **kwargs: Any) -> Any:
             return self._answer(key, args, kwargs)
@@ -82,22 +88,36 @@ class CapturedCall:
         The answer is then thrown away and made anew. What a replay may have read is kept alive by the watch. Only
         where it would write something, to an input or to the module, is the look taken first.
         """
+        me = threading.get_ident()
+        if self._holder == me or self._capturing():  # the model calls itself, or somebody records a graph of it
+            return self._call(*args, **kwargs)
         with self._lock:
-            if self._raw_stream(self._device) != self._last_raw:
-                self._follow()
-            graph = self._graphs.get(key)
-            if graph is None or graph.written or self._writes_state:
-                return self._looked_first(key, args, kwargs)
-            answer = graph(args, kwargs)
-            if not self._watch.changed():
-                return answer
+            self._holder = me
+            try:
+                return self._locked(key, args, kwargs)
+            finally:
+                self._holder = None
+
+    def _locked(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._raw_stream(self._device) != self._last_raw:
+            self._follow()
+        graph = self._graphs.get(key)
+        if graph is None or graph.written or self._writes_state or not self._settings[key]():
             return self._looked_first(key, args, kwargs)
+        answer = graph(args, kwargs)
+        if not self._watch.changed():
+            return answer
+        return self._looked_first(key, args, kwargs)
 
     def _looked_first(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._forget_if_changed()
         graph = self._graphs.get(key)
-        if graph is None:
+        if graph is None or not self._settings[key]():
+            self._settings[key] = GlobalStateGuard().check
             graph = self._graphs[key] = self._capture(args, kwargs)
+        given = tensors_of(args, kwargs)
+        if graph.written and len({t.untyped_storage().data_ptr() for t in given}) < len(given):
+            return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
         return graph(args, kwargs)
 
     def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:

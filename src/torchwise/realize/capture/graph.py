@@ -74,6 +74,8 @@ def record(
     """
     args, kwargs = trees.map_tensors(_static, (args, dict(kwargs)))
     inputs = trees.tensors((args, kwargs))
+    if opaque := opaque_leaves((args, kwargs)):
+        raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
     if outside := [t for t in inputs if t.device.type != "cuda"]:
         raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays only what is on the GPU")
     _warm_up(call, args, kwargs, inputs, stream)
