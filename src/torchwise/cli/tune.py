@@ -12,7 +12,11 @@ from torchwise.workload.spec import DEFAULT_CALLS
 
 def tune(
     target: Annotated[
-        str, typer.Argument(help="zoo:family.name[@size], package.module:factory or path/file.py:factory")
+        str,
+        typer.Argument(
+            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
+            "path/file.py:factory"
+        ),
     ],
     calls: Annotated[int, typer.Option(help="Calls expected over the lifetime that is decided for.")] = DEFAULT_CALLS,
     restarts: Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")] = 1,

@@ -25,7 +25,10 @@ from typing import Any
 from torchwise.errors import TargetError, TorchwiseError, WorkloadError
 from torchwise.workload.workload import Workload, check_device
 
-FORMS = "use zoo:family.name[@size], package.module:factory or path/file.py:factory"
+FORMS = (
+    "use zoo:family.name[@size], timm:NAME, torchvision:NAME, hf:NAME or diffusers:NAME[@options], "
+    "package.module:factory or path/file.py:factory"
+)
 
 
 def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
