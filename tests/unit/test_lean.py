@@ -273,8 +273,33 @@ def test_a_global_that_changes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(counted(X), X * 7.0)
 
 
+def test_a_module_that_finds_its_class_compiled_takes_the_straight_way_too() -> None:
+    first, second = Net().eval(), Net().eval()
+    Counted(first.forward, X)
+    counted = Counted(second.forward, X)
+    assert counted.straight.reason == ""
+    assert torch.equal(counted(X), second(X))
+    assert counted.steady_calls == 0
+    second.scale = 9.0
+    assert torch.equal(counted(X), second(X))
+    assert counted.steady_calls == 1
+
+
+def test_what_others_compiled_is_not_trusted(net: Net) -> None:
+    torch.compile(net.forward, backend="eager")(X)  # whose guards nobody noted
+    counted = Counted(net.forward, X)
+    assert counted.straight.reason in ("", "what serves it was compiled elsewhere, and its guards are not known")
+    assert torch.equal(counted(X), net(X))
+
+
+def test_what_serves_a_given_argument_does_not_serve_a_default_that_may_change() -> None:
+    Counted(has_a_default, X, CONFIG)
+    counted = Counted(has_a_default, X)
+    assert counted.straight.reason != ""
+
+
 def test_what_was_not_just_compiled_has_no_straight_way() -> None:
     straight = Straight(plain)
     straight.forget((X,), {})
     assert straight.way(plain, plain, (X,), {}) is plain
-    assert "nothing was compiled" in straight.reason
+    assert "compiled elsewhere" in straight.reason

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,11 +53,11 @@ class Straight:
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        self._function = getattr(call, "__func__", call)
+        self._function: Any = getattr(call, "__func__", call)
         self._owner = getattr(call, "__self__", None)
         self._guards: list[Any] = []
         self._breaks = _graph_breaks()
-        self._known: set[int] = set()
+        self._seen: set[int] = set()
         self._versions: list[int] = []
         self.reason = "it was not compiled yet"
 
@@ -70,7 +71,7 @@ class Straight:
         self._guards.clear()
         self._versions = [t._version for t in trees.tensors((args, dict(kwargs))) if not t.is_inference()]
         self._breaks = _graph_breaks()
-        self._known = {id(code) for code in self._compiled()}
+        self._seen = {id(entry.code) for entry in self._entries()}
 
     def way(self, steady: Way, guarded: Way, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Way:
         """Return the quickest way for calls of this signature, which was just compiled.
@@ -95,35 +96,50 @@ class Straight:
         return _checked(straight, guarded, watch)
 
     def _code(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> types.CodeType | None:
+        """Return the code object that answers this call, if it may be called itself; `reason` says why not."""
         self.reason = self._obstacle(args, kwargs) or ""
         if self.reason:
             return None
-        # Other modules of the class share the code that was compiled, and other signatures do.
-        new = [code for code in self._compiled() if id(code) not in self._known]
-        if len(new) != 1:
-            self.reason = f"torch {torch.__version__} shows {len(new)} new compilations, where one was made"
+        given, own, local = _bound(self._function, self._owner, args, kwargs)
+        if self._guards:
+            return self._just_compiled(given, own)
+        # Another module of the class, or an earlier one of this very kind, was compiled for such a call.
+        serving = next((e.code for e in self._entries() if e.guard_manager.check(local)), None)
+        needed = _KNOWN.get(serving) if serving is not None else None
+        if needed is None or not needed <= given:
+            self.reason = "what serves it was compiled elsewhere, and its guards are not known"
             return None
-        return new[0]
+        return serving
 
-    def _compiled(self) -> list[types.CodeType]:
-        """List everything that Dynamo compiled of this code."""
+    def _just_compiled(self, given: set[str], own: str | None) -> types.CodeType | None:
+        self.reason = next((f"it depends on {_named(g)}" for g in self._guards if not _is_covered(g, own, given)), "")
+        if not self.reason and _graph_breaks() != self._breaks:
+            self.reason = "the graph breaks, and what follows is compiled on Dynamo's own way only"
+        # Other modules of the class share the code that was compiled, and other signatures do.
+        new = [entry.code for entry in self._entries() if id(entry.code) not in self._seen]
+        if not self.reason and len(new) != 1:
+            self.reason = f"torch {torch.__version__} shows {len(new)} new compilations, where one was made"
+        if self.reason:
+            return None
+        _KNOWN[new[0]] = {root for g in self._guards if (root := re.split(r"\W", _named(g), maxsplit=1)[0]) in given}
+        made: types.CodeType = new[0]
+        return made
+
+    def _entries(self) -> list[Any]:
+        """List everything that Dynamo compiled of this code, in the order in which it is asked whether it serves."""
         from torch._C._dynamo import eval_frame
 
         look: Callable[[types.CodeType], list[Any]] = getattr(eval_frame, "_debug_get_cache_entry_list", lambda _: [])
         code = getattr(self._function, "__code__", None)
-        return [] if code is None else [entry.code for entry in look(code)]
+        return [] if code is None else look(code)
 
     def _obstacle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        """Return the first thing that neither the signature nor the watch covers."""
+        """Return what speaks against any straight way for this call, whatever its guards are."""
         function, owner = self._function, self._owner
         if not isinstance(function, types.FunctionType) or function.__code__.co_freevars:
             return "it is no plain function or method"
         if owner is not None and not isinstance(owner, torch.nn.Module):
             return f"it is a method of {type(owner).__qualname__}, which is no module"
-        if not self._guards:
-            return "nothing was compiled for this very call"
-        if _graph_breaks() != self._breaks:
-            return "the graph breaks, and what follows is compiled on Dynamo's own way only"
         if torch.is_grad_enabled():
             return "gradients are enabled, and what needs one may change"
         tensors = trees.tensors((args, dict(kwargs)))
@@ -131,10 +147,12 @@ class Straight:
             return "an input is complex, and may be conjugated lazily"
         if [t._version for t in tensors if not t.is_inference()] != self._versions:
             return "it writes to its inputs, which may overlap"
-        if opaque := opaque_leaves((args, dict(kwargs))):
-            return f"an input holds {opaque[0]}"
-        given, own = _given(function, owner, args, kwargs)
-        return next((f"it depends on {_named(g)}" for g in self._guards if not _is_covered(g, own, given)), None)
+        opaque = opaque_leaves((args, dict(kwargs)))
+        return f"an input holds {opaque[0]}" if opaque else None
+
+
+_KNOWN: weakref.WeakKeyDictionary[types.CodeType, set[str]] = weakref.WeakKeyDictionary()
+"""Code objects that may be called straight, each with the parameters that must be given, not left to a default."""
 
 
 def _graph_breaks() -> int:
@@ -143,18 +161,20 @@ def _graph_breaks() -> int:
     return sum(counters["graph_break"].values())
 
 
-def _given(
+def _bound(
     function: types.FunctionType, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[set[str], str | None]:
-    """Return the parameters that the signature of a call tells of, and the name of the owner's own.
+) -> tuple[set[str], str | None, dict[str, Any]]:
+    """Return the parameters that the signature of a call tells of, the name of the owner's own, and all values.
 
-    A default that is left out is not in it, and may be an object that changes.
+    A default that is left out is not in the signature, and may be an object that changes.
     """
     signature = inspect.signature(function)
     bound = signature.bind(*((owner, *args) if owner is not None else args), **kwargs)
     own = next(iter(signature.parameters)) if owner is not None else None
     defaults = {name: p.default for name, p in signature.parameters.items() if name not in bound.arguments}
-    return {*bound.arguments, *(name for name, value in defaults.items() if _is_frozen(value))} - {own or ""}, own
+    given = {*bound.arguments, *(name for name, value in defaults.items() if _is_frozen(value))} - {own or ""}
+    bound.apply_defaults()
+    return given, own, dict(bound.arguments)
 
 
 def _watched(steady: Way, guarded: Way, watch: ModuleWatch) -> Way:
