@@ -1,7 +1,7 @@
 """The straight way into compiled code: what Dynamo compiled for a call, without its look-up and without its guards.
 
-On every call `torch.compile` looks up what it compiled and checks up to a thousand guards (12 transformer layers: 342
-microseconds). Most of them ask what has been asked already: the inputs' signature, and whether the module changed
+On every call `torch.compile` looks up what it compiled and checks its guards, hundreds for a model of some layers
+(`benchmarks/dispatch.py` measures it). Most of them ask what has been asked already: the inputs' signature, and whether the module changed
 (`ModuleWatch`). Where these two cover every guard that Dynamo set, the compiled code object is called itself; where a
 single one is left over (a global number, an attribute of an attribute, a closure), Dynamo's own way stays.
 

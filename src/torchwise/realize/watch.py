@@ -1,7 +1,7 @@
 """What a module looks like, compared on every call: what was captured or copied holds for what it was then.
 
-Walking a module takes microseconds per submodule, so the places to look at are listed once, and only they are read
-(a third of a microsecond per submodule, a tenth per tensor). Not noticed, because it leaves no trace there: what is
+Walking a module on every call would cost more than many a call, so the places to look at are listed once, and only they
+are read. Not noticed, because it leaves no trace there: what is
 inside a plain list or dict attribute, a whole `_parameters` or `_buffers` dict put in another's place, global
 variables, and tensors that a function closes over.
 """
