@@ -13,7 +13,7 @@ from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.measure import held_memory  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
-from torchwise.trial.candidate import held_beside_inputs, held_since  # noqa: E402
+from torchwise.trial.arena import held_beside_inputs, held_since  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
 pytestmark = [

@@ -9,12 +9,9 @@ from typing import Any
 from torchwise.bench.contenders import known
 from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import Contest
-from torchwise.measure import Clock, Precision, measure_pair, peak_memory
 from torchwise.records import Costs, Measurement, Outcome
 from torchwise.records.benchmark import Performance
-from torchwise.trial.candidate import SETTLING_CALLS, held_beside_inputs, held_since
-from torchwise.trial.inspection import mix_of
-from torchwise.trial.loading import load, runner
+from torchwise.trial.arena import Arena, Calls
 from torchwise.verify import Subject, verify
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
@@ -23,107 +20,79 @@ from torchwise.workload import Workload, trees
 
 def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
     """Build the contender with empty caches, verify it, time it against eager in alternation, and weigh it."""
-    arena = _Arena(contest)
-    with arena.gradients():
-        eager = arena.runners(arena.workload.call)
-        arena.settle(eager)
+    ring = _Ring(contest)
+    with ring.arena.gradients():
         stage("compile")
-        before = held_beside_inputs(arena.workload, arena.device)
-        call = arena.build(contest.contender)
-        candidate = arena.runners(call)
-        cold = arena.first_calls(candidate)
-        held = held_since(before, arena.device)
+        call = ring.build(contest.contender)
+        candidate = ring.arena.runners(call)
+        cold = ring.built_s + ring.arena.first_calls(candidate)
         stage("verify")
-        verdict, overwrites = arena.judge(call)
+        verdict, overwrites = ring.judge(call)
         stage("measure")
-        measurement = arena.measure(candidate, eager)
-        memory = [max(peak_memory(run, arena.device) or 0 for run in side) for side in (candidate, eager)]
+        measurement = ring.measure(candidate, ring.arena.eager)
+        own, eager = ring.arena.memory(candidate)
         check_served(call)
-    costs = Costs(cold, peak_memory=memory[0] + held, baseline_peak_memory=memory[1])
-    return Performance(costs, verdict, measurement, overwrites, _dtype(arena.workload), arena.workload.roofline)
+    costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.arena.workload
+    return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
 
 
 def warm(contest: Contest, stage: Callable[[str], None]) -> float:
     """Build the contender in this fresh process from the caches that are there; return the seconds it took."""
-    arena = _Arena(contest)
-    with arena.gradients():
-        arena.settle(arena.runners(arena.workload.call))
+    ring = _Ring(contest)
+    with ring.arena.gradients():
         stage("warm compile")
-        return arena.first_calls(arena.runners(arena.build(contest.contender)))
+        candidate = ring.arena.runners(ring.build(contest.contender))
+        return ring.built_s + ring.arena.first_calls(candidate)
 
 
 def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
     """Time the contender against its rival in alternation."""
-    arena = _Arena(contest)
-    with arena.gradients():
-        arena.settle(arena.runners(arena.workload.call))
+    ring = _Ring(contest)
+    with ring.arena.gradients():
         stage("compile")
-        sides = [arena.runners(arena.build(name)) for name in (contest.contender, contest.rival)]
+        sides = [ring.arena.runners(ring.build(name)) for name in (contest.contender, contest.rival)]
         for side in sides:
-            arena.first_calls(side)
+            ring.arena.first_calls(side)
         stage("measure")
-        return arena.measure(*sides)
+        return ring.measure(*sides)
 
 
-class _Arena:
-    """A workload in this process, with the clock."""
+class _Ring:
+    """An arena in which contenders are built by name."""
 
     def __init__(self, contest: Contest) -> None:
         self._contest = contest
-        self._job = contest.job
-        self.workload = load(contest.job)
-        self.device, self._mode = contest.job.workload.device, contest.job.workload.mode
-        self._clock = Clock(self.device, each=contest.job.workload.objective != "throughput")
-        self._built_s = 0.0
-
-    def gradients(self) -> Any:
-        import torch
-
-        return torch.set_grad_enabled(self._mode == "training")
-
-    def runners(self, call: Callable[..., Any]) -> list[Callable[[], Any]]:
-        restore = "writes_inputs" in self._job.traits
-        return [runner(call, e, self._mode, restore_inputs=restore) for e in self.workload.examples]
-
-    def settle(self, calls: list[Callable[[], Any]]) -> None:
-        """Run eager first, so that the libraries' own start-up is not counted as compile time."""
-        for call in calls:
-            self._clock.once(call)
+        self.arena = Arena(contest.job)
+        self.built_s = 0.0
 
     def build(self, name: str) -> Callable[..., Any]:
-        """Build a contender; what that takes counts as its first call."""
+        """Build a contender; the seconds that takes are part of its first call."""
         built: list[Callable[..., Any]] = []
         make, setting = known()[name].build, self._contest.setting
-        self._built_s = self._clock.once(lambda: built.append(make(self.workload, setting)))
+        self.built_s = self.arena.once(lambda: built.append(make(self.arena.workload, setting)))
         return built[0]
-
-    def first_calls(self, calls: list[Callable[[], Any]]) -> float:
-        """Return the seconds that building and the first calls took beyond steady calls."""
-        rounds = [sum(self._clock.once(call) for call in calls) for _ in range(SETTLING_CALLS)]
-        return self._built_s + sum(rounds) - SETTLING_CALLS * min(rounds)
 
     def judge(self, call: Callable[..., Any]) -> tuple[Any, bool]:
         """Verify copies of the answers; whether an answer may be held is found apart from whether it is right."""
-        workload, effort = self.workload, self._job.effort
+        workload, job = self.arena.workload, self._contest.job
         verdict = verify(
             Subject(
                 workload,
                 _copying(call),
                 workload.call,
-                stochastic="stochastic" in self._job.traits,
-                training=self._mode == "training",
+                stochastic="stochastic" in job.traits,
+                training=self.arena.mode == "training",
             ),
-            extra_draws=effort.extra_draws,
-            noise_budget_s=effort.noise_s,
+            extra_draws=job.effort.extra_draws,
+            noise_budget_s=job.effort.noise_s,
         )
         inputs = draws(workload, 1)
         held = check_held(call, workload.call, inputs[0], inputs[-1])
         return verdict, held.outcome is not Outcome.PASS
 
-    def measure(self, candidate: list[Callable[[], Any]], baseline: list[Callable[[], Any]]) -> Measurement:
-        effort = self._job.effort
-        sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
-        found = measure_pair(*sides, self._clock, Precision(effort.half_width, effort.measure_s))
+    def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
+        """Time two sides; the device's own clock is left out of the record, which holds many rows."""
+        found = self.arena.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
 
 

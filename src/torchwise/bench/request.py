@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchwise.errors import InputError
 from torchwise.plan import Legality
 from torchwise.plan.space import EFFORTS
-from torchwise.workload.spec import DEFAULT_CALLS
+from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
 
 LIMIT_S = 300.0
 """Seconds for one contender on one target: the longest compile among the reference workloads took 238 s."""
@@ -56,3 +56,19 @@ class BenchRequest:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")
+        self.workload(self.targets[0])  # refuses words that no workload takes, before the hardware is measured
+
+    def workload(self, target: str) -> WorkloadSpec:
+        """Return what is asked for on one target.
+
+        Raises:
+            WorkloadError: device, mode, calls or objective are none that there are.
+        """
+        return WorkloadSpec(
+            target,
+            device=self.device,  # type: ignore[arg-type]
+            mode=self.mode,  # type: ignore[arg-type]
+            objective=self.objective,  # type: ignore[arg-type]
+            calls=self.calls,
+            seed=self.seed,
+        )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,7 +17,7 @@ from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.request import BUDGET_S
-from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload
+from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
 
@@ -72,23 +70,12 @@ def run_benchmark(
 
 def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> None:
     for row in earlier.rows if earlier else ():
-        before, now = row.workload, _spec(request, row.workload.target)
+        before, now = row.workload, request.workload(row.workload.target)
         if before.target in request.targets and row.key == Row(now, row.contender).key and before != now:
             raise InputError(
                 f"the benchmark to go on with ran {before.target} for {before.calls:,} calls with seed {before.seed}, "
                 f"but {now.calls:,} calls and seed {now.seed} are asked for: export to another file"
             )
-
-
-def _spec(request: BenchRequest, target: str) -> WorkloadSpec:
-    return WorkloadSpec(
-        target,
-        device=request.device,  # type: ignore[arg-type]
-        mode=request.mode,  # type: ignore[arg-type]
-        objective=request.objective,  # type: ignore[arg-type]
-        calls=request.calls,
-        seed=request.seed,
-    )
 
 
 def _peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
@@ -116,7 +103,7 @@ class _Loop:
 
     def run(self) -> Benchmark:
         for number, target in enumerate(self._request.targets, 1):
-            workload = _spec(self._request, target)
+            workload = self._request.workload(target)
             missing = [c for c in self._contenders if not self._has(workload, c.name)]
             if missing and not self._spent():
                 self._listener.target(workload, number, len(self._request.targets))
@@ -154,7 +141,7 @@ class _Loop:
                 row, contest = self._decided(row, contest)
         except Exception as error:  # a plug-in may raise anything, and a search may fail: it is this row's result
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
-        with _own_caches() as caches:
+        with own_caches() as caches:
             contest = replace(contest, job=replace(job, cache_dir=caches))
             answer = self._ask(contest)
             if isinstance(answer, Failure):
@@ -195,7 +182,7 @@ class _Loop:
         rival = rival_of(self._benchmark.of(row.workload), row)
         if rival is None or not row.is_right:
             return row
-        with _own_caches() as caches:
+        with own_caches() as caches:
             contest = replace(_at("duel", contest), rival=rival.contender, job=replace(contest.job, cache_dir=caches))
             answer = self._ask(contest)
         if isinstance(answer, Failure):
@@ -215,9 +202,3 @@ class _Loop:
 
 def _at(step: Step, contest: Contest) -> Contest:
     return replace(contest, step=step)
-
-
-@contextmanager
-def _own_caches() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="torchwise-cache-", ignore_cleanup_errors=True) as folder:
-        yield folder

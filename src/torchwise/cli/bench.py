@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchwise.records.benchmark import Benchmark
 
 LIMIT_S = 300.0
-"""As `torchwise.bench.request.LIMIT_S`, which cannot be read here without loading torch."""
+"""As `torchwise.bench.request.LIMIT_S`, which cannot be read here without loading all of the benchmark."""
 
 
 def bench(
@@ -80,25 +80,7 @@ def bench(
         budget,
         warm=not no_warm,
     )
-    _check_words(request)
     _run(request, earlier, files, plots, resume)
-
-
-def _check_words(request: BenchRequest) -> None:
-    """Refuse words that no workload takes now, and not after the hardware was measured.
-
-    Raises:
-        InputError: naming the value and the rule.
-    """
-    from torchwise.workload import WorkloadSpec
-
-    WorkloadSpec(
-        request.targets[0],
-        device=request.device,  # type: ignore[arg-type]
-        mode=request.mode,  # type: ignore[arg-type]
-        objective=request.objective,  # type: ignore[arg-type]
-        calls=request.calls,
-    )
 
 
 def _run(

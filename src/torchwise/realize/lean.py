@@ -1,9 +1,10 @@
 """The straight way into compiled code: what Dynamo compiled for a call, without its look-up and without its guards.
 
 On every call `torch.compile` looks up what it compiled and checks its guards, hundreds for a model of some layers
-(`benchmarks/dispatch.py` measures it). Most of them ask what has been asked already: the inputs' signature, and whether the module changed
-(`ModuleWatch`). Where these two cover every guard that Dynamo set, the compiled code object is called itself; where a
-single one is left over (a global number, an attribute of an attribute, a closure), Dynamo's own way stays.
+(`benchmarks/dispatch.py` measures it). Most of them ask what has been asked already: the inputs' signature, and whether
+the module changed (`ModuleWatch`). Where these two cover every guard that Dynamo set, the compiled code object is
+called itself; where a single one is left over (a global number, an attribute of an attribute, a closure), Dynamo's own
+way stays.
 
 Source: PyTorch's `guard_filter_fn`, which is told every guard, and its debugging door to the compiled code objects.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchwise.realize.signature import opaque_leaves
+from torchwise.realize.signature import is_plain, opaque_leaves
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
 
@@ -224,7 +225,7 @@ def _is_covered(guard: Any, own: str | None, given: set[str]) -> bool:
 
 
 def _is_frozen(value: Any) -> bool:
-    return isinstance(value, _FROZEN) or (isinstance(value, tuple) and all(map(_is_frozen, value)))
+    return is_plain(value) or (isinstance(value, tuple) and all(map(_is_frozen, value)))
 
 
 def _named(guard: Any) -> str:

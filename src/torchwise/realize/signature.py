@@ -32,7 +32,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
                 keys.append((arg.shape, arg.dtype, arg.device, arg.stride(), arg.is_neg()))
                 tensors.append(arg)
             elif kind in _PLAIN:
-                keys.append(_plain_key(arg))
+                keys.append(plain_key(arg))
             else:
                 break
         else:
@@ -51,7 +51,7 @@ def _same(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
     return tuple(places.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
 
 
-def _plain_key(leaf: Any) -> Any:
+def plain_key(leaf: Any) -> Any:
     """Tell 1 from 1.0 and True, and 0.0 from -0.0; every NaN is the same."""
     kind = type(leaf)
     return (kind, repr(leaf)) if kind is float or kind is complex else (kind, leaf)
@@ -94,7 +94,7 @@ def _leaf_key(leaf: Any) -> Any:
             return (type(leaf), leaf.dtype, leaf.device, leaf.layout)
         return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.is_neg())
     if is_plain(leaf):
-        return _plain_key(leaf)
+        return plain_key(leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it
         return (type(leaf), *(_tree_key(getattr(leaf, f.name)) for f in dataclasses.fields(leaf) if f.init))
     return type(leaf)

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from torchwise.realize.signature import is_plain, plain_key
+
 Fingerprint = tuple[list[int], list[int], list[int], list[int], list[tuple[int, ...]], list[bool]]
 Slot = tuple[dict[str, Any], str]
 
 _STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
 """What every module has, and what is looked at otherwise or does not bear on its answers."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def rebound(places: Places) -> bool:
     if all(map(is_, now, places.values)):
         return False
     pairs = zip(now, places.values, strict=True)
-    return not all(a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and repr(a) == repr(b)) for a, b in pairs)
+    return not all(a is b or (is_plain(a) and is_plain(b) and plain_key(a) == plain_key(b)) for a, b in pairs)
 
 
 class ModuleWatch:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchwise.environment import Environment
-from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import codec
 from torchwise.records.measurement import Measurement
@@ -161,10 +160,7 @@ class Benchmark:
         Raises:
             InputError: it is no benchmark, or of another schema.
         """
-        benchmark = codec.from_json(text, cls)
-        if benchmark.schema != SCHEMA:
-            raise InputError(f"schema is {benchmark.schema!r}, but this version reads {SCHEMA!r}")
-        return benchmark
+        return codec.of_schema(text, cls, SCHEMA)
 
 
 def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:

@@ -33,6 +33,18 @@ def from_builtins(data: Any, kind: type[T]) -> T:
         raise InputError(f"this is no {kind.__name__}: {error}") from None
 
 
+def of_schema(text: str | bytes, kind: type[T], schema: str) -> T:
+    """Read what `to_json` wrote of a record that names its `schema`.
+
+    Raises:
+        InputError: it is no such record, or of another schema.
+    """
+    record = from_json(text, kind)
+    if (found := getattr(record, "schema", None)) != schema:
+        raise InputError(f"schema is {found!r}, but this version reads {schema!r}")
+    return record
+
+
 def from_json(text: str | bytes, kind: type[T]) -> T:
     """Read what `to_json` wrote.
 

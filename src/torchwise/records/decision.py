@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.environment import Environment
-from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import codec
 from torchwise.records.statistics import Interval
@@ -62,7 +61,4 @@ class Decision:
         Raises:
             InputError: it is no decision, or of another schema.
         """
-        decision = codec.from_json(text, cls)
-        if decision.schema != SCHEMA:
-            raise InputError(f"schema is {decision.schema!r}, but this version reads {SCHEMA!r}")
-        return decision
+        return codec.of_schema(text, cls, SCHEMA)

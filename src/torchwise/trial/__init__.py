@@ -2,7 +2,7 @@
 
 from torchwise.trial.job import Effort, Job, ProcessSettings
 from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
-from torchwise.trial.tryout import inspect_workload, try_plan
+from torchwise.trial.tryout import inspect_workload, own_caches, try_plan
 from torchwise.trial.worker import Assignment
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "ProcessLauncher",
     "ProcessSettings",
     "inspect_workload",
+    "own_caches",
     "try_plan",
 ]

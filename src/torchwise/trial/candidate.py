@@ -8,28 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.errors import UnsupportedError
-from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory, profile_of
+from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Realized, realize
 from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.records import Costs, Measurement, Outcome, Verdict
-from torchwise.trial.inspection import mix_of
+from torchwise.trial.arena import Arena
 from torchwise.trial.job import Attempt, Job
-from torchwise.trial.loading import load, runner
 from torchwise.verify import Subject, verify
-from torchwise.workload import Workload
-
-SETTLING_CALLS = 4
-"""First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
 
 
 def attempt(job: Job, stage: Callable[[str], None]) -> Attempt:
     """Compile the job's plan, verify it, and only then time it against eager."""
-    import torch
-
-    workload = load(job)
-    with torch.set_grad_enabled(job.workload.mode == "training"):
-        trial = _Tryout(job, workload)
+    trial = _Tryout(job)
+    with trial.arena.gradients():
         stage("compile")
         cold = trial.first_calls()
         stage("verify")
@@ -38,67 +30,54 @@ def attempt(job: Job, stage: Callable[[str], None]) -> Attempt:
             return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
         stage("measure")
         measurement = trial.measurement()
-        own, eager = trial.memory()
+        own, eager = trial.arena.memory(trial.candidate)
     costs = Costs(cold, peak_memory=own, baseline_peak_memory=eager, cache_bytes=_size(job.cache_dir))
     return Attempt(costs, verdict, measurement)
 
 
 def start_warm(job: Job, stage: Callable[[str], None]) -> float:
     """Start the plan in this fresh process from the caches in the job's folder; return its warm cost in seconds."""
-    import torch
-
-    workload = load(job)
-    with torch.set_grad_enabled(job.workload.mode == "training"):
-        trial = _Tryout(job, workload)
+    trial = _Tryout(job)
+    with trial.arena.gradients():
         stage("warm compile")
         return trial.first_calls()
 
 
 class _Tryout:
-    def __init__(self, job: Job, workload: Workload) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._workload = workload
-        self._device, self._mode = job.workload.device, job.workload.mode
-        self._clock = Clock(self._device, each=job.workload.objective != "throughput")
-        # Eager runs first, so that the libraries' own start-up is not counted as compile time.
-        self._eager = self._runners(workload.call)
-        for call in self._eager:
-            self._clock.once(call)
-        self._held_before, self._held = held_beside_inputs(workload, self._device), 0
-        self._realized = self._realize(job.plan)
-        self._candidate = self._runners(self._realized.call)
+        self.arena = Arena(job)
+        with self.arena.gradients():
+            self._realized = self._realize(job.plan)
+        self.candidate = self.arena.runners(self._realized.call)
 
     def _realize(self, plan: Plan) -> Realized:
-        return realize(self._workload.call, plan, self._workload.examples[0], device=self._device, mode=self._mode)
-
-    def _runners(self, call: Callable[..., Any]) -> list[Callable[[], Any]]:
-        restore = "writes_inputs" in self._job.traits
-        return [runner(call, e, self._mode, restore_inputs=restore) for e in self._workload.examples]
+        workload = self.arena.workload
+        return realize(workload.call, plan, workload.examples[0], device=self.arena.device, mode=self.arena.mode)
 
     def first_calls(self) -> float:
-        """Make the first calls, compilation included; return the seconds they took beyond steady ones.
+        """Return the seconds that the first calls took beyond steady ones.
 
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
-        rounds = [sum(self._clock.once(call) for call in self._candidate) for _ in range(SETTLING_CALLS)]
-        self._held = held_since(self._held_before, self._device)
+        seconds = self.arena.first_calls(self.candidate)
         if self._job.plan.backend != "eager" and compiled_graphs() == 0:
             raise UnsupportedError("nothing was compiled: the model runs where torch.compile does not look")
-        return sum(rounds) - SETTLING_CALLS * min(rounds)
+        return seconds
 
     def verdict(self) -> Verdict:
-        plan = self._job.plan
+        plan, workload = self._job.plan, self.arena.workload
         stochastic = "stochastic" in self._job.traits
-        floor = self._workload.call if plan.precision == "native" else self._realize(_floor_of(plan)).call
+        floor = workload.call if plan.precision == "native" else self._realize(_floor_of(plan)).call
         subject = Subject(
-            self._workload,
+            workload,
             self._realized.call,
             floor,
             plan.precision,
             self._reproducible() if stochastic else None,
             stochastic,
-            self._mode == "training",
+            self.arena.mode == "training",
         )
         effort = self._job.effort
         return verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
@@ -118,33 +97,8 @@ class _Tryout:
         return self._realize(plain.with_choice("options", ("fallback_random", True))).call
 
     def measurement(self) -> Measurement:
-        candidate, baseline = mix_of(self._candidate, self._workload), mix_of(self._eager, self._workload)
-        precision = Precision(self._job.effort.half_width, self._job.effort.measure_s)
-        found = measure_pair(candidate, baseline, self._clock, precision, prune_below=self._job.prune_below)
-        return replace(found, busy_s=profile_of(self._candidate[0], self._device).busy_s)
-
-    def memory(self) -> tuple[int | None, int | None]:
-        """Return peak memory of the candidate and of eager: the largest over the examples.
-
-        What the candidate holds between calls counts as its own: copies of weights, graphs' pools, frozen constants.
-        """
-        found = [[peak_memory(call, self._device) for call in calls] for calls in (self._candidate, self._eager)]
-        own, eager = (max((m for m in side if m is not None), default=None) for side in found)
-        return (None if own is None else own + self._held), eager
-
-
-def held_beside_inputs(workload: Workload, device: str) -> int | None:
-    """Return the bytes held once there is one more copy of the inputs, as every candidate's calls bring along."""
-    copies = [example.clone() for example in workload.examples]
-    held = held_memory(device)
-    del copies
-    return held
-
-
-def held_since(before: int | None, device: str) -> int:
-    """Return the bytes held now beyond `before`; 0 where that cannot be known."""
-    now = held_memory(device)
-    return 0 if now is None or before is None else max(now - before, 0)
+        found = self.arena.measure(self.candidate, self.arena.eager, prune_below=self._job.prune_below)
+        return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
 
 
 def _floor_of(plan: Plan) -> Plan:

@@ -48,7 +48,7 @@ def try_plan(
         The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
     """
     start = time.monotonic()
-    with _own_caches() as folder:
+    with own_caches() as folder:
         job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
         answer = launcher.run(job, limits, on_stage)
         if isinstance(answer, Failure):
@@ -90,7 +90,7 @@ def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, 
 
 
 @contextmanager
-def _own_caches() -> Iterator[str]:
+def own_caches() -> Iterator[str]:
     """Give a candidate an empty cache of its own, so that no other candidate's compilation flatters its cold cost."""
     folder = tempfile.mkdtemp(prefix="torchwise-cache-")
     try:

@@ -115,8 +115,7 @@ class CapturedCall:
         if graph is None or not self._settings[key]():
             self._settings[key] = GlobalStateGuard().check
             graph = self._graphs[key] = self._capture(args, kwargs)
-        given = tensors_of(args, kwargs)
-        if graph.written and len({t.untyped_storage().data_ptr() for t in given}) < len(given):
+        if graph.written and _overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
         return graph(args, kwargs)
 
@@ -152,3 +151,7 @@ class CapturedCall:
         current = torch.cuda.current_stream()
         current.wait_stream(self._last)
         self._last, self._last_raw = current, current.cuda_stream
+
+
+def _overlap(tensors: list[torch.Tensor]) -> bool:
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)

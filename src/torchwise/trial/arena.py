@@ -1,0 +1,92 @@
+"""A workload in a worker, beside the clock: how whatever is tried there is run, timed and weighed against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory
+from torchwise.records import Measurement
+from torchwise.trial.inspection import mix_of
+from torchwise.trial.job import Job
+from torchwise.trial.loading import load, runner
+from torchwise.workload import Workload
+
+SETTLING_CALLS = 4
+"""First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
+
+Calls = list[Callable[[], Any]]
+"""One call for each example."""
+
+
+class Arena:
+    """What is tried, plan or contender, is built in here.
+
+    Attributes:
+        workload: the job's, on its device.
+        device: "cpu" or "cuda".
+        mode: "inference" or "training".
+        eager: the plain model's calls, run once already: the libraries' own start-up is not compile time.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.workload = load(job)
+        self.device, self.mode = job.workload.device, job.workload.mode
+        self._clock = Clock(self.device, each=job.workload.objective != "throughput")
+        self.eager = self.runners(self.workload.call)
+        with self.gradients():
+            for call in self.eager:
+                self._clock.once(call)
+        self._held_before, self._held = held_beside_inputs(self.workload, self.device), 0
+
+    def gradients(self) -> AbstractContextManager[Any]:
+        """Enable gradients in training alone."""
+        import torch
+
+        return torch.set_grad_enabled(self.mode == "training")
+
+    def runners(self, call: Callable[..., Any]) -> Calls:
+        """Return the calls of `call` as they are timed."""
+        restore = "writes_inputs" in self._job.traits
+        return [runner(call, e, self.mode, restore_inputs=restore) for e in self.workload.examples]
+
+    def once(self, call: Callable[[], Any]) -> float:
+        """Run `call` once, waiting for the device; return seconds."""
+        return self._clock.once(call)
+
+    def first_calls(self, calls: Calls) -> float:
+        """Make the first calls, compilation included; return the seconds they took beyond steady ones."""
+        rounds = [sum(map(self._clock.once, calls)) for _ in range(SETTLING_CALLS)]
+        self._held = held_since(self._held_before, self.device)
+        return sum(rounds) - SETTLING_CALLS * min(rounds)
+
+    def measure(self, candidate: Calls, baseline: Calls, *, prune_below: float | None = None) -> Measurement:
+        """Time two sides in alternation, over the shape mix."""
+        sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
+        precision = Precision(self._job.effort.half_width, self._job.effort.measure_s)
+        return measure_pair(*sides, self._clock, precision, prune_below=prune_below)
+
+    def memory(self, candidate: Calls) -> tuple[int | None, int | None]:
+        """Return peak memory of the candidate and of eager: the largest over the examples.
+
+        What the candidate holds between calls counts as its own: copies of weights, graphs' pools, frozen constants.
+        """
+        found = [[peak_memory(call, self.device) for call in calls] for calls in (candidate, self.eager)]
+        own, eager = (max((m for m in side if m is not None), default=None) for side in found)
+        return (None if own is None else own + self._held), eager
+
+
+def held_beside_inputs(workload: Workload, device: str) -> int | None:
+    """Return the bytes held once there is one more copy of the inputs, as every candidate's calls bring along."""
+    copies = [example.clone() for example in workload.examples]
+    held = held_memory(device)
+    del copies
+    return held
+
+
+def held_since(before: int | None, device: str) -> int:
+    """Return the bytes held now beyond `before`; 0 where that cannot be known."""
+    now = held_memory(device)
+    return 0 if now is None or before is None else max(now - before, 0)
