@@ -74,6 +74,16 @@ def test_torchwise_shows_its_plan_its_search_and_the_duel() -> None:
     assert lines_of(a_benchmark())["default"].choice == ""
 
 
+def test_a_row_that_is_slower_says_what_was_tried_instead() -> None:
+    searched = ("inductor: faster, but does not pay back", "freezing: the workload has no gemm")
+    said = (
+        "what was tried, and what was not: inductor: faster, but does not pay back; freezing: the workload has no gemm"
+    )
+    assert said in line_of(ours(duel=0.9, searched=searched), a_benchmark()).remarks
+    assert not line_of(ours(duel=1.0, searched=searched), a_benchmark()).search
+    assert not line_of(ours(duel=1.2, searched=searched), a_benchmark()).search
+
+
 @pytest.mark.parametrize(
     ("row", "end"),
     [

@@ -245,3 +245,8 @@ def test_the_search_has_what_is_left_of_the_budget(monkeypatch: pytest.MonkeyPat
     run(Workers(), contenders=("eager", "torchwise"))
     assert 0 < asked[0] <= 50.0
     assert asked[1] == 120.0, "the effort's own"
+
+
+def test_our_row_says_what_became_of_every_plan() -> None:
+    searched = run(Workers(), ONE, contenders=("eager", "torchwise"))[ONE, "torchwise"].searched
+    assert any(said.startswith("inductor: its process died in compile: SIGSEGV") for said in searched)

@@ -70,9 +70,13 @@ def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
     contenders = ["eager", "torchwise"]
     device = "cpu"
     mode = "training"
+    objective = "throughput"
     about = "nightly"
     """
-    expected = Suite(("tutorial", "a.b:c"), "cpu", ("small", "large"), "training", ("eager", "torchwise"), "nightly")
+    contenders = ("eager", "torchwise")
+    expected = Suite(
+        ("tutorial", "a.b:c"), "cpu", ("small", "large"), "training", contenders, "throughput", about="nightly"
+    )
     assert read_suite(written(tmp_path, text)) == expected
     assert read_suite(written(tmp_path, 'targets = ["zoo"]')) == Suite(("zoo",))
 
@@ -81,7 +85,10 @@ def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("targets = [", "holds no TOML"),
-        ('target = ["zoo"]', "has a key 'target', but a suite has targets, sizes, contenders, device, mode, about"),
+        (
+            'target = ["zoo"]',
+            "has a key 'target', but a suite has targets, sizes, contenders, device, mode, objective, about",
+        ),
         ('targets = "zoo"', "targets in .* is 'zoo', but must be a list of strings"),
         ("targets = [1]", r"targets in .* is \[1\], but must be a list of strings"),
         ('targets = ["zoo"]\ndevice = 1', "device in .* is 1, but must be a string"),

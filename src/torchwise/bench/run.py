@@ -15,6 +15,7 @@ from torchwise.bench.request import BenchRequest
 from torchwise.errors import BaselineError, InputError
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
+from torchwise.report.why import why
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.request import BUDGET_S
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
@@ -164,7 +165,7 @@ class _Loop:
             seconds = time.monotonic() - start
         assert study.decision is not None
         plan = study.decision.plan
-        tried = [f"{trial.plan}: {trial.reason}" for trial in study.trials]
+        tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
         row = replace(row, plan=plan, precision=plan.precision, search_s=seconds, searched=(*tried, *study.excluded))
         return row, replace(contest, decision=study.decision.to_json())
 

@@ -24,6 +24,7 @@ class Suite:
         device: "cpu" or "cuda".
         sizes: for targets of the zoo that name none.
         mode: "inference" or "training".
+        objective: "latency" or "throughput".
         contenders: names.
         about: what it is for, in a line.
     """
@@ -33,6 +34,7 @@ class Suite:
     sizes: tuple[str, ...] = (DEFAULT_SIZE,)
     mode: str = "inference"
     contenders: tuple[str, ...] = ()
+    objective: str = "latency"
     about: str = ""
 
 
@@ -66,7 +68,7 @@ def read_suite(file: Path) -> Suite:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} holds no TOML: {error}") from None
-    lists, texts = ("targets", "sizes", "contenders"), ("device", "mode", "about")
+    lists, texts = ("targets", "sizes", "contenders"), ("device", "mode", "objective", "about")
     for key, value in data.items():
         if key not in (*lists, *texts):
             raise InputError(f"{file} has a key {key!r}, but a suite has {', '.join((*lists, *texts))}")

@@ -31,7 +31,7 @@ def bench(
         str, typer.Option(help="Names with commas between them, or all.", show_default="eager, three modes, torchwise")
     ] = "",
     mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
-    objective: Annotated[str, typer.Option(help="latency or throughput.")] = "latency",
+    objective: Annotated[str, typer.Option(help="latency or throughput.", show_default="latency")] = "",
     effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
     calls: Annotated[int, typer.Option(help="Calls that Torchwise is to expect.")] = DEFAULT_CALLS,
     allow: Annotated[
@@ -65,13 +65,13 @@ def bench(
 
     from torchwise.bench import BenchRequest
 
-    chosen = _suite(suite, targets, size, device, mode, contenders)
+    chosen = _suite(suite, targets, size, device, mode, objective, contenders)
     request = BenchRequest(
         tuple(_targets(chosen)),
         chosen.contenders,
         chosen.device,
         chosen.mode,
-        objective,
+        chosen.objective,
         effort,
         calls,
         Legality.of(allow),
@@ -143,6 +143,7 @@ def _suite(
     sizes: list[str] | None,
     device: str,
     mode: str,
+    objective: str,
     contenders: str,
 ) -> Suite:
     """Return the suite of the file, or an empty one, with what was given on the command line in its place."""
@@ -160,6 +161,7 @@ def _suite(
         sizes=tuple(sizes) if sizes else suite.sizes,
         device=device or suite.device or default_device(),
         mode=mode or suite.mode,
+        objective=objective or suite.objective,
         contenders=names or suite.contenders or DEFAULT,
     )
 

@@ -37,6 +37,7 @@ class Line:
         answers: "passed", "passed, overwritten", "not right", "not comparable", "failed" or "missing".
         why: what is behind the answers, where they are not simply right.
         choice: for Torchwise its plan, the seconds of search, and how it stands against the best other.
+        search: for Torchwise where another is faster, what became of every plan that it could have decided for.
         doubts: what the measurements say against themselves: noise, drift, foreign load.
     """
 
@@ -53,12 +54,13 @@ class Line:
     answers: str
     why: str = ""
     choice: str = ""
+    search: str = ""
     doubts: str = ""
 
     @property
     def remarks(self) -> list[str]:
         """What is to be said below the table, a line each."""
-        return [text for text in (self.why, self.choice, self.doubts) if text]
+        return [text for text in (self.why, self.choice, self.search, self.doubts) if text]
 
     @property
     def name(self) -> str:
@@ -112,6 +114,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
         answers=answers,
         why=show.one_line(why),
         choice=show.one_line(_choice(row)) if row.contender == OURS else "",
+        search=show.one_line(_search(row)),
         doubts=show.one_line("; ".join(_doubts(row))),
     )
 
@@ -161,6 +164,13 @@ def _doubts(row: Row) -> list[str]:
     alone = row.performance.measurement.notes if row.performance else ()
     beside = row.duel.notes if row.duel else ()
     return [*alone, *(f"beside {row.rival}: {note}" for note in beside)]
+
+
+def _search(row: Row) -> str:
+    """Say what was tried and left out, where the fastest other is surely faster: the reason is among it."""
+    if row.duel is None or row.duel.speedup.high >= 1 or not row.searched:
+        return ""
+    return f"what was tried, and what was not: {'; '.join(row.searched)}"
 
 
 def _choice(row: Row) -> str:
