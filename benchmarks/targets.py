@@ -1,4 +1,4 @@
-"""Targets of benchmarks that are no size of the zoo's: python -m torchwise.cli bench benchmarks/targets.py:field_million"""
+"""Targets of benchmarks that are no size of the zoo: torchwise bench benchmarks/targets.py:field_million"""
 
 from __future__ import annotations
 

@@ -248,5 +248,5 @@ def test_the_search_has_what_is_left_of_the_budget(monkeypatch: pytest.MonkeyPat
 
 
 def test_our_row_says_what_became_of_every_plan() -> None:
-    searched = run(Workers(), ONE, contenders=("eager", "torchwise"))[ONE, "torchwise"].searched
+    searched = run(Workers(), ONE, contenders=("eager", "torchwise"))["torchwise"].searched
     assert any(said.startswith("inductor: its process died in compile: SIGSEGV") for said in searched)
