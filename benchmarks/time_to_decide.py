@@ -1,0 +1,165 @@
+"""How soon is the search as good as trying everything? It runs alone, and then every plan of its space is tried.
+
+What counts as "the best" is the exhaustive run's own measurement of each plan, for both: the search must not be judged
+by its own luck with the clock. Time is what one process takes for one trial after the other. Calls are taken to be
+without end, so that the best is the fastest whatever it takes to compile.
+
+The exhaustive run is shared between GPUs: each has a process that takes trials from one store. It goes on where it
+stopped when the same command is given again.
+
+Run it: python benchmarks/time_to_decide.py zoo:spinlock.operator --device cuda --gpus 0,1,2,3 --budget 500 --out .
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from torchwise.plan import EAGER, Legality, Plan, PlanSpace
+from torchwise.records import Study, Trial
+from torchwise.store import open_storage
+
+CALLS = 10**12
+"""Expected calls: compile time does not matter beside them."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--gpus", default="", help="GPUs that share the exhaustive run, as 0,1,2")
+    parser.add_argument("--effort", default="standard", help="of the search, and of the space that is tried whole")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
+    parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--try-all", action="store_true", help=argparse.SUPPRESS)  # one process of the exhaustive run
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = options.target.replace(":", "-").replace("@", "-").replace(",", "-")
+    options.stem = options.out / f"{datetime.date.today()}-{options.label or options.device}-time-to-decide-{name}"
+    if options.try_all:
+        tune(options, "all", plans=space_of(stored(options, "search")))
+        return
+    tune(options, "search")
+    run_all(options)
+    print(report(options))
+
+
+def tune(options: argparse.Namespace, store: str, plans: list[Plan] | None = None) -> None:
+    import torchwise
+
+    torchwise.tune(
+        options.target,
+        device=options.device,
+        calls=CALLS,
+        effort=options.effort,
+        budget=options.budget,
+        plans=plans,
+        store=str(path_of(options, store)),
+        progress=False,
+    )
+
+
+def path_of(options: argparse.Namespace, store: str) -> Path:
+    return Path(f"{options.stem}.{store}.db")
+
+
+def stored(options: argparse.Namespace, store: str) -> Study:
+    with open_storage(str(path_of(options, store))) as storage:
+        [study] = storage.list_studies()
+        return storage.get_study(study.id)
+
+
+def space_of(study: Study) -> list[Plan]:
+    """List every plan that the search could have come to, simple ones first."""
+    space = PlanSpace(
+        study.workload.device, study.workload.mode, study.inspection.traits, Legality.of(study.allow), study.effort
+    )
+    found, border = {EAGER: None}, [EAGER]
+    while border:
+        border = [plan for each in border for plan, _ in space.neighbours(each) if plan not in found]
+        found |= dict.fromkeys(border)
+    return [plan for plan in found if not plan.is_eager]
+
+
+def run_all(options: argparse.Namespace) -> None:
+    command = [sys.executable, __file__, options.target, "--device", options.device, "--effort", options.effort]
+    command += ["--budget", str(options.budget), "--out", str(options.out), "--try-all"]
+    command += ["--label", options.label] if options.label else []
+    gpus = options.gpus.split(",") if options.gpus else [None]
+    runs = [
+        subprocess.Popen(command, env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}) for gpu in gpus
+    ]
+    for run in runs:
+        run.wait()
+
+
+def report(options: argparse.Namespace) -> str:
+    search, everything = stored(options, "search"), stored(options, "all")
+    speeds = {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
+    unfinished = [plan for plan in space_of(search) if plan not in {trial.plan for trial in everything.trials}]
+    best = max(speeds.values())
+    curves = {"search": curve(search.trials, speeds), "everything": curve(everything.trials, speeds)}
+    whole, own = curves["everything"][-1][0], curves["search"][-1][0]
+    decided = speeds.get(search.decision.plan, 1.0) if search.decision else 1.0
+    reached = next((seconds for seconds, speed in curves["search"] if speed >= 0.98 * best), None)
+    machine = f"{search.environment.gpu or search.environment.cpu}, torch {search.environment.torch}"
+    lines = [
+        f"{options.target} on {machine}, {datetime.date.today()}, effort {options.effort}",
+        "",
+        f"- everything: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
+        f"- the search: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); what it decided "
+        f"for, {search.decision.plan if search.decision else '-'}, is {decided:.3f} times eager ({decided / best:.1%})",
+        f"- within 2 % of the best after {reached:.0f} s ({reached / whole:.0%})"
+        if reached is not None
+        else "- it never came within 2 % of the best",
+    ]
+    lines += [f"- {len(unfinished)} plans are left to try: give the same command again"] if unfinished else []
+    lines += ["", "| plan | times eager | seconds |", "|---|---|---|"]
+    ranked = sorted(everything.trials, key=lambda trial: -speeds.get(trial.plan, 0.0))
+    lines += [f"| {t.plan} | {speeds.get(t.plan, 0.0):.3f} | {t.seconds:.0f} |" for t in ranked]
+    text = "\n".join(lines) + "\n"
+    Path(f"{options.stem}.md").write_text(text)
+    Path(f"{options.stem}.json").write_text(json.dumps({"best": best, "decided": decided, "curves": curves}, indent=1))
+    draw(curves, best, options)
+    return text
+
+
+def speed_of(trial: Trial) -> float:
+    return trial.measurement.speedup.mid if trial.measurement else 0.0
+
+
+def curve(trials: Iterable[Trial], speeds: dict[Plan, float]) -> list[tuple[float, float]]:
+    """Return how fast the best plan so far is after so many seconds of trials, one after the other."""
+    points = [(0.0, 1.0)]
+    for trial in sorted(trials, key=lambda trial: trial.started_at):
+        seconds, best = points[-1]
+        points.append((seconds + trial.seconds, max(best, speeds.get(trial.plan, 0.0))))
+    assert all(one[0] <= other[0] for one, other in pairwise(points))
+    return points
+
+
+def draw(curves: dict[str, list[tuple[float, float]]], best: float, options: argparse.Namespace) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for name, style in (("search", "-"), ("everything", "--")):
+        axes.step(*zip(*curves[name], strict=True), style, where="post", label=name)
+    axes.axhline(0.98 * best, color="gray", linewidth=0.8, label="2 % below the best")
+    axes.set(xlabel="seconds of trials", ylabel="times eager", title=options.target)
+    axes.legend()
+    figure.savefig(f"{options.stem}.svg")
+
+
+if __name__ == "__main__":
+    main()
