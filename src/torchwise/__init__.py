@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Legality, Plan
     from torchwise.records import Decision
+    from torchwise.steps import captured_loop, captured_step, rollout
     from torchwise.workload import Example, Workload
 
 __version__ = "0.1.0"
@@ -27,7 +28,10 @@ _HOMES = {
     "TorchwiseError": "errors",
     "Workload": "workload",
     "apply": "api",
+    "captured_loop": "steps",
+    "captured_step": "steps",
     "optimize": "api",
+    "rollout": "steps",
     "tune": "api",
 }
 
@@ -42,7 +46,10 @@ __all__ = [
     "Workload",
     "__version__",
     "apply",
+    "captured_loop",
+    "captured_step",
     "optimize",
+    "rollout",
     "tune",
 ]
 

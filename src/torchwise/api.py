@@ -159,7 +159,7 @@ def tune(
 
 
 def apply(
-    model: Callable[..., Any], decision: Decision | Study, *, strict: bool = False
+    model: Callable[..., Any], decision: Decision | Study, *, strict: bool = False, borrow: bool = False
 ) -> OptimizedModule | OptimizedFunction:
     """Return `model` running by what was decided; the model itself is not changed.
 
@@ -170,6 +170,8 @@ def apply(
         model: what the decision was made for.
         decision: of `tune`, or read with `Decision.from_json`.
         strict: raise for a stale decision instead.
+        borrow: let a captured plan return the memory that its next call overwrites, which saves a copy of each output.
+            Only for a program that is done with an answer before it asks for the next.
 
     Raises:
         StalePlanError: with `strict`, the decision does not hold here.
@@ -187,8 +189,8 @@ def apply(
         logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
     refusal = f"the decision is stale ({stale})" if stale else None
     if isinstance(model, torch.nn.Module):
-        return OptimizedModule(model, decision, refusal)
-    return OptimizedFunction(model, decision, refusal)
+        return OptimizedModule(model, decision, refusal, borrow=borrow)
+    return OptimizedFunction(model, decision, refusal, borrow=borrow)
 
 
 def optimize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture import call as captured
 from torchwise.realize.capture.call import CapturedCall
+from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS
 from torchwise.realize.capture.graph import Graph, record
 from torchwise.workload import trees
 
@@ -26,13 +29,17 @@ class Machine:
     """Stands in for CUDA: a replay computes what was recorded once more, and everything is counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.recorded, self.replayed, self.capturing = 0, 0, False
+        self.recorded, self.in_place, self.replayed, self.copied_nothing = 0, 0, 0, 0
+        self.capturing, self.refuses = False, False
         for name, value in {"graph_pool_handle": int, "Stream": Stream, "current_stream": Stream}.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.capturing, raising=False)
         monkeypatch.setattr(captured, "record", self.record)
+        monkeypatch.setattr(captured, "record_in_place", self.record_in_place)
+        monkeypatch.setattr(torch, "empty_like", self.empty_like)
+        self._memory: list[tuple[torch.Tensor, Callable[[], object]]] = []
 
     def record(self, call: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Graph:
         self.recorded += 1
@@ -51,6 +58,38 @@ class Machine:
 
         return Graph(replay, inputs, outputs, written)
 
+    def empty_like(self, like: torch.Tensor) -> torch.Tensor:
+        """Hand out again what nobody holds any more, as PyTorch's allocator on the GPU does."""
+        free = [i for i, (kept, held) in enumerate(self._memory) if held() is None and kept.shape == like.shape]
+        kept = self._memory.pop(free[-1])[0] if free else torch.empty(like.shape, dtype=like.dtype)
+        given = kept.detach()
+        self._memory.append((kept, weakref.ref(given)))
+        return given
+
+    def record_in_place(
+        self, call: Callable[..., Any], args: Any, kwargs: Any, wanted: list[torch.Tensor] | None, **options: Any
+    ) -> tuple[Callable[[], None], Any]:
+        if self.refuses:
+            raise RuntimeError("this cannot be recorded")
+        self.in_place += 1
+        args, kwargs = trees.map_tensors(lying_at, (args, dict(kwargs)))
+        borrowed = call(*args, **kwargs) if wanted is None else None
+        targets = [lying_at(target) for target in wanted] if wanted is not None else trees.tensors(borrowed)
+
+        def replay() -> None:
+            self.replayed += 1
+            self.copied_nothing += 1
+            for target, now in zip(targets, trees.tensors(call(*args, **kwargs)), strict=True):
+                target.copy_(now)
+
+        return replay, borrowed
+
+
+def lying_at(tensor: torch.Tensor) -> torch.Tensor:
+    """Read and write the memory without keeping it, as a graph does."""
+    memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=torch.float32).view(tensor.shape)
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
@@ -58,8 +97,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         yield Machine(monkeypatch)
 
 
-def of(call: Callable[..., Any], module: torch.nn.Module | None = None) -> CapturedCall:
-    return CapturedCall(call, module, device="cuda", mode="inference")
+def of(call: Callable[..., Any], module: torch.nn.Module | None = None, *, borrow: bool = False) -> CapturedCall:
+    return CapturedCall(call, module, device="cuda", mode="inference", borrow=borrow)
 
 
 X = torch.randn(3, 4)
@@ -180,3 +219,126 @@ def test_an_object_among_the_inputs_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match=r"an input holds .*Box"):
         record(lambda x, box: x * box.value, (X, Box()), {}, pool=None, stream=None, settled=lambda: None)  # type: ignore[arg-type]
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    name: str
+    more: dict[str, torch.Tensor]
+
+
+def in_many_containers(x: torch.Tensor) -> Any:
+    return Pair(x + 1, "kept", {"b": x * 2, "a": x[:1]}), [x.sum(), (x,)]
+
+
+@pytest.mark.parametrize("call", [torch.sin, lambda x: (x + 1, x), in_many_containers])
+def test_what_comes_from_the_same_place_again_is_read_and_written_there(
+    machine: Machine, call: Callable[[torch.Tensor], Any]
+) -> None:
+    captured, x = of(call), torch.randn(3, 4)
+    for number in range(SETTLING_CALLS):
+        x.fill_(number)
+        answers, right = captured(x), call(x)
+        assert trees.tensors(answers)[0].data_ptr() != x.data_ptr()
+        for answer, wanted in zip(trees.tensors(answers), trees.tensors(right), strict=True):
+            assert torch.equal(answer, wanted)
+        assert type(answers) is type(right)
+    assert machine.recorded == 1
+    assert 1 <= machine.in_place <= MOST_GRAPHS
+    assert machine.copied_nothing >= SETTLING_CALLS // 2
+
+
+def test_answers_that_are_held_stay_as_they_are(machine: Machine) -> None:
+    captured, x = of(torch.sin), torch.randn(64, 64)
+    for _ in range(6):  # so that what is freed comes again
+        captured(x)
+    assert machine.in_place
+    held = []
+    for number in range(8):
+        x.fill_(number)
+        held.append(captured(x))
+    assert all(torch.equal(answer, torch.full_like(x, number).sin()) for number, answer in enumerate(held))
+
+
+def test_borrowed_answers_are_right_until_the_next_call(machine: Machine) -> None:
+    captured, x = of(in_many_containers, borrow=True), torch.randn(3, 4)
+    places = []
+    for number in range(8):
+        x.fill_(number)
+        answers = trees.tensors(captured(x))
+        assert all(torch.equal(*both) for both in zip(answers, trees.tensors(in_many_containers(x)), strict=True))
+        places.append(answers[0].data_ptr())
+    assert machine.in_place == 1
+    assert len(set(places[2:])) == 1, "it is the graph's own memory"
+
+
+def test_what_never_comes_from_the_same_place_is_copied(machine: Machine) -> None:
+    captured, inputs = of(torch.sin), [torch.randn(3, 4) for _ in range(SETTLING_CALLS + 2)]
+    assert all(torch.equal(captured(x), x.sin()) for x in inputs)
+    assert (machine.recorded, machine.in_place) == (1, 0)
+
+
+def test_nothing_is_recorded_once_a_signature_has_settled(machine: Machine) -> None:
+    captured = of(torch.sin)
+    inputs = [torch.randn(3, 4) for _ in range(SETTLING_CALLS)]
+    for x in inputs:
+        captured(x)
+    for _ in range(3):
+        assert torch.equal(captured(X), X.sin())
+    assert machine.in_place == 0
+
+
+def test_a_call_that_cannot_be_recorded_in_place_goes_on_from_copies(machine: Machine) -> None:
+    captured, machine.refuses = of(torch.sin), True
+    for _ in range(4):
+        assert torch.equal(captured(X), X.sin())
+    machine.refuses = False
+    for _ in range(4):
+        assert torch.equal(captured(X), X.sin())
+    assert (machine.recorded, machine.in_place) == (1, 0)
+
+
+def test_what_is_written_in_place_counts_as_written(machine: Machine) -> None:
+    captured, x = of(lambda x: x.add_(1)), torch.zeros(3, 4)
+    for number in range(1, 9):
+        before = x._version
+        assert torch.equal(captured(x), torch.full_like(x, number))
+        assert x._version > before
+        assert torch.equal(x, torch.full_like(x, number))
+    assert machine.in_place
+
+
+def test_a_tensor_that_is_conjugated_lazily_is_copied(machine: Machine) -> None:
+    captured, x = of(lambda x: x.conj()), torch.randn(3, 4, dtype=torch.complex64)
+    for _ in range(6):
+        assert torch.equal(captured(x), x.conj())
+    assert machine.in_place == 0
+    captured, y = of(lambda y: y.abs()), torch.randn(3, 4, dtype=torch.complex64).conj()
+    for _ in range(6):
+        assert torch.equal(captured(y), y.abs())
+    assert machine.in_place == 0
+
+
+def test_a_signature_has_only_so_many_graphs(machine: Machine) -> None:
+    captured, inputs = of(torch.sin), [torch.randn(3, 4) for _ in range(MOST_GRAPHS + 2)]
+    for _ in range(3):
+        for x in inputs:
+            assert torch.equal(captured(x), x.sin())
+    assert machine.in_place == MOST_GRAPHS
+
+
+def test_a_weight_that_is_conjugated_where_it_lies_leads_to_a_new_recording(machine: Machine) -> None:
+    class Turn(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("phase", torch.tensor([1j, 2 + 1j]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.phase).abs()
+
+    net, x = Turn(), torch.randn(2)
+    call = of(net, net)
+    call(x)
+    net.phase = net.phase.conj()
+    call(x)
+    assert machine.recorded == 2

@@ -190,6 +190,28 @@ def test_an_edit_of_a_submodules_class(code) -> None:
     assert outer(NET) != outer(NET.replace("relu", "tanh"))
 
 
+def test_an_edit_of_the_static_form_that_a_model_declares(code) -> None:
+    form = """
+class Masked(torch.nn.Module):
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
+    def forward(self, x):
+        return self.of(x).relu()
+class Dynamic(torch.nn.Linear):
+    def static_form(self):
+        return Masked(self)
+class Broken(torch.nn.Linear):
+    def static_form(self):
+        raise RuntimeError("not now")
+"""
+    torch.manual_seed(0)
+    before = structure(code(NET + form).Dynamic(2, 2))
+    assert structure(code(NET + form).Dynamic(2, 2)) == before
+    assert structure(code(NET + form.replace("self.of(x).relu", "self.of(x).tanh")).Dynamic(2, 2)) != before
+    assert structure(code(NET + form).Broken(2, 2)) != before
+
+
 def test_an_edit_elsewhere_in_the_file_does_not(code) -> None:
     before = structure(code(NET).function)
     assert structure(code(NET.replace("relu", "tanh") + "\nelse_ = 1\n").function) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
@@ -68,8 +69,9 @@ def plans(draw: st.DrawFn) -> Plan:
             "scope": draw(st.sampled_from(the_rules.SCOPES)),
         }
         modes = set(the_rules.MODES) - set(the_rules.CUDA_GRAPH_MODES if fields["capture"] != "none" else ())
-        fields["mode"] = draw(st.sampled_from(sorted(modes)))
-        if fields["capture"] == "none":
+        rolled = fields["scope"] == "rolled"
+        fields["mode"] = draw(st.sampled_from(sorted(modes - set(the_rules.CUDA_GRAPH_MODES if rolled else ()))))
+        if fields["capture"] == "none" and not rolled:
             fields["shapes"] = draw(st.sampled_from(the_rules.SHAPES))
     if fields["capture"] == "none":
         fields["threads"] = draw(st.none() | st.integers(1, 512))
@@ -182,6 +184,17 @@ def test_options_and_transforms_are_added_to() -> None:
     assert (plan.option("a"), plan.option("z"), plan.option("none")) == (True, 1, None)
 
 
+def test_transforms_that_are_added_in_any_order_are_one_plan() -> None:
+    names = ("complex_to_real", "isolate_rnn", "static_form")
+    plans = set()
+    for order in itertools.permutations(names):
+        plan = Plan(backend="inductor")
+        for name in order:
+            plan = plan.with_choice("transforms", name)
+        plans.add(plan)
+    assert [plan.transforms for plan in plans] == [("static_form", "isolate_rnn", "complex_to_real")]
+
+
 def test_a_change_to_something_illegal_is_refused() -> None:
     with pytest.raises(PlanError):
         EAGER.with_choice("mode", "max-autotune")
@@ -200,6 +213,10 @@ def test_a_change_to_something_illegal_is_refused() -> None:
         (Plan(threads=1), "eager + 1 thread"),
         (Plan(threads=8, memory_format="channels_last"), "eager + channels_last + 8 threads"),
         (Plan(backend="inductor", shapes="dynamic", scope="regional"), "inductor + regional + dynamic"),
+        (
+            Plan(backend="inductor", transforms=("complex_to_real",), scope="rolled", capture="call"),
+            "inductor + complex_to_real + rolled + capture call",
+        ),
         (
             FULL,
             "inductor max-autotune-no-cudagraphs + b + a + bf16 + channels_last + cpp=x + epilogue=2 + freezing"
@@ -225,7 +242,7 @@ INDUCTOR = {"backend": "inductor"}
         ),
         ({"precision": None}, "precision is None, but must be one of native"),
         ({"memory_format": "nhwc"}, "memory_format is 'nhwc', but must be one of preserve, channels_last"),
-        ({"scope": "half"} | INDUCTOR, "scope is 'half', but must be one of whole, regional"),
+        ({"scope": "half"} | INDUCTOR, "scope is 'half', but must be one of whole, regional, rolled"),
         ({"capture": "step"}, "capture is 'step', but must be one of none, call"),
         ({"shapes": "any"} | INDUCTOR, "shapes is 'any', but must be one of static, dynamic"),
         ({"mode": "fast"} | INDUCTOR, "mode is 'fast', but must be one of default, reduce-overhead, max-autotune, max"),
@@ -244,11 +261,28 @@ INDUCTOR = {"backend": "inductor"}
             "mode is 'max-autotune', but eager compiles nothing: mode needs a compiling backend",
         ),
         ({"scope": "regional"}, "scope is 'regional', but eager compiles nothing: scope needs a compiling backend"),
+        ({"scope": "rolled"}, "scope is 'rolled', but eager compiles nothing: scope needs a compiling backend"),
+        (
+            {"scope": "rolled", "mode": "reduce-overhead"} | INDUCTOR,
+            "scope is 'rolled', but mode 'reduce-overhead' captures each call of the body: capture the whole call",
+        ),
+        (
+            {"scope": "rolled", "shapes": "dynamic"} | INDUCTOR,
+            "shapes is 'dynamic', but scope 'rolled' finds repetitions for one shape: shapes must be static",
+        ),
+        (
+            {"scope": "rolled", "options": (("freezing", True),)} | INDUCTOR,
+            "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants",
+        ),
         ({"shapes": "dynamic"}, "shapes is 'dynamic', but eager compiles nothing: shapes needs a compiling backend"),
         ({"options": (("x", 1),)}, "options is (('x', 1),), but eager compiles nothing: options needs a compiling"),
         (
             {"transforms": ("complex_to_real",)},
             "transforms has 'complex_to_real', but eager compiles nothing: complex_to_real rewrites what a compiler is",
+        ),
+        (
+            {"transforms": ("static_form", "isolate_rnn")},
+            "transforms has 'isolate_rnn', but eager compiles nothing: isolate_rnn rewrites what a compiler is given",
         ),
         (
             {"transforms": ("complex_to_real",), "shapes": "dynamic"} | INDUCTOR,
@@ -276,6 +310,11 @@ def test_a_meaningless_plan_is_refused_with_the_value_and_the_rule(fields: dict[
     with pytest.raises(PlanError) as error:
         Plan(**fields)
     assert str(error.value).startswith(message)
+
+
+def test_a_form_of_the_model_needs_no_compiler_and_can_be_captured() -> None:
+    assert Plan(transforms=("static_form",), capture="call").backend == "eager"
+    assert Plan(transforms=("static_form", "complex_to_real"), backend="inductor", capture="call").capture == "call"
 
 
 @pytest.mark.parametrize("fields", [{"capture": "call", "mode": "max-autotune-no-cudagraphs"}, {"capture": "call"}])

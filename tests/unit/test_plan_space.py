@@ -15,7 +15,19 @@ from torchwise.plan.rules import MODES, PRECISIONS
 from torchwise.plan.space import check_known, choices_of, compile_factor_of, complexity_of, legality_of
 
 ALL_TRAITS = frozenset(
-    {"module", "floating", "float32", "gemm", "conv", "repeated_blocks", "several_shapes", "complex"}
+    {
+        "module",
+        "floating",
+        "float32",
+        "gemm",
+        "conv",
+        "repeated_blocks",
+        "repeats",
+        "several_shapes",
+        "complex",
+        "rnn",
+        "static_form",
+    }
 )
 INDUCTOR = Plan(backend="inductor")
 
@@ -58,12 +70,16 @@ def reachable(space: PlanSpace) -> set[Plan]:
         (("precision", "autocast_bf16"), {"allow": Legality.REORDERED}, "it is reduced, and only up to reordered"),
         (("memory_format", "channels_last"), {"traits": ALL_TRAITS - {"conv"}}, "the workload has no conv"),
         (("scope", "regional"), {"traits": ALL_TRAITS - {"repeated_blocks"}}, "the workload has no repeated blocks"),
+        (("scope", "rolled"), {"traits": ALL_TRAITS - {"repeats"}}, "the workload has no repeats"),
         (("shapes", "dynamic"), {"traits": ALL_TRAITS - {"several_shapes"}}, "the workload has no several shapes"),
         (("options", ("freezing", True)), {"traits": frozenset()}, "the workload has no module"),
         (("precision", "tf32"), {"traits": frozenset({"gemm"})}, "the workload has no float32"),
         (("precision", "bf16"), {"traits": frozenset()}, "the workload has no floating"),
         (("transforms", "complex_to_real"), {"traits": ALL_TRAITS - {"complex"}}, "the workload has no complex"),
         (("transforms", "complex_to_real"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
+        (("transforms", "isolate_rnn"), {"traits": ALL_TRAITS - {"rnn"}}, "the workload has no rnn"),
+        (("transforms", "static_form"), {"traits": ALL_TRAITS - {"static_form"}}, "the workload has no static form"),
+        (("transforms", "static_form"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
         (("mode", "max-autotune"), {"effort": "standard"}, "it is tried from effort thorough on"),
         (("mode", "reduce-overhead"), {"effort": "quick"}, "it is tried from effort standard on"),
         (("options", ("cpp_wrapper", True)), {"effort": "standard"}, "it is tried from effort thorough on"),
@@ -134,7 +150,8 @@ def test_neighbours_are_legal_and_one_choice_away(device: str, mode: str) -> Non
         assert len({near for near, _ in around}) == len(around)
         for near, choice in around:
             assert near != plan
-            assert differing(plan, near) == [choice.field]
+            brought = [field for field, value in choice.on if choice.brings and getattr(plan, field) != value]
+            assert differing(plan, near) == [*brought, choice.field]
             assert space.excludes(choice) is None
             assert choice in choices_of(near)
             assert Plan.from_json(near.to_json()) == near
@@ -144,6 +161,8 @@ def test_from_eager_only_what_needs_no_compiler_and_the_compiler() -> None:
     around = {str(plan) for plan, _ in a_space(effort="standard").neighbours(EAGER)}
     assert around == {
         "inductor",
+        "inductor + rolled",
+        "eager + static_form",
         "eager + capture call",
         "eager + channels_last",
         "eager + tf32",
@@ -171,7 +190,7 @@ def test_a_value_may_take_anothers_place_and_an_option_is_set_once() -> None:
 
 
 def test_the_space_is_finite_and_not_huge() -> None:
-    assert 30 < len(reachable(a_space(effort="standard"))) < 2000
+    assert 30 < len(reachable(a_space(effort="standard"))) < 4000
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -208,6 +227,12 @@ def test_eager_is_exact_simple_and_compiles_nothing() -> None:
             [("backend", "inductor"), ("options", ("cpp_wrapper", True)), ("options", ("freezing", True))],
         ),
         (Plan(threads=77), "reordered", [("threads", ANY)]),
+        (Plan(transforms=("static_form",)), "reordered", [("transforms", "static_form")]),
+        (
+            Plan(backend="inductor", transforms=("static_form", "isolate_rnn")),
+            "reordered",
+            [("transforms", "static_form"), ("transforms", "isolate_rnn"), ("backend", "inductor")],
+        ),
     ],
     ids=str,
 )
@@ -223,6 +248,7 @@ def test_a_plan_is_the_sum_of_its_choices(plan: Plan, legality: str, parts: list
 def test_compile_times_by_what_they_are_relative_to() -> None:
     assert compile_factor_of(INDUCTOR) == 1.0
     assert compile_factor_of(Plan(capture="call", precision="tf32", memory_format="channels_last")) == 0.0
+    assert compile_factor_of(Plan(transforms=("static_form",))) == 0.0
     assert compile_factor_of(Plan(backend="inductor", scope="regional")) < 1.0
     assert compile_factor_of(Plan(backend="inductor", mode="max-autotune-no-cudagraphs")) > 2.0
 

@@ -24,7 +24,10 @@ SURFACE = [
     "Workload",
     "__version__",
     "apply",
+    "captured_loop",
+    "captured_step",
     "optimize",
+    "rollout",
     "tune",
 ]
 HEAVY = ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy", "alembic", "rich", "typer", "msgspec")

@@ -6,6 +6,7 @@ import logging
 import pickle
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import torchwise
 from live_decisions import decided
 from torchwise.errors import StalePlanError
 from torchwise.plan import EAGER, Plan
-from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch, unwrap
 from torchwise.runtime.dispatch import MOST_FAILURES
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
@@ -361,3 +362,25 @@ def test_inputs_that_cannot_be_described_and_function_transforms_go_to_the_origi
         assert torch.equal((fast(eye, eye)).to_dense(), 3 * torch.eye(3))  # type: ignore[operator]
     assert fast.statistics.optimized == 0  # type: ignore[attr-defined]
     assert not any("failed" in reason for reason in fast.statistics.original)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [torch.nn.Module, None])
+@pytest.mark.parametrize("borrow", [True, False])
+def test_outputs_are_borrowed_only_on_request(
+    net: Net, monkeypatch: pytest.MonkeyPatch, kind: type | None, borrow: bool
+) -> None:
+    asked: list[bool] = []
+    real = dispatch.realize
+
+    def realize(*args: Any, borrow: bool, **kwargs: Any) -> object:
+        asked.append(borrow)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(dispatch, "realize", realize)
+    model = net if kind else torch.sin
+    options = {"borrow": True} if borrow else {}
+    fast = torchwise.apply(model, decided(model, THREADS, X), **options)
+    for one in (fast, pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast)):
+        one(X)
+    assert asked == [borrow] * 3

@@ -80,6 +80,23 @@ def test_complex_numbers_are_rewritten_right_after_plain_inductor(inductor: floa
     assert "it could save up to 9" in proposal.reason
 
 
+@pytest.mark.parametrize("speed", [0.1, 1.3])
+def test_a_loop_is_rolled_before_it_is_compiled_whole(speed: float) -> None:
+    space = PlanSpace("cpu", "inference", frozenset({"complex", "floating", "repeats"}), effort="quick")
+    history = a_history(inspection=an_inspection(1e-2, traits=space.traits), calls=MANY)
+    rolled = Plan(backend="inductor", scope="rolled")
+    rewritten = replace(rolled, transforms=("complex_to_real",))
+    asked = []
+    for plan in (rolled, rewritten):
+        proposal = StagedSampler(space).ask(history)
+        assert proposal is not None
+        asked.append(proposal.plan)
+        trial = a_trial(plan, speed if plan == rolled else 8.0, cold_s=10.0)
+        history = replace(history, trials=(*history.trials, trial))
+    assert asked == [rolled, rewritten]
+    assert history.predicted_cold(INDUCTOR) >= 40  # so the whole must promise a lot
+
+
 def test_a_proposal_says_why() -> None:
     proposal = StagedSampler(a_space("cpu", effort="quick")).ask(known(device="cpu"))
     assert proposal is not None

@@ -148,6 +148,26 @@ def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
     assert found.shares["conv"] > 0.1
 
 
+@pytest.mark.parametrize(("operation", "has_form"), [("dynamic_rollout", True), ("rollout", False)])
+def test_inspection_finds_recurrent_nets_and_declared_static_forms(
+    launcher: ProcessLauncher, operation: str, has_form: bool
+) -> None:
+    inspection = Job("inspect", WorkloadSpec(f"zoo:energy_flow.{operation}@small"), effort=EFFORTS["quick"])
+    traits = inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None).traits
+    assert "rnn" in traits
+    assert ("static_form" in traits) is has_form
+
+
+@pytest.mark.parametrize(("operation", "repeats"), [("gross_pitaevskii", True), ("gross_pitaevskii_step", False)])
+def test_inspection_finds_complex_numbers_and_steps_that_repeat(
+    launcher: ProcessLauncher, operation: str, repeats: bool
+) -> None:
+    inspection = Job("inspect", WorkloadSpec(f"zoo:ivhl.{operation}@small"), effort=EFFORTS["quick"])
+    traits = inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None).traits
+    assert "complex" in traits
+    assert ("repeats" in traits) is repeats
+
+
 def test_the_parent_needs_no_torch_and_no_guard_around_main(tmp_path: Path) -> None:
     """A script without `if __name__ == "__main__"` runs once, and workers do not run it again."""
     script = tmp_path / "script.py"

@@ -306,7 +306,7 @@ def sequential(net: family.FusedStep, storage: FlowStorage) -> tuple[FlowStorage
 def test_both_forms_follow_the_rule_through_births_deaths_and_overflow() -> None:
     storage = storage_of(24, seed=1)
     padded = build("padded_processor", torch.float64, hidden=8).call
-    dynamic = family.DynamicProcessor(8).double().eval()
+    dynamic = family.DynamicProcessor(family.FusedStep(8)).double().eval()
     dynamic.load_state_dict(padded.state_dict())
     totals, populations = torch.zeros(3, dtype=torch.int64), []
     for _ in range(12):
@@ -327,6 +327,31 @@ def test_both_forms_follow_the_rule_through_births_deaths_and_overflow() -> None
     assert len(set(storage.ids[storage.active].tolist())) == populations[-1]
 
 
+@pytest.mark.parametrize("operation", ["processor", "dynamic_rollout"])
+def test_the_dynamic_forms_declare_a_static_one_that_has_the_very_parameters(operation: str) -> None:
+    workload = build(operation)
+    generator = torch.get_rng_state()
+    form = workload.call.static_form()
+    assert torch.equal(torch.get_rng_state(), generator), "no weights are drawn that are not used"
+    ours, theirs = dict(form.named_parameters()), dict(workload.call.named_parameters())
+    assert list(ours) == list(theirs)
+    assert all(ours[name] is theirs[name] for name in ours)
+    assert form.static_form() is form
+    with torch.no_grad():
+        answer = form(*workload.examples[0].args)
+    assert type(answer) is type(run(workload))
+    assert_close(answer, run(workload), 1e-5)
+    kinds = {type(part) for part in form.modules()}
+    assert family.PaddedProcessor in kinds
+    assert family.DynamicProcessor not in kinds
+
+
+@pytest.mark.parametrize("operation", ["padded_processor", "rollout"])
+def test_what_is_static_has_no_other_form(operation: str) -> None:
+    model = build(operation).call
+    assert model.static_form() is model
+
+
 def test_what_free_slots_hold_has_no_meaning() -> None:
     workload = build("padded_processor")
     (storage,) = workload.examples[0].args
@@ -343,11 +368,11 @@ def test_what_free_slots_hold_has_no_meaning() -> None:
 
 @pytest.mark.parametrize("make", [family.DynamicProcessor, family.PaddedProcessor])
 @pytest.mark.parametrize("live", [0, 12])
-def test_storage_may_be_empty_or_full(make: type[torch.nn.Module], live: int) -> None:
+def test_storage_may_be_empty_or_full(make: Any, live: int) -> None:
     storage = storage_of(12, dtype=torch.float32)
     storage = storage._replace(active=torch.full((12,), live > 0))
     with torch.no_grad():
-        answer = make(8).eval()(storage)
+        answer = make(family.FusedStep(8)).eval()(storage)
     assert int(answer.statistics.processed) == live
     assert int(answer.storage.active.sum()) == int(answer.statistics.alive + answer.born)
     assert int(answer.storage.next_id - storage.next_id) == int(answer.born)

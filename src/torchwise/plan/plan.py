@@ -28,7 +28,8 @@ class Plan:
         backend: "eager" or a compiler, such as "inductor".
         mode: the compiler's mode, in PyTorch's words; "default" for eager.
         options: compiler options on top of the mode, sorted by name.
-        scope: "whole" compiles the model, "regional" each of its repeated blocks.
+        scope: "whole" compiles the model, "regional" each of its repeated blocks, "rolled" one body for all repetitions
+            that are found in its graph.
         capture: "none", or what becomes one CUDA graph.
         shapes: "static" compiles for each shape, "dynamic" once for all.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
@@ -83,7 +84,7 @@ class Plan:
         if field == "options":
             value = tuple({**dict(self.options), **dict([value])}.items())
         elif field == "transforms":
-            value = (*self.transforms, value)
+            value = tuple(sorted((*self.transforms, value), key=_place_of))
         return replace(self, **{field: value})
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,6 +148,12 @@ class Plan:
         words += [self.shapes] if self.shapes != "static" else []
         words += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
         return " + ".join(words)
+
+
+def _place_of(transform: str) -> int:
+    """Return where a transform belongs, so that a set of them is one plan: the form first, then parts, then graphs."""
+    known = ("static_form", "isolate_rnn", "complex_to_real")
+    return known.index(transform) if transform in known else len(known)
 
 
 def _field_names() -> str:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("native", "tf32", "bf16", "autocast_bf16", "autocast_fp16")
 MEMORY_FORMATS = ("preserve", "channels_last")
-SCOPES = ("whole", "regional")
+SCOPES = ("whole", "regional", "rolled")
 CAPTURES = ("none", "call")
 SHAPES = ("static", "dynamic")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which Inductor itself captures CUDA graphs."""
-COMPILED_TRANSFORMS = ("complex_to_real",)
-"""Transforms that act on the graphs that a compiler is given."""
+COMPILED_TRANSFORMS = ("complex_to_real", "isolate_rnn")
+"""Transforms that mean nothing without a compiler."""
 
 
 def check(plan: Plan) -> None:
@@ -85,9 +85,20 @@ def _problems(plan: Plan) -> Iterator[str]:
             yield f"transforms has {name!r}, but eager compiles nothing: {name} rewrites what a compiler is given"
     if plan.shapes == "dynamic" and "complex_to_real" in plan.transforms:
         yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
+    if plan.scope == "rolled":
+        yield from _rolled_problems(plan)
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:
         yield f"capture is {plan.capture!r}, but mode {plan.mode!r} captures CUDA graphs by itself: choose one"
     if plan.capture != "none" and plan.shapes == "dynamic":
         yield f"capture is {plan.capture!r}, but a CUDA graph holds for one shape: shapes must be static"
     if plan.capture != "none" and plan.threads is not None:
         yield f"threads is {plan.threads}, but a captured call runs on the GPU, where threads mean nothing"
+
+
+def _rolled_problems(plan: Plan) -> Iterator[str]:
+    if plan.mode in CUDA_GRAPH_MODES:
+        yield f"scope is 'rolled', but mode {plan.mode!r} captures each call of the body: capture the whole call"
+    if plan.shapes != "static":
+        yield f"shapes is {plan.shapes!r}, but scope 'rolled' finds repetitions for one shape: shapes must be static"
+    if plan.option("freezing"):
+        yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"

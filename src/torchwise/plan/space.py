@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torchwise.errors import PlanError
@@ -58,12 +58,15 @@ class PlanSpace:
         return None
 
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
-        """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place."""
+        """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.
+
+        A choice that brings others along counts as one.
+        """
         for choice in self.choices():
             if _has(plan, choice):
                 continue
             try:
-                neighbour = plan.with_choice(choice.field, choice.value)
+                neighbour = _with(plan, choice)
             except PlanError:  # a combination that the rules refuse is simply not in the space
                 continue
             if all(_stands(neighbour, part) for part in choices_of(neighbour)):
@@ -136,6 +139,18 @@ def _parts(plan: Plan) -> Iterator[tuple[str, object]]:
             yield from ((field.name, item) for item in value)
         elif value != getattr(EAGER, field.name):
             yield field.name, value
+
+
+def _with(plan: Plan, choice: Choice) -> Plan:
+    """Return the plan with a choice, and with what that brings along.
+
+    Raises:
+        PlanError: the result is illegal or meaningless.
+    """
+    for field, value in choice.on if choice.brings else ():
+        if getattr(plan, field) == getattr(EAGER, field):
+            plan = replace(plan, **{field: value})
+    return plan.with_choice(choice.field, choice.value)
 
 
 def _has(plan: Plan, choice: Choice) -> bool:

@@ -1,8 +1,8 @@
 """From a plan and a model to a callable with the same signature.
 
-The steps are layers around the model, from the inside out: memory format and precision change the model and cast at
-its edge, a backend compiles what that gives (where transforms rewrite its graphs), capture replays it, settings hold
-around each call. A plan that leaves a dimension alone adds no layer for it.
+The steps are layers around the model, from the inside out: transforms give the model another form, memory format and
+precision change that and cast at its edge, a backend compiles what that gives (where other transforms rewrite its
+graphs), capture replays it, settings hold around each call. A plan that leaves a dimension alone adds no layer for it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from torchwise.realize.backends import BACKENDS
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.settings import settings_for
-from torchwise.realize.transforms import TRANSFORMS
+from torchwise.realize.transforms import Layer, known_transforms, transform_model
 from torchwise.realize.weights import DerivedWeights, guarding, share
 from torchwise.workload.workload import Example
-
-Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,9 @@ class Realized:
     close: Callable[[], None]
 
 
-def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: str, mode: str) -> Realized:
+def realize(
+    call: Callable[..., Any], plan: Plan, example: Example, *, device: str, mode: str, borrow: bool = False
+) -> Realized:
     """Make `plan` callable for `call`; nothing is compiled before the first call.
 
     The original is never changed: what a plan must change is a copy that shares its parameters and buffers, or
@@ -58,14 +58,15 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
         example: inputs for which the original is run once, where the plan must know what outputs look like.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
+        borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
 
     Raises:
         UnsupportedError: this torch, or this model, lacks what the plan needs.
     """
     if plan.is_eager:
         return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
-    if unknown := [name for name in plan.transforms if name not in TRANSFORMS]:
-        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(TRANSFORMS)}")
+    if unknown := [name for name in plan.transforms if name not in known_transforms()]:
+        raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
     inside, outside = _inside(call, plan)
     inner = _compiled(inside, plan, Edge.for_plan(plan, call, example))
     settings = settings_for(plan)
@@ -74,25 +75,28 @@ def realize(call: Callable[..., Any], plan: Plan, example: Example, *, device: s
     if plan.capture == "none":
         return Realized(plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing)
     module = inside if isinstance(inside, torch.nn.Module) else None
-    captured = CAPTURES[plan.capture](call, module, device=device, mode=mode)
+    captured = CAPTURES[plan.capture](call, module, device=device, mode=mode, borrow=borrow)
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
 
 
 def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
-    """Return what is to be compiled: `call`, or the copy that the plan needs, and what keeps it true to `call`."""
-    if not isinstance(call, torch.nn.Module):
-        return call, _as_it_is
-    if plan.precision == "bf16" or plan.memory_format == "channels_last":
-        derived = DerivedWeights(call, plan)
-        inside, around = derived.copy, derived.following
-    elif plan.scope == "regional":
-        inside, around = share(call), functools.partial(guarding, call, values=False)
-    else:
-        inside, around = call, _as_it_is
-    if plan.option("freezing"):
-        around = functools.partial(guarding, call, values=True)
-    return inside, around
+    """Return what is to be compiled: `call`, or the form or copy that the plan needs, and what keeps it true to `call`.
+
+    The transforms of the model come first, and precision and layout are changed in what they make of it.
+    """
+    form, layers = transform_model(call, plan.transforms)
+    frozen = bool(plan.option("freezing"))
+    inside, guarded = form, frozen or form is not call
+    if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
+        derived = DerivedWeights(form, plan)
+        inside = derived.copy
+        layers += [] if frozen else [derived.following]
+    elif isinstance(form, torch.nn.Module) and plan.scope == "regional":
+        inside, guarded = share(form), True
+    if isinstance(call, torch.nn.Module) and guarded:
+        layers.append(functools.partial(guarding, call, values=frozen))
+    return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
 
 def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge) -> Callable[..., Any]:
@@ -106,11 +110,6 @@ def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge) -> Callable[..
         raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
     scope.compile_blocks(inside, lambda block: backend(block, plan))
     return edge.around(inside)
-
-
-def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Add nothing."""
-    return call
 
 
 def _nothing() -> None:

@@ -38,6 +38,9 @@ class DerivedWeights:
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
         self._original = module
         self.copy = share(module, lambda tensor: _derive(tensor, plan))
+        for part in self.copy.modules():
+            if isinstance(part, torch.nn.RNNBase):
+                part.flatten_parameters()  # into one piece, or cuDNN does so on every call
         self._watch = ModuleWatch(module)
         self._versions = self._watch.versions()
 

@@ -50,8 +50,11 @@ class Dispatcher:
     raises as well, its error is the caller's.
     """
 
-    def __init__(self, original: Callable[..., Any], decision: Decision, refusal: str | None = None) -> None:
+    def __init__(
+        self, original: Callable[..., Any], decision: Decision, refusal: str | None = None, *, borrow: bool = False
+    ) -> None:
         self.original = original
+        self.borrow = borrow
         self.decision = decision
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
@@ -131,7 +134,12 @@ class Dispatcher:
         if self._realized is None:
             workload = self.decision.workload
             self._realized = realize(
-                self.original, self.decision.plan, Example(args, kwargs), device=workload.device, mode=workload.mode
+                self.original,
+                self.decision.plan,
+                Example(args, kwargs),
+                device=workload.device,
+                mode=workload.mode,
+                borrow=self.borrow,
             )
         return self._realized
 

@@ -20,9 +20,11 @@ class OptimizedModule(torch.nn.Module):
     original answers (`Dispatcher`).
     """
 
-    def __init__(self, original: torch.nn.Module, decision: Decision, refusal: str | None = None) -> None:
+    def __init__(
+        self, original: torch.nn.Module, decision: Decision, refusal: str | None = None, *, borrow: bool = False
+    ) -> None:
         super().__init__()
-        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal)
+        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow)
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[shared] = original.__dict__[shared]
@@ -88,7 +90,8 @@ class OptimizedModule(torch.nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew."""
-        return (_rebuilt, (OptimizedModule, self._dispatcher.original, self.decision))
+        own = self._dispatcher
+        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow))
 
     def extra_repr(self) -> str:
         """Say by which plan it runs."""
@@ -98,9 +101,11 @@ class OptimizedModule(torch.nn.Module):
 class OptimizedFunction:
     """Runs a function by a decided plan; see `Dispatcher`."""
 
-    def __init__(self, original: Callable[..., Any], decision: Decision, refusal: str | None = None) -> None:
+    def __init__(
+        self, original: Callable[..., Any], decision: Decision, refusal: str | None = None, *, borrow: bool = False
+    ) -> None:
         functools.update_wrapper(self, original, updated=())
-        self._dispatcher = Dispatcher(original, decision, refusal)
+        self._dispatcher = Dispatcher(original, decision, refusal, borrow=borrow)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
@@ -118,13 +123,14 @@ class OptimizedFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision."""
-        return (_rebuilt, (OptimizedFunction, self._dispatcher.original, self.decision))
+        own = self._dispatcher
+        return (_rebuilt, (OptimizedFunction, own.original, own.decision, own.borrow))
 
 
-def _rebuilt(kind: type, original: Any, decision: Decision) -> Any:
+def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False) -> Any:
     """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted."""
     stale = stale_because(original, decision)
-    return kind(original, decision, f"the decision is stale ({stale})" if stale else None)
+    return kind(original, decision, f"the decision is stale ({stale})" if stale else None, borrow=borrow)
 
 
 def unwrap(optimized: Any) -> Any:

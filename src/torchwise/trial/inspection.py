@@ -8,7 +8,10 @@ from typing import Any
 
 from torchwise.errors import BaselineError
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
+from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
+from torchwise.realize.transforms.isolate_rnn import has_rnn
+from torchwise.realize.transforms.static_form import has_static_form
 from torchwise.records import Inspection
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner
@@ -18,6 +21,10 @@ from torchwise.workload.identity import describe_example, identity, structure
 
 SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
+LEAST_OPERATORS = 60
+"""Operators in a call from which repetitions in it are a trait: whatever has fewer is compiled whole in seconds."""
+MOST_OPERATORS = 20_000
+"""Operators of a call that are looked at for repetitions."""
 
 
 def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
@@ -42,7 +49,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
         stochastic, unsteady = is_stochastic(calls[0], _module(workload))
-        is_complex = _runs_complex(calls[0])
+        seen = _watched(calls[0])
         stage("measure")
         mix = mix_of(calls, workload)
         measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
@@ -56,7 +63,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         structure=model,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
-        traits=frozenset(_traits(workload, shares, stochastic=stochastic, writes=writes, is_complex=is_complex)),
+        traits=seen.union(_traits(workload, shares, stochastic=stochastic, writes=writes)),
         measurement=measurement,
         first_call_s=max(first - steady, 0.0),
         peak_memory=memory,
@@ -107,29 +114,47 @@ def _tensors(example: Any) -> list[Any]:
     return trees.tensors((example.args, dict(example.kwargs)))
 
 
-def _runs_complex(call: Callable[[], Any]) -> bool:
-    """Whether a call computes with complex numbers anywhere: real inputs and outputs tell nothing of that."""
-    import torch
+def _watched(call: Callable[[], Any]) -> frozenset[str]:
+    """Return the traits that only a look at every operator of a call tells.
+
+    It computes with complex numbers somewhere, where inputs and outputs may be real; or the same operators repeat.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found = False
+    is_complex = False
+    labels: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal found
+            nonlocal is_complex
             result = func(*args, **(kwargs or {}))
-            found |= any(isinstance(t, torch.Tensor) and t.is_complex() for t in trees.tensors((args, result)))
+            is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
+            if len(labels) < MOST_OPERATORS:
+                labels.append(hash((func, _form((args, kwargs)))))
             return result
 
     # Some operators refuse to be watched, with any error; the model itself ran before, and what was seen counts.
     with contextlib.suppress(Exception), Watch():  # type: ignore[no-untyped-call]
         call()
-    return found
+    found = {"complex": is_complex, "repeats": _repeats(labels)}
+    return frozenset(name for name, present in found.items() if present)
 
 
-def _traits(
-    workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool, is_complex: bool
-) -> list[str]:
+def _repeats(labels: list[int]) -> bool:
+    return len(labels) >= LEAST_OPERATORS and periods.covers(periods.repetitions(labels), len(labels))
+
+
+def _form(arguments: Any) -> str:
+    """Return arguments as text, tensors by what they look like."""
+    import torch
+
+    def form(leaf: Any) -> Any:
+        return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf
+
+    return repr([form(leaf) for _, leaf in trees.named_leaves(arguments)])
+
+
+def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool) -> list[str]:
     import torch
 
     module = workload.call if isinstance(workload.call, torch.nn.Module) else None
@@ -140,10 +165,11 @@ def _traits(
         "module": module is not None,
         "floating": any(t.is_floating_point() for t in tensors),
         "float32": any(t.dtype is torch.float32 for t in tensors),
-        "complex": is_complex,
         "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         "repeated_blocks": module is not None and bool(repeated_blocks(module)),
+        "rnn": module is not None and has_rnn(module),
+        "static_form": has_static_form(workload.call),
         "several_shapes": len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,
         "writes_inputs": writes,

@@ -151,7 +151,18 @@ class _Structure:
         state = [f"{name} {_describe_state(tensor)}" for name, tensor in tensors]
         modes = [f"{name} training" for name, part in module.named_modules() if part.training]
         parts = [[name, self._attributes(part, without=standard)] for name, part in module.named_modules()]
-        return ["module", classes, _text(module), state, modes, parts]
+        return ["module", classes, _text(module), state, modes, parts, *self._form(module)]
+
+    def _form(self, module: Any) -> list[str]:
+        """Describe the static form that a module declares: a plan may run it in the module's place."""
+        declared = getattr(module, "static_form", None)
+        if not callable(declared):
+            return []
+        try:
+            form = declared()
+        except Exception as error:  # the user's own code may raise anything; the plan that takes the form says so
+            return [f"static form: {type(error).__name__}"]
+        return [] if form is module else [self.of(form)]
 
     def _attributes(self, thing: Any, without: Collection[str] = ()) -> list[list[str]]:
         """List the attributes that are plain values, functions or modules; others may change from call to call."""

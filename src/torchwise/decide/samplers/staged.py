@@ -96,9 +96,13 @@ class StagedSampler:
         worth = [option for option in self._options(history) if option.problem(history) is None]
         if not worth:
             return None
-        # What builds on the leader comes first: variants of plans that trail would use up the trials.
+        # What builds on the leader comes first: variants of plans that trail would use up the trials. While eager
+        # leads, so does the quickest compiled plan: what compiles as quickly is tried before what compiles for long.
         leader = history.incumbent()
-        best = min(worth, key=lambda o: (o.base != leader, o.overhead_s, -o.gain_s, complexity_of(o.plan), o.plan.id))
+        first = (leader, history.fastest_compiled()) if leader == EAGER else (leader,)
+        best = min(
+            worth, key=lambda o: (o.base not in first, o.overhead_s, -o.gain_s, complexity_of(o.plan), o.plan.id)
+        )
         base = str(best.base)
         if best.choice.acts == "compile":
             return Proposal(best.plan, f"{best.choice.summary}; on {base}")

@@ -13,9 +13,10 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.realize import rolled
 from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
-from torchwise.realize.transforms import TRANSFORMS
+from torchwise.realize.transforms import GRAPH_TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
 from torchwise.workload import trees
 
@@ -24,13 +25,13 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """Return `call` compiled as `plan` says, on its first call for each signature.
 
     Raises:
-        UnsupportedError: this torch has no such mode or option, or lacks what a transform needs.
+        UnsupportedError: this torch has no such mode or option, or lacks what a transform or the scope needs.
     """
     options, straight = _options(plan), Straight(call)
-    transform = _transform(plan.transforms, options) if plan.transforms else None
-    noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if transform else options)}
-    steady: Callable[..., Any] = torch.compile(call, backend=transform or "inductor", options=noted)
-    return Compiled(steady, straight, plan, transform)
+    backend = _backend(plan, options)
+    noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend else options)}
+    steady: Callable[..., Any] = torch.compile(call, backend=backend or "inductor", options=noted)
+    return Compiled(steady, straight, plan, backend)
 
 
 class Compiled:
@@ -39,17 +40,21 @@ class Compiled:
     Whether shapes are static is set while compiling alone: as an argument of `torch.compile` it is set anew on every
     call, which takes 5 microseconds.
 
-    A transform must then have changed something: a plan that pretends would be timed as what it is not.
+    A transform or a scope must then have changed something: a plan that pretends would be timed as what it is not.
     """
 
     def __init__(
-        self, steady: Callable[..., Any], straight: Straight, plan: Plan, transform: ComplexToReal | None = None
+        self,
+        steady: Callable[..., Any],
+        straight: Straight,
+        plan: Plan,
+        backend: ComplexToReal | rolled.Rolled | None = None,
     ) -> None:
         functools.update_wrapper(self, steady)
         self._steady = steady
         self._straight = straight
         self._plan = plan
-        self._effective = transform.effective if transform else contextlib.nullcontext
+        self._effective = backend.effective if backend else contextlib.nullcontext
         self._ways: dict[Signature, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
         self._compiler: int | None = None  # the thread that compiles
@@ -118,10 +123,20 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal:
+def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | rolled.Rolled | None:
+    """Return what the graphs are given to, or None for Inductor itself."""
+    transform = _transform(plan.transforms, options)
+    if plan.scope != "rolled":
+        return transform
+    return rolled.around(transform or rolled.inductor(tuple(sorted(options.items()))))
+
+
+def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal | None:
+    """Return the backend that rewrites graphs, or None where the transforms act on the model alone."""
+    names = tuple(name for name in names if name in GRAPH_TRANSFORMS)
     if len(names) > 1:
-        raise UnsupportedError(f"transforms are {', '.join(names)}, but Inductor takes one")
-    return TRANSFORMS[names[0]](tuple(sorted(options.items())))
+        raise UnsupportedError(f"transforms are {', '.join(names)}, but Inductor takes one that rewrites graphs")
+    return GRAPH_TRANSFORMS[names[0]](tuple(sorted(options.items()))) if names else None
 
 
 def _options(plan: Plan) -> dict[str, Any]:

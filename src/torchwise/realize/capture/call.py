@@ -1,4 +1,4 @@
-"""A whole call as one CUDA graph: inputs are copied in, one launch replays every kernel, outputs are copied out."""
+"""A whole call as one CUDA graph: one launch replays every kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture.graph import Graph, record, tensors_of
+from torchwise.realize.capture.direct import Recorded, Replays
+from torchwise.realize.capture.graph import record, record_in_place, tensors_of
 from torchwise.realize.signature import Signature, signature_of
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
@@ -23,14 +24,15 @@ Key = tuple[Signature, torch.dtype | None, bool]
 class CapturedCall:
     """Replays `call` from one CUDA graph per signature.
 
-    Outputs are copies, so they may be held. Inputs that the call writes to are copied back. Random numbers are fresh on
-    each replay, because PyTorch registers the default generator with every graph. Weights changed in place are seen,
-    as the graph reads the same memory; weights that moved, came or went, submodules that were replaced, plain
-    attributes that were rebound, hooks, and a switch between training and evaluation anywhere in the module lead to a
-    new capture. Calls from several threads take turns, and from several streams wait for each other, as the graph's
-    memory is one. Settings of PyTorch that differ from those of the recording (TF32, determinism, default dtype) lead
-    to a new one. A replay that is thrown away has drawn its random numbers. Weights that were replaced are kept in
-    memory until the next call, which is the first to notice.
+    Outputs are new tensors, so they may be held, unless they are borrowed. Inputs are copied to where the graph reads
+    them, and those that it writes to are copied back, until they come a second time from where they lay before
+    (`Replays`). Random numbers are fresh on each replay, because PyTorch registers the default generator with every
+    graph. Weights changed in place are seen, as the graph reads the same memory; weights that moved, came or went,
+    submodules that were replaced, plain attributes that were rebound, hooks, and a switch between training and
+    evaluation anywhere in the module lead to a new capture. Calls from several threads take turns, and from several
+    streams wait for each other, as the graph's memory is one. Settings of PyTorch that differ from those of the
+    recording (TF32, determinism, default dtype) lead to a new one. A replay that is thrown away has drawn its random
+    numbers. Weights that were replaced are kept in memory until the next call, which is the first to notice.
 
     Not noticed, so that the replay goes on as before: what is inside lists and dicts of a module, global variables, and
     whatever a function closes over, tensors that are rebound there included.
@@ -40,14 +42,23 @@ class CapturedCall:
             that cannot be copied, or the call itself replaces parts of its module.
     """
 
-    def __init__(self, call: Callable[..., Any], module: torch.nn.Module | None, *, device: str, mode: str) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        module: torch.nn.Module | None,
+        *,
+        device: str,
+        mode: str,
+        borrow: bool = False,
+    ) -> None:
         if device != "cuda":
             raise UnsupportedError(f"capture is 'call', but device is {device!r}: only CUDA has graphs")
         if mode != "inference":
             raise UnsupportedError(f"capture is 'call', but mode is {mode!r}: one call has no backward pass in it")
         self._call = call
         self._module = module
-        self._graphs: dict[Key, Graph] = {}
+        self._borrow = borrow
+        self._graphs: dict[Key, Replays] = {}
         self._settings: dict[Key, Callable[[], bool]] = {}  # whether PyTorch's are those of the recording
         self._pool = torch.cuda.graph_pool_handle()
         self._lock = threading.Lock()
@@ -101,25 +112,25 @@ class CapturedCall:
     def _locked(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
             self._follow()
-        graph = self._graphs.get(key)
-        if graph is None or graph.written or self._writes_state or not self._settings[key]():
+        replays = self._graphs.get(key)
+        if replays is None or replays.graph.written or self._writes_state or not self._settings[key]():
             return self._looked_first(key, args, kwargs)
-        answer = graph(args, kwargs)
+        answer = replays(args, kwargs)
         if not self._watch.changed():
             return answer
         return self._looked_first(key, args, kwargs)
 
     def _looked_first(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._forget_if_changed()
-        graph = self._graphs.get(key)
-        if graph is None or not self._settings[key]():
+        replays = self._graphs.get(key)
+        if replays is None or not self._settings[key]():
             self._settings[key] = GlobalStateGuard().check
-            graph = self._graphs[key] = self._capture(args, kwargs)
-        if graph.written and _overlap(tensors_of(args, kwargs)):
+            replays = self._graphs[key] = self._capture(args, kwargs)
+        if replays.graph.written and _overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
-        return graph(args, kwargs)
+        return replays(args, kwargs)
 
-    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
+    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replays:
         versions: list[int | None] = []
 
         def settled() -> None:
@@ -138,11 +149,19 @@ class CapturedCall:
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        return graph
+        return Replays(graph, self._capture_in_place, borrow=self._borrow)
+
+    def _capture_in_place(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
+    ) -> Recorded:
+        """Record once more, for calls whose inputs and outputs lie just there."""
+        with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+            return record_in_place(self._call, args, kwargs, wanted, pool=self._pool, stream=self._side)
 
     def _forget_if_changed(self) -> None:
         if self._watch.changed():
             self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()  # one without graphs takes no more, if outputs live on in it
             self._writes_state = False
             self._watch.look()
 

@@ -37,9 +37,13 @@ class Graph:
     outputs: Any
     written: list[int]
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Copy the inputs in, replay, and return copies of the outputs, which may be held."""
-        given = tensors_of(args, kwargs)
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False) -> Any:
+        """Copy the inputs in, replay, and return copies of the outputs, which may be held; or these themselves."""
+        self.run(tensors_of(args, kwargs))
+        return self.outputs if borrow else _copied(self.outputs)
+
+    def run(self, given: list[torch.Tensor]) -> None:
+        """Copy the inputs in, replay, and copy back those that were written to."""
         if len(given) == 1:
             self.inputs[0].copy_(given[0])
         elif given:
@@ -47,7 +51,6 @@ class Graph:
         self.replay()
         for position in self.written:
             given[position].copy_(self.inputs[position])
-        return _copied(self.outputs)
 
 
 def record(
@@ -81,16 +84,64 @@ def record(
     _warm_up(call, args, kwargs, inputs, stream)
     settled()
     before = [t._version for t in inputs]
+    replay, outputs = _recorded(lambda: call(*args, **kwargs), pool=pool, stream=stream)
+    _check_outputs(outputs)
+    written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
+    return Graph(replay, inputs, outputs, written)
+
+
+def record_in_place(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    wanted: list[torch.Tensor] | None,
+    *,
+    pool: Any,
+    stream: torch.cuda.Stream,
+) -> tuple[Callable[[], None], Any]:
+    """Record one call that is warm already, on the memory of its arguments, with its outputs copied to `wanted`.
+
+    Nothing is computed meanwhile, so that nothing is written either.
+
+    Args:
+        call: as in `record`.
+        args: likewise; the graph reads, and writes, where these tensors lie.
+        kwargs: likewise.
+        wanted: a tensor for each tensor in the outputs, in the order of `trees.tensors`; None to leave them where
+            they are.
+        pool: as in `record`.
+        stream: likewise.
+
+    Returns:
+        The replay, and the outputs where they are left where they are: the graph's own, which it overwrites.
+    """
+    args, kwargs = trees.map_tensors(_alias, (args, dict(kwargs)))
+
+    def whole() -> Any:
+        outputs = call(*args, **kwargs)
+        if wanted is None:
+            return outputs
+        for target, output in zip(wanted, trees.tensors(outputs), strict=True):
+            target.copy_(output)
+        return None
+
+    return _recorded(whole, pool=pool, stream=stream)
+
+
+def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) -> tuple[Callable[[], None], Any]:
+    """Return what replays `call`, and what it returned while it was recorded.
+
+    Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
+    """
     graph = torch.cuda.CUDAGraph()
     try:
-        with _own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream):
-            outputs = call(*args, **kwargs)
+        recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        with _own_workspaces(), _own_casts(), recording:
+            outputs = call()
     except BaseException:  # raised again: only the generator must be settled first, whatever it was
         _settle_generator()
         raise
-    _check_outputs(outputs)
-    written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
-    return Graph(graph.replay, inputs, outputs, written)
+    return graph.replay, outputs
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -142,6 +193,16 @@ def _own_workspaces() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
+@contextlib.contextmanager
+def _own_casts() -> Iterator[None]:
+    """Have autocast cast weights inside the graph: what it has cast already is freed when its context ends."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
 def _check_outputs(outputs: Any) -> None:
     if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
         raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
@@ -160,3 +221,9 @@ def _settle_generator() -> None:
 
 def _static(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a tensor like those of the warm-up: neither a parameter nor of inference mode."""
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,14 +1,43 @@
-"""Rewrites of the model by name, one file or folder each: Inductor's options → a backend for `torch.compile`."""
+"""Rewrites by name, one file or folder each.
+
+Some give the model another form before anything is compiled or captured; the others rewrite the graphs that Inductor is
+given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchwise.realize.transforms import complex_to_real
-from torchwise.realize.transforms.complex_to_real import ComplexToReal
+from torchwise.realize.transforms.complex_to_real import ComplexToReal, backend_for
+from torchwise.realize.transforms.isolate_rnn import isolate
+from torchwise.realize.transforms.static_form import take_static_form
 
-Transform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
+Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
+ModelTransform = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Layer]]
+"""A callable → what runs in its place, and a layer for around whatever is made of that. The original is not changed:
+parameters and buffers are shared, submodules may be."""
+GraphTransform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
+"""Inductor's options → a backend for `torch.compile`, which compiles through Inductor."""
 
-TRANSFORMS: dict[str, Transform] = {"complex_to_real": complex_to_real.backend_for}
-"""How a plan's `transforms` are realised; every one compiles through Inductor."""
+MODEL_TRANSFORMS: dict[str, ModelTransform] = {"static_form": take_static_form, "isolate_rnn": isolate}
+GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
+
+
+def known_transforms() -> tuple[str, ...]:
+    """Return the names of all."""
+    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS)
+
+
+def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
+    """Apply those of `names` that act on the model, in their order; return what they make of `call`, and their layers.
+
+    Raises:
+        UnsupportedError: one of them does not apply to this model.
+    """
+    layers = []
+    for name in names:
+        if name in MODEL_TRANSFORMS:
+            call, layer = MODEL_TRANSFORMS[name](call)
+            layers.append(layer)
+    return call, layers

@@ -2,7 +2,8 @@
 
 The dynamic form gathers the live flows, whose number changes at every step: it waits for the device to count them,
 its shapes depend on data, and so graphs break. The padded form computes every slot and masks: more arithmetic, but
-static shapes and no waiting, so that it can be captured as a CUDA graph.
+static shapes and no waiting, so that it can be captured as a CUDA graph. The dynamic form declares it as its
+`static_form`, which plans may run in its place.
 
 In both, children take the free slots in order, those of flows that have just died included: the child of the dividing
 flow in the lowest slot takes the lowest free slot, and so on. Where slots run out, the children of the flows in the
@@ -12,7 +13,6 @@ highest slots are lost, with their energy. Slots without a flow are cleared.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -44,13 +44,21 @@ class Processed(NamedTuple):
 class Processor(nn.Module):
     """What both forms hold: the step that takes a stack of flows through neuron, carrier, survival and division."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, step: FusedStep) -> None:
         super().__init__()
-        self.step = FusedStep(hidden)
+        self.step = step
+
+    def static_form(self) -> Processor:
+        """Return the form with static shapes, which shares the step; itself where it has them."""
+        return self
 
 
 class DynamicProcessor(Processor):
     """The form whose shapes follow the number of live flows."""
+
+    def static_form(self) -> PaddedProcessor:
+        """Return the padded form of it."""
+        return PaddedProcessor(self.step)
 
     def forward(self, storage: FlowStorage) -> Processed:
         """Move every live flow on by a step; `storage` is left as it is."""
@@ -123,8 +131,8 @@ def build_padded_processor(request: Request, *, capacity: int, hidden: int) -> W
     return _build(request, PaddedProcessor, capacity, hidden, rows=capacity)
 
 
-def _build(request: Request, make: Callable[[int], Processor], capacity: int, hidden: int, rows: int) -> Workload:
-    model = request.draws().module(lambda: make(hidden)).eval()
+def _build(request: Request, make: type[Processor], capacity: int, hidden: int, rows: int) -> Workload:
+    model = request.draws().module(lambda: make(FusedStep(hidden))).eval()
     examples = functools.partial(storage_examples, request, capacity, hidden)
     drawn = examples(request.seed)
     # The net works on `rows` flows; what selects and stores them is not counted. Written: the storage and five counts.

@@ -11,7 +11,7 @@ from torch import nn
 from torchwise.workload import Workload
 from torchwise.zoo.draws import Request
 from torchwise.zoo.energy_flow.processor import DynamicProcessor, PaddedProcessor, Processor, storage_examples
-from torchwise.zoo.energy_flow.step import step_flops
+from torchwise.zoo.energy_flow.step import FusedStep, step_flops
 from torchwise.zoo.energy_flow.storage import FlowStorage, live_in
 from torchwise.zoo.energy_flow.work import bytes_of, of_module
 
@@ -40,6 +40,11 @@ class Rollout(nn.Module):
         self.processor = processor
         self.steps = steps
 
+    def static_form(self) -> Rollout:
+        """Return it over the static form of its processor; itself where that has static shapes already."""
+        processor = self.processor.static_form()
+        return self if processor is self.processor else Rollout(processor, self.steps)
+
     def forward(self, storage: FlowStorage) -> Rolled:
         """Move every live flow on by `steps` steps; `storage` is left as it is."""
         history = []
@@ -60,7 +65,7 @@ def build_dynamic_rollout(request: Request, *, capacity: int, hidden: int, steps
 
 
 def _build(request: Request, make: type[Processor], capacity: int, hidden: int, steps: int, rows: int) -> Workload:
-    model = request.draws().module(lambda: Rollout(make(hidden), steps)).eval()
+    model = request.draws().module(lambda: Rollout(make(FusedStep(hidden)), steps)).eval()
     examples = functools.partial(storage_examples, request, capacity, hidden)
     drawn = examples(request.seed)
     # As a single step, `steps` times, with the flows alive at first; between steps nothing is moved.

@@ -1,0 +1,164 @@
+"""Iterations of a simulation step as one CUDA graph, which reads and writes one static state: nothing is copied between
+replays, and one launch does the work of a hundred steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.graph import Graph, record
+from torchwise.realize.capture.obstacle import refused
+from torchwise.realize.capture.situation import on_gpu
+from torchwise.realize.signature import opaque_leaves
+from torchwise.workload import trees
+
+MOST_ITERATIONS = 100
+MOST_LAUNCH_S = 0.02
+"""Host time of the steps in one graph: about 4000 kernels at 5 microseconds each, beyond which a graph gains nothing
+and takes long to record."""
+MOST_KEPT_BYTES = 2**28
+"""Of the snapshots inside one graph."""
+
+
+def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_ITERATIONS) -> tuple[int, int]:
+    """Return how many steps go into one graph, and between how many of them it keeps a snapshot inside (0 for none).
+
+    Args:
+        step_s: seconds of host time that one step takes.
+        state: the state, for the size of a snapshot.
+        every: steps between snapshots, or None.
+        most: at most so many.
+    """
+    most = max(1, min(most, int(MOST_LAUNCH_S / max(step_s, 1e-9))))
+    if every is None:
+        return most, 0
+    if every > most:
+        return every // -(-every // most), 0  # equal parts of what lies between two snapshots, the rest step by step
+    size = sum(t.nbytes for t in trees.tensors(state))
+    inside = max(1, min(most // every, MOST_KEPT_BYTES // max(size, 1)))
+    return every * inside, every if inside > 1 else 0
+
+
+class CapturedLoop:
+    """Advances one static state by `length` steps, or by one, with one launch each.
+
+    Random numbers are those that the same steps would draw one by one. To be made, and used, without gradients.
+
+    Args:
+        step: takes a state and returns the next; warm already.
+        state: one that the step returned; it is copied.
+        length: steps in one graph.
+        inside: steps between the snapshots that the graph keeps, the last one left out; 0 for none.
+        pool: the memory pool of the graphs.
+        stream: the side stream on which to record.
+
+    Raises:
+        UnsupportedError: the step cannot be captured; the message says why and where.
+    """
+
+    def __init__(
+        self, step: Callable[[Any], Any], state: Any, *, length: int, inside: int, pool: Any, stream: torch.cuda.Stream
+    ) -> None:
+        self.length = length
+        self._check(state)
+        self._state = trees.map_tensors(_static, state)
+        self._tensors = trees.tensors(self._state)
+        self._step = step
+        self._many = self._recorded(length, inside, pool, stream)
+        self._one = self._many if length == 1 else self._recorded(1, 0, pool, stream)
+
+    def enter(self, state: Any) -> None:
+        """Take on the values of a state."""
+        for kept, given in zip(self._tensors, trees.tensors(state), strict=True):
+            kept.copy_(given)
+
+    def many(self) -> list[Any]:
+        """Advance by `length` steps; return copies of the snapshots inside."""
+        self._many.replay()
+        snapshots: list[Any] = trees.map_tensors(torch.Tensor.clone, self._many.outputs)
+        return snapshots
+
+    def one(self) -> None:
+        """Advance by one step."""
+        self._one.replay()
+
+    def state(self) -> Any:
+        """Return a copy of the state."""
+        return trees.map_tensors(torch.Tensor.clone, self._state)
+
+    def _check(self, state: Any) -> None:
+        if opaque := opaque_leaves(state):
+            raise UnsupportedError(f"the state holds {opaque[0]}: what is in it could change without being seen")
+        tensors = trees.tensors(state)
+        if outside := [t for t in tensors if not on_gpu(t)]:
+            raise UnsupportedError(f"a tensor of the state lies on {outside[0].device}, out of a graph's reach")
+        if any(t.layout is not torch.strided or t.is_nested for t in tensors):
+            raise UnsupportedError("a tensor of the state is sparse or nested: a graph needs strided memory")
+        spans = sorted(_span(t) for t in tensors if t.numel())
+        if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
+            raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
+
+    def _recorded(self, length: int, inside: int, pool: Any, stream: torch.cuda.Stream) -> Graph:
+        recording = False
+
+        def steps() -> list[Any]:
+            if not recording:  # while `record` warms up: the step is warm, and would advance the state
+                return []
+            return self._steps(length, inside)
+
+        def settled() -> None:
+            nonlocal recording
+            recording = True
+
+        numbers = torch.get_rng_state()
+        try:
+            graph = record(steps, (), {}, pool=pool, stream=stream, settled=settled)
+        except UnsupportedError:
+            raise
+        except Exception as error:  # whatever recording meets, it is told in words; the loop goes on without
+            raise refused(error, "the step") from error
+        if not torch.equal(torch.get_rng_state(), numbers):
+            torch.set_rng_state(numbers)
+            raise UnsupportedError("the step draws random numbers on the CPU, which a replay repeats")
+        return graph
+
+    def _steps(self, length: int, inside: int) -> list[Any]:
+        """Take `length` steps from the static state and leave the result in it."""
+        snapshots = []
+        state = self._state
+        torch.clear_autocast_cache()  # of an autocast around the loop: weights must be cast inside the graph
+        for done in range(1, length + 1):
+            state = self._step(state)
+            if inside and done % inside == 0 and done < length:
+                snapshots.append(trees.map_tensors(torch.Tensor.clone, state))
+        torch.clear_autocast_cache()
+        new = trees.tensors(state)
+        own = _storages(self._tensors)
+        # What lies in the static state's memory, elsewhere than it belongs (as in `return b, a`), is moved out first.
+        new = [
+            value.clone() if value is not kept and _storages([value]) <= own else value
+            for kept, value in zip(self._tensors, new, strict=True)
+        ]
+        for kept, value in zip(self._tensors, new, strict=True):
+            if value is not kept:
+                kept.copy_(value)
+        return snapshots
+
+
+def _static(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _storages(tensors: list[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first and the last address, exclusive, that a tensor reaches."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

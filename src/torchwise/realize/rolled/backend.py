@@ -1,0 +1,88 @@
+"""The door to rolling: what `torch.compile(fn, backend=...)` is given."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.rolled import private, split, stretches
+from torchwise.realize.rolled.flow import Flow
+
+LONG = 500
+"""Nodes of a graph that repeats nothing and so is not compiled at all: it would take minutes, and be in vain."""
+
+
+class Rolled:
+    """A backend of `torch.compile`: another one, which is given one body for all repetitions of it.
+
+    A graph without repetitions is compiled as it is, if it is short; a long one is left to eager.
+
+    Args:
+        inner: compiles one graph for its inputs, which are fake tensors.
+
+    Attributes:
+        rolled: how many graphs were.
+        reasons: why other graphs were not.
+    """
+
+    compiler_name = "inductor"
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self._inner = inner
+        self.rolled = 0
+        self.reasons: list[str] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile what Dynamo captured."""
+        try:
+            flow = Flow.of(module, inputs)
+            cut = split.parts(flow, stretches.rolled(flow))
+        except UnsupportedError as reason:
+            self.reasons.append(str(reason))
+            is_long = len(module.graph.nodes) > LONG
+            unrolled: Callable[..., Any] = module.forward if is_long else self._inner(module, inputs)
+            return unrolled
+        self.rolled += 1
+        return split.compiled(flow, cut, functools.partial(self._part, flow.fake_mode))
+
+    def _part(self, fake_mode: Any, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with private.tracing(fake_mode):
+            compiled: Callable[..., Any] = self._inner(module, inputs)
+        return compiled
+
+    @contextlib.contextmanager
+    def effective(self) -> Iterator[None]:
+        """Watch a first call, and what the inner backend has to say of it.
+
+        Raises:
+            UnsupportedError (on leaving): graphs were compiled and none was rolled, now or ever; that no graph was
+                compiled now is no fault, as Dynamo may know the code from before.
+        """
+        rolled, known = self.rolled, len(self.reasons)
+        with getattr(self._inner, "effective", contextlib.nullcontext)():
+            yield
+        reasons = self.reasons[known:] or self.reasons[-1:] or ["no graph was compiled"]
+        if self.rolled == rolled and (len(self.reasons) > known or not self.rolled):
+            raise UnsupportedError(f"scope 'rolled' changes nothing here: {'; '.join(reasons)}")
+
+
+@functools.cache
+def around(inner: Callable[..., Any]) -> Rolled:
+    """Return the backend around `inner`: one and the same, so that Dynamo knows compiled code again.
+
+    Raises:
+        UnsupportedError: this torch lacks what rolling needs.
+    """
+    private.check()
+    return Rolled(inner)
+
+
+@functools.cache
+def inductor(options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return Inductor with `options` as such a backend: one and the same for equal options."""
+    return functools.partial(private.compile_fx, config_patches=dict(options))

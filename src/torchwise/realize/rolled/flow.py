@@ -1,0 +1,223 @@
+"""A graph that Dynamo captured, as numbers: what each node is, what it reads, what it writes to in place.
+
+Values are numbered: node i of those that compute makes value i, input k is value -1 - k.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.rolled import private
+from torchwise.workload import trees
+
+COMPUTES = ("call_function", "call_method", "call_module")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What flows where in a graph.
+
+    Attributes:
+        module: the graph with what it refers to.
+        nodes: those that compute, in order.
+        values: what each value is, on fake tensors.
+        reads: the values that each node takes, as often as it takes them.
+        writes: the storages that each node changes in place.
+        results: the values that the graph returns, None where it returns None.
+        fake_mode: what the fake tensors belong to.
+    """
+
+    module: torch.fx.GraphModule
+    nodes: tuple[Node, ...]
+    values: dict[int, Any]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[frozenset[int], ...]
+    results: tuple[int | None, ...]
+    fake_mode: Any
+
+    @classmethod
+    def of(cls, module: torch.fx.GraphModule, given: Sequence[Any]) -> Flow:
+        """Run the graph once on fake tensors that look like the inputs given, watching.
+
+        Raises:
+            UnsupportedError: it cannot be cut without changing what it means, with the reason.
+        """
+        nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
+        inputs = module.graph.find_nodes(op="placeholder")
+        numbers = {node: number for number, node in enumerate(nodes)}
+        numbers |= {node: -1 - place for place, node in enumerate(inputs)}
+        results = _results(module, numbers)
+        replay = _replayed(module, given)
+        return cls(
+            module=module,
+            nodes=nodes,
+            values={number: replay.env[node] for node, number in numbers.items()},
+            reads=tuple(tuple(numbers[read] for read in _arguments(node) if read in numbers) for node in nodes),
+            writes=tuple(frozenset(map(_storage, replay.written[node])) for node in nodes),
+            results=results,
+            fake_mode=replay.fake_mode,
+        )
+
+    @cached_property
+    def labels(self) -> tuple[Any, ...]:
+        """What a node does, but for which values it reads, and what its result looks like."""
+        return tuple(
+            (node.op, node.target, _form(node), tuple(map(_kind, trees.tensors(self.values[number]))))
+            for number, node in enumerate(self.nodes)
+        )
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """The number of the node that reads a value last; the count of nodes for what is returned."""
+        last = {read: number for number, reads in enumerate(self.reads) for read in reads}
+        return last | dict.fromkeys((r for r in self.results if r is not None), len(self.nodes))
+
+    def kind(self, value: int) -> Any:
+        """Return all that code compiled for a value depends on; None for what is no tensor, and cannot cross a cut."""
+        found = self.values[value]
+        return _kind(found) if isinstance(found, torch.Tensor) and found.layout is torch.strided else None
+
+    def storages(self, value: int) -> frozenset[int]:
+        """Return the memory that a value lies in."""
+        return frozenset(map(_storage, trees.tensors(self.values[value])))
+
+    def taken(self, start: int, stop: int) -> list[int]:
+        """List the values that nodes from `start` up to `stop` read and do not make, in order of first use."""
+        return list(dict.fromkeys(r for reads in self.reads[start:stop] for r in reads if not start <= r < stop))
+
+    def given(self, start: int, stop: int) -> list[int]:
+        """List the values made from `start` up to `stop` that are used after it."""
+        return [value for value in range(start, stop) if self.last_use.get(value, -1) >= stop]
+
+    def may_cut(self, cuts: Sequence[int]) -> bool:
+        """Whether writes in place stay right with cuts before these nodes.
+
+        What is written to must be touched between two cuts alone, or be made and written to there, and only read later.
+        """
+
+        def apart(numbers: list[int]) -> bool:
+            return len({bisect_right(cuts, number) for number in numbers}) > 1
+
+        return not any(
+            apart(touched) and (not made_here or apart([touched[0], *written]))
+            for made_here, touched, written in self._written
+        )
+
+    @cached_property
+    def _written(self) -> list[tuple[bool, list[int], list[int]]]:
+        """List for each storage that is written to: whether the graph makes it, nodes that touch it, and that write."""
+        given = {storage for value in self.values if value < 0 for storage in self.storages(value)}
+        touched: dict[int, list[int]] = {}
+        for number, reads in enumerate(self.reads):
+            for storage in frozenset().union(*(self.storages(value) for value in (number, *reads))):
+                touched.setdefault(storage, []).append(number)
+        return [
+            (storage not in given, touched.get(storage, []), [n for n, w in enumerate(self.writes) if storage in w])
+            for storage in frozenset().union(*self.writes)
+        ]
+
+
+class _Replay(torch.fx.Interpreter):
+    """Runs a graph on fake tensors, and takes note of what each node writes to."""
+
+    def __init__(self, module: torch.fx.GraphModule, fake_mode: Any) -> None:
+        # Nothing is freed, neither here nor in `written`: a storage would give its address to another.
+        super().__init__(module, garbage_collect_values=False)
+        self.fake_mode = fake_mode
+        self.written: dict[Node, list[torch.Tensor]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        grad = torch.is_grad_enabled()
+        with self.fake_mode, _Writes() as watch:
+            result = super().run_node(n)
+        self.written[n] = watch.written
+        silent = n.op in COMPUTES and not watch.written and not trees.tensors(result)
+        if silent and not (n.target is torch._C._set_grad_enabled and torch.is_grad_enabled() == grad):
+            called = getattr(n.target, "__name__", n.target)
+            raise UnsupportedError(f"{called} in the graph changes how PyTorch computes what follows")
+        return result
+
+
+class _Writes(TorchDispatchMode):
+    """Takes note of the storages that operators write to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.inplace_view in func.tags:
+            raise UnsupportedError(f"{func} changes the form of a tensor in place")
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            if (argument.alias_info and argument.alias_info.is_write) or argument.name in _RUNNING:
+                self.written += trees.tensors(value)
+        return func(*args, **kwargs)
+
+
+_RUNNING = ("running_mean", "running_var")
+"""Batch norm writes to these, and its schema does not say so."""
+
+
+def _replayed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
+    if not inputs or not all(isinstance(value, torch.Tensor) for value in inputs):
+        raise UnsupportedError("the graph has inputs that are no tensors, or none")
+    replay = _Replay(module, private.fake_mode_of(inputs))
+    grad = torch.is_grad_enabled()
+    try:
+        replay.run(*(private.fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
+    except Exception as error:  # rolling is a gain, not a must: whatever cannot be watched is compiled as it is
+        said = str(error).partition("\n")[0]  # the interpreter adds where it stood
+        if isinstance(error, UnsupportedError):
+            raise UnsupportedError(said) from None
+        raise UnsupportedError(
+            f"running the graph on fake tensors failed with {type(error).__name__}: {said}"
+        ) from error
+    finally:
+        torch.set_grad_enabled(grad)
+    return replay
+
+
+def _results(module: torch.fx.GraphModule, numbers: dict[Node, int]) -> tuple[int | None, ...]:
+    returned: Any = module.graph.output_node().args[0]
+    if not isinstance(returned, (tuple, list)) or not all(node is None or node in numbers for node in returned):
+        raise UnsupportedError("the graph returns other things than what it computes")
+    return tuple(None if node is None else numbers[node] for node in returned)
+
+
+def _arguments(node: Node) -> Iterator[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg((node.args, node.kwargs), found.append)
+    yield from found
+
+
+def _form(node: Node) -> str:
+    """Return a node's arguments as text, with a mark for each value it reads; constants of the module by their name."""
+    return repr(torch.fx.map_arg((node.args, node.kwargs), lambda n: _Mark(n.target if n.op == "get_attr" else "")))
+
+
+class _Mark(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    form = (type(tensor), repr(tuple(tensor.shape)), repr(strides), tensor.dtype, tensor.device, tensor.layout)
+    return (*form, tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

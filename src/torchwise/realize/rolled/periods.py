@@ -1,0 +1,111 @@
+"""Repetitions in a sequence of labels: pure arithmetic, which knows nothing of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_TIMES = 3
+"""What comes twice is not worth a body of its own."""
+LEAST_BODY = 2
+"""Labels: a single operator is compiled by nobody."""
+LEAST_SHARE = 0.5
+"""Of the sequence that repetitions must cover, or compiling the rest is what lasts."""
+LEAST_RUN = 0.1
+"""Of the sequence that each one of several repetitions must cover: each cuts, and nothing is fused across a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Labels from `start` up to `stop`, each of which equals the one `period` before it, if that is in the stretch."""
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def times(self) -> int:
+        """How often the period fits in."""
+        return (self.stop - self.start) // self.period
+
+    @property
+    def whole(self) -> Stretch:
+        """The same without the part of a period at its end."""
+        return Stretch(self.start, self.start + self.times * self.period, self.period)
+
+
+Proof = Callable[[Stretch], Stretch | None]
+"""Returns the part of a stretch that truly repeats, a whole number of times, or None."""
+
+
+def repetitions(labels: Sequence[Hashable], proof: Proof = lambda stretch: stretch.whole) -> list[Stretch]:
+    """Return disjoint stretches that repeat, in order: the longest that `proof` accepts, then those beside it.
+
+    Labels are compared as they are; what else must be equal is the proof's to find out.
+    """
+    numbers = _numbered(labels)
+    least = max(LEAST_TIMES * LEAST_BODY, int(LEAST_RUN * len(numbers)))
+    return list(_repetitions(numbers, 0, len(numbers), least, proof))
+
+
+def covers(stretches: Sequence[Stretch], length: int) -> bool:
+    """Whether the stretches are the better part of a sequence of that length."""
+    return bool(stretches) and sum(s.stop - s.start for s in stretches) >= LEAST_SHARE * length
+
+
+def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Stretch]:
+    """Return the longest stretch for every period, the longest first, of equal ones that of the shortest period.
+
+    Only stretches of at least `LEAST_TIMES` periods.
+    """
+    found = []
+    for period in range(LEAST_BODY, len(numbers) // LEAST_TIMES + 1):
+        equal = numbers[period:] == numbers[:-period]
+        least = (LEAST_TIMES - 1) * period
+        if np.count_nonzero(equal) < least:
+            continue
+        start, length = _longest_true(equal)
+        if length >= least:
+            found.append(Stretch(start, start + length + period, period))
+    return sorted(found, key=lambda s: (-s.times * s.period, s.period))
+
+
+def _repetitions(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof) -> Iterator[Stretch]:
+    best = _best(numbers, start, stop, least, proof)
+    if best is not None:
+        yield from _repetitions(numbers, start, best.start, least, proof)
+        yield best
+        yield from _repetitions(numbers, best.stop, stop, least, proof)
+
+
+def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, proof: Proof) -> Stretch | None:
+    best: Stretch | None = None
+    if stop - start < least:
+        return None
+    for found in longest_by_period(numbers[start:stop])[:_MOST_PROOFS]:
+        if best is not None and found.times * found.period <= best.stop - best.start:
+            break  # no proof makes it longer
+        proven = proof(Stretch(found.start + start, found.stop + start, found.period))
+        if proven is not None and proven.stop - proven.start >= max(least, best.stop - best.start + 1 if best else 0):
+            best = proven
+    return best
+
+
+_MOST_PROOFS = 16
+"""Stretches looked at in one place: the longest come first, and what they do not prove, shorter ones rarely do."""
+
+
+def _numbered(labels: Sequence[Hashable]) -> npt.NDArray[np.int64]:
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(label, len(known)) for label in labels], dtype=np.int64)
+
+
+def _longest_true(mask: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Return start and length of the longest row of True, the first of equal ones."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    longest = int(np.argmax(lengths))
+    return int(starts[longest]), int(lengths[longest])

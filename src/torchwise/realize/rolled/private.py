@@ -1,0 +1,70 @@
+"""The names of torch that rolling needs and that torch does not promise to keep: looked up here alone."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+
+
+def name(module: str, attribute: str) -> Any:
+    """Return a private name of torch.
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"scope 'rolled' needs {module}.{attribute}, which torch {torch.__version__} does not have"
+        ) from error
+
+
+def check() -> None:
+    """Look every name up, before Dynamo is between this and the user.
+
+    Raises:
+        UnsupportedError: this version lacks one.
+    """
+    for module, attribute in NAMES:
+        name(module, attribute)
+
+
+def compile_fx(*args: Any, **kwargs: Any) -> Any:
+    """Inductor's front door."""
+    return name(*_COMPILE_FX)(*args, **kwargs)
+
+
+def fake_mode_of(values: Any) -> Any:
+    """Return the mode in which a backend is to make fake tensors: not that in which Dynamo captured the graph."""
+    return name(*_DETECT)(values)
+
+
+def fake(tensor: torch.Tensor, fake_mode: Any) -> Any:
+    """Return a fake tensor that looks like an input of a backend; of one that is fake already, itself."""
+    return tensor if isinstance(tensor, name(*_FAKE_TENSOR)) else name(*_TO_FAKE)(tensor, fake_mode)
+
+
+def tracing(fake_mode: Any) -> AbstractContextManager[Any]:
+    """Return a tracing context for one compilation.
+
+    AOTAutograd leaves there what it learnt of a graph, and reads it again when it compiles the backward, which is
+    later: parts that shared one would read each other's.
+    """
+    context: AbstractContextManager[Any] = name(*_TRACING)(name(*_CONTEXT)(fake_mode))
+    return context
+
+
+_COMPILE_FX = ("torch._inductor.compile_fx", "compile_fx")
+_DETECT = ("torch._guards", "detect_fake_mode")
+_FAKE_TENSOR = ("torch._subclasses.fake_tensor", "FakeTensor")
+_TO_FAKE = ("torch._dynamo.utils", "to_fake_tensor")
+_TRACING = ("torch._guards", "tracing")
+_CONTEXT = ("torch._guards", "TracingContext")
+NAMES = (_COMPILE_FX, _DETECT, _FAKE_TENSOR, _TO_FAKE, _TRACING, _CONTEXT)
+"""Every private name used."""

@@ -1,0 +1,81 @@
+"""Static forms: a model whose shapes depend on data gives way to a form of itself whose shapes do not.
+
+A model that selects rows by a mask, say, waits for the device to count them, breaks the graph and cannot be captured.
+Often it has another form that computes every row and masks, and answers the same. No compiler finds that form, but who
+wrote the model may know it, and declares it by a method:
+
+    def static_form(self) -> nn.Module:
+        return PaddedProcessor(self.step)
+
+It takes nothing, and returns a module (or function) that takes what this one takes and returns what this one returns:
+values, shapes, dtypes and order. It must share the very parameters and buffers, not copies, so that changed weights are
+seen, and have the same training mode; buffers that it alone needs are registered with `persistent=False`. It returns
+`self` where there is no other form. It is called anew for every plan, so it should be cheap. That both agree is not
+taken on trust: the verdict compares them, as it does any plan with eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+
+METHOD = "static_form"
+
+
+def has_static_form(call: Callable[..., Any]) -> bool:
+    """Whether a callable declares another form of itself; one that raises does, and its trial tells the error."""
+    try:
+        return _declared(call) is not None
+    except Exception:  # the user's own code may raise anything
+        return True
+
+
+def take_static_form(call: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the form that `call` declares, and what is put around its calls: nothing.
+
+    Raises:
+        UnsupportedError: it declares none, making it fails, it does not share the parameters and buffers, or hooks of
+            the module would not run.
+    """
+    try:
+        form = _declared(call)
+    except Exception as error:  # the user's own code may raise anything
+        raise UnsupportedError(f"{METHOD}() of {_kind(call)} raised {type(error).__name__}: {error}") from error
+    if form is None:
+        raise UnsupportedError(
+            f"transforms has '{METHOD}', but {_kind(call)} has no method {METHOD}, or returns itself"
+        )
+    if not callable(form):
+        raise UnsupportedError(f"{METHOD}() of {_kind(call)} is of type {_kind(form)}, but must be callable")
+    if isinstance(call, torch.nn.Module) and (call._forward_hooks or call._forward_pre_hooks):
+        raise UnsupportedError(f"{_kind(call)} has forward hooks, which its static form does not run: remove them")
+    if isinstance(call, torch.nn.Module) and isinstance(form, torch.nn.Module):
+        _check_shared(call, form)
+    return form, lambda inner: inner
+
+
+def _declared(call: Callable[..., Any]) -> Any:
+    """Return the other form; None where nothing is declared, or the form is the callable itself."""
+    method = getattr(call, METHOD, None)
+    if not callable(method) or isinstance(method, torch.nn.Module):  # a submodule may have that name
+        return None
+    form = method()
+    return None if form is call else form
+
+
+def _check_shared(model: torch.nn.Module, form: torch.nn.Module) -> None:
+    shared = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name, tensor in form.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in shared:
+            raise UnsupportedError(
+                f"{METHOD}() of {_kind(model)} has a tensor {name} of its own, which follows no weight: "
+                "share the model's submodules or parameters, and register constants as buffers with persistent=False"
+            )
+
+
+def _kind(thing: object) -> str:
+    return getattr(thing, "__qualname__", type(thing).__qualname__)

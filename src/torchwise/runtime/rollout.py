@@ -1,0 +1,192 @@
+"""Simulation loops: a step over and over, on CUDA many iterations to a launch, elsewhere one by one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.realize.capture.loop import MOST_ITERATIONS, CapturedLoop, iterations
+from torchwise.realize.capture.obstacle import synchronisations, synchronises
+from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
+from torchwise.realize.capture.surroundings import differing, surroundings_of
+from torchwise.realize.signature import opaque_leaves
+from torchwise.realize.watch import ModuleWatch
+from torchwise.runtime.course import Course, copies
+from torchwise.workload import trees
+
+logger = logging.getLogger("torchwise")
+
+WARM_UP_STEPS = 3
+"""Steps run as written before recording: they are the rollout's own first ones, so that none is wasted."""
+LEAST_STEPS = 20
+"""Steps to go, below which a loop that runs only once is not recorded: recording costs what some steps cost."""
+
+
+class Rollout:
+    """Runs `step` over and over; what was recorded is kept for later calls.
+
+    Where the state lies on CUDA and no gradient is asked for, the first steps run as written, and then up to a hundred
+    iterations become one CUDA graph that reads and writes one static state. A step that cannot be captured is run one
+    by one; `reason` says why, and the log does once.
+
+    Python runs in the steps taken as written only. Numbers that the step keeps there from call to call are found in its
+    closure, its globals and the object it is bound to, and keep it from being captured; in lists and dicts they are not
+    found.
+
+    A step that is an `nn.Module`, or a method of one, is watched: weights changed in place are read anew, and others in
+    their place lead to a new recording. What another function closes over is not watched: after tensors there were
+    replaced, make a new Rollout.
+
+    Attributes:
+        reason: why the last call ran step by step on CUDA, or None.
+    """
+
+    def __init__(self, step: Callable[[Any], Any], every: int | None = None, *, once: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            step: takes a state and returns the next.
+            every: keep the state after each so many steps.
+            once: whether there will be one call only, so that recording must pay within it.
+        """
+        if every is not None and every < 1:
+            raise InputError(f"every is {every}, but must be at least 1, or None to keep only the last state")
+        self.reason: str | None = None
+        self._step = step
+        self._every = every
+        self._once = once
+        self._lock = threading.Lock()
+        owner = step if isinstance(step, torch.nn.Module) else getattr(step, "__self__", None)
+        self._watch = ModuleWatch(owner if isinstance(owner, torch.nn.Module) else None)
+        self._loops: dict[Situation, tuple[CapturedLoop, Callable[[], bool]]] = {}
+        self._warm: dict[Situation, list[float]] = {}  # host seconds of the steps run as written
+        self._refused: dict[Situation, str] = {}
+        self._logged: set[str] = set()
+        self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
+        self._last: torch.cuda.Stream | None = None
+
+    def __call__(self, state: Any, steps: int) -> Any:
+        """Take `steps` steps from `state`, which is not changed.
+
+        Returns:
+            The last state; with `every` the last state and the list of those kept.
+
+        Raises:
+            InputError: a number is out of range, or the step returns another kind of state than it is given.
+        """
+        if steps < 0:
+            raise InputError(f"steps is {steps}, but must be at least 0")
+        gradients = torch.is_grad_enabled()
+        # Outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
+        with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+            course = Course(copies(state), steps, self._every)
+            if any(map(on_gpu, trees.tensors(course.state))):
+                self._on_gpu(course)
+            while course.done < steps:
+                course.advance(self._step)
+        return course.state if self._every is None else (course.state, course.snapshots)
+
+    def close(self) -> None:
+        """Free what was recorded, and its memory."""
+        with self._lock:
+            self._loops.clear()
+
+    def _on_gpu(self, course: Course) -> None:
+        """Go as far as graphs go; a rollout inside another one, or in another thread meanwhile, runs as written."""
+        if steps_aside() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self.reason = None
+            key = situation_of((course.state,), {})
+            if torch.is_grad_enabled() and course.steps:
+                course.advance(self._step)
+                if any(t.requires_grad for t in trees.tensors(course.state)):
+                    self.reason = "gradients flow through the steps"  # which is as asked, and not for the log
+                    return
+            with torch.no_grad():
+                self._recorded(key, course)
+        except UnsupportedError as error:
+            self._refused[key] = self.reason = str(error)
+            if self.reason not in self._logged:
+                self._logged.add(self.reason)
+                logger.warning("torchwise: the loop runs step by step, because %s", self.reason)
+        finally:
+            self._lock.release()
+
+    def _recorded(self, key: Situation, course: Course) -> None:
+        if self._watch.changed():
+            self._forget()
+        if key in self._refused:
+            self.reason = self._refused[key]
+            return
+        found = self._loops.get(key)
+        if found is None or not found[1]():
+            self._warm_up(self._warm.setdefault(key, []), course)
+            to_go = course.steps - course.done
+            if len(self._warm[key]) < WARM_UP_STEPS or to_go < (LEAST_STEPS if self._once else 1):
+                return
+            found = self._loops[key] = self._record(min(self._warm[key]), course), settings_now()
+        self._replay(found[0], course)
+
+    def _forget(self) -> None:
+        self._loops.clear()
+        self._warm.clear()
+        self._refused.clear()
+        self._watch.look()
+
+    def _warm_up(self, took: list[float], course: Course) -> None:
+        """Take the first steps as written, the last of them under watch."""
+        if opaque := opaque_leaves(course.state):
+            raise UnsupportedError(f"the state holds {opaque[0]}, which no graph can carry on")
+        while len(took) < WARM_UP_STEPS and course.done < course.steps:
+            before = surroundings_of(self._step)
+            start = time.perf_counter()
+            with synchronisations() as places:
+                course.advance(self._step)
+            took.append(time.perf_counter() - start)
+            if len(took) == WARM_UP_STEPS and places:
+                raise synchronises(places, "the step")
+            if course.varies:
+                raise UnsupportedError("a number in the state changes from step to step: make it a tensor on CUDA")
+            if len(took) == WARM_UP_STEPS and (name := differing(before, surroundings_of(self._step))):
+                raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
+
+    def _record(self, step_s: float, course: Course) -> CapturedLoop:
+        if self._side is None:
+            self._side = torch.cuda.Stream()
+        if not self._loops:  # a pool whose graphs are gone takes no new ones while anything lies in it
+            self._pool = torch.cuda.graph_pool_handle()
+        if self._watch.changed():  # lazy modules and caches took shape
+            self._watch.look()
+        most = (course.steps - course.done) // 8 if self._once else course.steps
+        length, inside = iterations(step_s, course.state, self._every, min(most, MOST_ITERATIONS))
+        loop = CapturedLoop(self._step, course.state, length=length, inside=inside, pool=self._pool, stream=self._side)
+        if self._watch.changed():
+            self._watch.look()
+            raise UnsupportedError("the step replaces tensors, attributes or the mode of its own module")
+        return loop
+
+    def _replay(self, loop: CapturedLoop, course: Course) -> None:
+        current = torch.cuda.current_stream()
+        if self._last is not None:
+            current.wait_stream(self._last)  # which may be using the graph's memory still
+        self._last = current
+        loop.enter(course.state)
+        while course.done < course.steps:
+            inside: list[Any] = []
+            if course.fits(loop.length):
+                inside = loop.many()
+                course.done += loop.length
+            else:
+                loop.one()
+                course.done += 1
+            if course.every and course.done % course.every == 0:
+                course.snapshots += [*inside, loop.state()]
+        course.state = loop.state()

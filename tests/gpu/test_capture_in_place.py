@@ -1,0 +1,236 @@
+"""Graphs that read inputs where they lie and write outputs where they are wanted, on a real GPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torchwise.measure import held_memory  # noqa: E402
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.realize import realize  # noqa: E402
+from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS  # noqa: E402
+from torchwise.workload import Example, trees  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> object:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def captured(call: Any, *args: torch.Tensor, backend: str = "eager", borrow: bool = False) -> Any:
+    plan = Plan(capture="call", backend=backend)
+    return realize(call, plan, Example(args), device="cuda", mode="inference", borrow=borrow).call
+
+
+def settled(call: Any, *args: torch.Tensor) -> Any:
+    """Call until nothing is recorded any more, and see that something was."""
+    for _ in range(SETTLING_CALLS + 1):
+        call(*args)
+    [replays] = call._graphs.values()
+    assert 1 <= len(replays._direct) <= MOST_GRAPHS
+    return replays
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(32, 32), torch.nn.ReLU()] * 4).cuda().eval()
+
+
+def x() -> torch.Tensor:
+    return torch.randn(4, 32, device="cuda")
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_values_that_changed_in_their_place_are_read(backend: str) -> None:
+    model, given = net(), x()
+    call = captured(model, given, backend=backend)
+    replays = settled(call, given)
+    for tensor in replays.graph.inputs:
+        tensor.fill_(float("nan"))
+    for _ in range(4):
+        given.copy_(x())
+        assert torch.allclose(call(given), model(given), atol=1e-5)
+    assert replays.graph.inputs[0].isnan().all(), "nothing was copied there"
+
+
+def test_held_outputs_stay_and_new_inputs_are_read() -> None:
+    model, given = net(), x()
+    call = captured(model, given)
+    settled(call, given)
+    inputs = [x() for _ in range(8)]
+    held = [call(one) for one in inputs]
+    again = [call(given) for _ in range(8)]
+    assert all(torch.equal(answer, model(one)) for answer, one in zip(held, inputs, strict=True))
+    assert all(torch.equal(answer, model(given)) for answer in again)
+    assert len({answer.data_ptr() for answer in held + again}) == 16
+
+
+def test_noise_is_fresh_and_follows_the_seed() -> None:
+    given = torch.zeros(64, device="cuda")
+    call = captured(lambda x: x + torch.randn_like(x), given)
+    settled(call, given)
+    answers = [call(given) for _ in range(6)]
+    assert len({float(answer[0]) for answer in answers}) == 6
+    torch.manual_seed(5)
+    first = call(given)
+    torch.manual_seed(5)
+    assert torch.equal(call(given), first)
+
+
+def test_weights_that_changed_or_moved_are_seen() -> None:
+    model, given = net(), x()
+    call = captured(model, given)
+    settled(call, given)
+    model[0].weight.mul_(2)
+    assert torch.equal(call(given), model(given))
+    model[0].weight = torch.nn.Parameter(torch.randn(32, 32, device="cuda"))
+    for _ in range(4):
+        assert torch.equal(call(given), model(given))
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_inputs_are_written_once_per_call_in_their_place(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        given = torch.zeros(16, device="cuda")
+        call = captured(lambda x: x.add_(1) * 2, given)
+        for number in range(1, SETTLING_CALLS + 4):
+            answer = call(given)
+            assert torch.equal(given, torch.full_like(given, number))
+            assert torch.equal(answer, torch.full_like(given, 2 * number))
+        [replays] = call._graphs.values()
+        assert replays._direct
+
+
+def test_compiled_code_takes_inputs_of_inference_mode() -> None:
+    model = net()
+    with torch.inference_mode():
+        given = x()
+        call = captured(model, given, backend="inductor")
+        settled(call, given)
+        assert torch.allclose(call(given), model(given), atol=1e-5)
+
+
+def test_outputs_may_be_read_on_another_stream() -> None:
+    given = torch.randn(1 << 20, device="cuda")
+    call = captured(torch.sin, given)
+    settled(call, given)
+    other = torch.cuda.Stream()
+    copies = []
+    for number in range(12):
+        given.fill_(number)
+        answer = call(given)
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            copies.append(answer * 1)
+        answer.record_stream(other)
+        del answer
+    torch.cuda.synchronize()
+    for number, copied in enumerate(copies):
+        assert torch.equal(copied, torch.full_like(copied, number).sin())
+
+
+def test_calls_from_two_streams_wait_for_each_other() -> None:
+    given = torch.randn(1 << 20, device="cuda")
+    call = captured(lambda x: (x * 2 + 1).sin(), given)
+    settled(call, given)
+    streams, answers = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for number in range(10):
+        with torch.cuda.stream(streams[number % 2]):
+            mine = given + number
+            answers.append((mine, call(mine)))
+    torch.cuda.synchronize()
+    assert all(torch.equal(answer, (mine * 2 + 1).sin()) for mine, answer in answers)
+
+
+def test_shapes_take_turns_in_the_same_memory() -> None:
+    call = captured(lambda x: (x * 2, {"sum": x.sum(0)}), torch.randn(8, 8, device="cuda"))
+    for number in range(3 * SETTLING_CALLS):
+        given = torch.full((8, 4 + 4 * (number % 3)), float(number), device="cuda")
+        twice, sums = call(given)
+        assert torch.equal(twice, given * 2)
+        assert torch.equal(sums["sum"], given.sum(0))
+        del given, twice, sums
+
+
+def test_graphs_in_place_share_their_memory() -> None:
+    def heavy(x: Any) -> Any:
+        return (x.expand(4096, -1) * 2).sin().sum(0)
+
+    given = torch.randn(4096, device="cuda")
+    call = captured(heavy, given)
+    call(given)
+    torch.cuda.synchronize()
+    once = held_memory("cuda") or 0
+    settled(call, given)
+    assert 0 < once <= (held_memory("cuda") or 0) <= once + (16 << 20), "the intermediate values take 128 MiB"
+
+
+def test_borrowed_outputs_are_right_until_the_next_call() -> None:
+    def call(x: Any) -> Any:
+        return x * 2, x.sum()
+
+    given = x()
+    borrowed = captured(call, given, borrow=True)
+    places = set()
+    for number in range(SETTLING_CALLS + 4):
+        given.fill_(number)
+        answers = borrowed(given)
+        assert all(torch.equal(*both) for both in zip(trees.tensors(answers), call(given), strict=True))
+        places.add(answers[0].data_ptr())
+    assert len(places) == 2, "the memory of the graph that copies, and of that in place"
+
+
+def test_weights_that_an_outer_autocast_has_cast_are_cast_in_the_graph() -> None:
+    model, given = net(), x()
+    call = captured(model, given)
+    for _ in range(3):  # each leaves the context, which frees what it has cast
+        with torch.autocast("cuda", torch.bfloat16):
+            for _ in range(4):
+                answer, right = call(given), model(given)
+                assert torch.equal(answer, right)
+        model[0].weight.mul_(1.5)
+        filler = [torch.full((32, 32), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(64)]
+        with torch.autocast("cuda", torch.bfloat16):
+            assert torch.equal(call(given), model(given))
+        del filler
+
+
+def test_a_module_that_changed_while_borrowed_outputs_live_is_captured_again() -> None:
+    model, given = net(), x()
+    call = captured(model, given, borrow=True)
+    for _ in range(4):
+        held = call(given)
+    model[0].weight = torch.nn.Parameter(torch.randn(32, 32, device="cuda"))
+    for _ in range(4):
+        assert torch.equal(call(given), model(given))
+    assert held.shape == (4, 32)
+
+
+def test_another_thread_may_use_the_gpu_while_a_call_is_recorded() -> None:
+    given, stop = x(), threading.Event()
+    call = captured(lambda x: x * 2, given)
+
+    def pin() -> None:
+        while not stop.is_set():
+            torch.empty(1 << 16).pin_memory()
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        for rows in range(1, 30):
+            other = torch.randn(rows, 32, device="cuda")
+            assert torch.equal(call(other), other * 2)
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,423 @@
+"""Simulation loops: what they answer, when they record and when they run step by step, with graphs that need no GPU."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from tape import Machine
+
+import torchwise
+from torchwise.errors import InputError
+from torchwise.realize.capture.loop import iterations
+from torchwise.realize.capture.obstacle import refused
+from torchwise.runtime.rollout import Rollout
+from torchwise.workload import trees
+
+
+def plain(step: Callable[[Any], Any], state: Any, steps: int, every: int) -> tuple[Any, list[Any]]:
+    kept = []
+    for done in range(1, steps + 1):
+        state = step(state)
+        if done % every == 0:
+            kept.append(trees.map_tensors(torch.Tensor.clone, state))
+    return state, kept
+
+
+def same(a: Any, b: Any) -> bool:
+    pairs = list(zip(trees.tensors(a), trees.tensors(b), strict=True))
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def turn(u: torch.Tensor) -> torch.Tensor:
+    return torch.sin(u) + 0.1
+
+
+@dataclass
+class Fluid:
+    u: torch.Tensor
+    p: torch.Tensor
+    name: str = "water"
+
+
+STEPS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "tensor": (turn, torch.arange(4.0)),
+    "in place": (lambda u: u.mul_(0.9).add_(1.0), torch.arange(4.0)),
+    "tuple": (lambda s: (s[0] + s[1], s[1] * 0.5), (torch.ones(3), torch.arange(3.0))),
+    "swap": (lambda s: (s[1], s[0]), (torch.zeros(3), torch.ones(3))),
+    "leapfrog": (lambda s: [s[1], 2 * s[1] - s[0] - 0.1 * s[1]], [torch.zeros(3), torch.ones(3)]),
+    "dict": (lambda s: {"a": s["a"] + 1, "b": s["b"]}, {"a": torch.zeros(2), "b": torch.ones(2, dtype=torch.int64)}),
+    "dataclass": (lambda s: Fluid(s.u + s.p, s.p * 0.9), Fluid(torch.ones(2), torch.ones(2))),
+    "complex": (lambda z: z * complex(math.cos(0.1), math.sin(0.1)), torch.ones(3, dtype=torch.complex64)),
+    "view": (lambda u: u.t(), torch.arange(9.0).view(3, 3)),
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+# ---- what is answered, on the CPU
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_it_answers_as_a_loop_does_and_leaves_the_state_given(name: str, steps: int) -> None:
+    step, state = STEPS[name]
+    kept = trees.clone(state)
+    last, snapshots = torchwise.rollout(step, state, steps, every=3)
+    expected, kept_snapshots = plain(step, trees.clone(state), steps, 3)
+    assert type(last) is type(state)
+    assert same(last, expected)
+    assert same(snapshots, kept_snapshots)
+    assert same(state, kept)
+    assert same(torchwise.rollout(step, state, steps), expected)
+
+
+def test_gradients_flow_through_time() -> None:
+    weight = torch.tensor(0.5, requires_grad=True)
+    start = torch.tensor([1.0, 2.0], requires_grad=True)
+    last, snapshots = torchwise.rollout(lambda u: u * weight, start, 3, every=1)
+    (last.sum() + snapshots[0].sum()).backward()
+    assert weight.grad is not None
+    assert start.grad is not None
+    assert weight.grad.item() == pytest.approx(3 * 0.25 * 3 + 3)
+    assert start.grad.tolist() == pytest.approx([0.125 + 0.5] * 2)
+
+
+def test_a_snapshot_is_not_overwritten_by_later_steps() -> None:
+    _, snapshots = torchwise.rollout(lambda u: u.add_(1), torch.zeros(2), 4, every=2)
+    assert [s[0].item() for s in snapshots] == [2, 4]
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
+    "shape": (lambda u: u[:2], torch.ones(3), r"step 1 returns a tensor of shape \[2\].*given.* shape \[3\]"),
+    "dtype": (lambda u: u.double(), torch.ones(3), r"torch.float64.*torch.float32.*cast"),
+    "nested": (lambda s: {"u": s["u"][None]}, {"u": torch.ones(3)}, r"at \['u'\]"),
+    "more": (lambda s: (*s, s[0]), (torch.ones(3),), r"state of \['\[0\]', '\[1\]'\].*\['\[0\]'\]"),
+    "container": (lambda s: (s, s), torch.ones(3), "returns a tuple, but was given a tensor"),
+    "nothing": (lambda s: None, torch.ones(3), "returns a NoneType, but was given a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_step_that_returns_another_kind_of_state_is_told_so(name: str) -> None:
+    step, state, message = WRONG[name]
+    with pytest.raises(InputError, match=message):
+        torchwise.rollout(step, state, 2)
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match="steps is -1, but must be at least 0"):
+        torchwise.rollout(turn, torch.ones(2), -1)
+    with pytest.raises(InputError, match="every is 0, but must be at least 1"):
+        torchwise.rollout(turn, torch.ones(2), 1, every=0)
+
+
+# ---- graphs
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("every", [1, 3, 40, 130])
+def test_replays_answer_as_a_loop_does(machine: Machine, name: str, every: int) -> None:
+    step, state = STEPS[name]
+    kept = trees.clone(state)
+    loop = torchwise.captured_loop(step, every)
+    with torch.no_grad():
+        for steps in (260, 260, 5, 0):
+            last, snapshots = loop(state, steps)
+            expected, kept_snapshots = plain(step, trees.clone(state), steps, every)
+            assert type(last) is type(state)
+            assert same(last, expected)
+            assert len(snapshots) == len(kept_snapshots)
+            assert same(snapshots, kept_snapshots)
+            assert same(state, kept)
+    assert loop.reason is None
+    assert machine.replayed > 0
+    assert machine.recorded == 2, "one graph of many steps and one of a single step, recorded once"
+
+
+def test_answers_are_the_callers_to_keep(machine: Machine) -> None:
+    loop = torchwise.captured_loop(lambda u: u + 1)
+    with torch.no_grad():
+        first = loop(torch.zeros(2), 10)
+        loop(torch.zeros(2), 20)
+    assert first.tolist() == [10, 10]
+
+
+def test_noise_is_what_the_loop_draws(machine: Machine) -> None:
+    def walk(u: torch.Tensor) -> torch.Tensor:
+        return u + torch.randn_like(u)
+
+    loop = torchwise.captured_loop(walk, 7)
+    with torch.no_grad():
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            expected = plain(walk, torch.zeros(3), 250, 7)
+            torch.manual_seed(seed)
+            assert same(loop(torch.zeros(3), 250), expected)
+    assert machine.replayed > 2
+
+
+def test_few_steps_are_not_worth_a_recording_where_there_is_one_call(machine: Machine) -> None:
+    with torch.no_grad():
+        torchwise.rollout(turn, torch.ones(2), 10)
+        assert machine.recorded == 0
+        torchwise.rollout(turn, torch.ones(2), 100)
+        assert machine.recorded == 2
+        assert machine.replayed >= 8
+
+
+def test_weights_changed_in_place_are_read_and_replaced_ones_are_recorded(machine: Machine) -> None:
+    class Decay(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate = torch.nn.Parameter(torch.tensor(0.9))
+
+        def forward(self, u: torch.Tensor) -> torch.Tensor:
+            return u * self.rate
+
+    for form in (lambda m: m, lambda m: m.forward):
+        model = Decay()
+        loop = torchwise.captured_loop(form(model))
+        before = machine.recorded
+        with torch.no_grad():
+            loop(torch.ones(2), 30)
+            model.rate.fill_(0.5)
+            assert same(loop(torch.ones(2), 5), torch.full((2,), 0.5**5))
+            assert machine.recorded == before + 2
+            model.rate = torch.nn.Parameter(torch.tensor(2.0))
+            assert same(loop(torch.ones(2), 30), torch.full((2,), 2.0**30))
+            assert machine.recorded == before + 4
+            assert len(set(machine.pools[-4:])) == 2, "a pool whose graphs are gone is left"
+
+
+def test_gradients_are_not_lost_to_a_graph(machine: Machine) -> None:
+    weight = torch.tensor(0.9, requires_grad=True)
+    loop = torchwise.captured_loop(lambda u: u * weight)
+    with torch.no_grad():
+        loop(torch.ones(2), 30)
+    assert machine.recorded == 2
+    loop(torch.ones(2), 30).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(2 * 30 * 0.9**29, rel=1e-5)
+
+
+def test_grad_mode_alone_does_not_keep_it_from_recording(machine: Machine) -> None:
+    loop = torchwise.captured_loop(turn)
+    assert same(loop(torch.ones(2), 30), plain(turn, torch.ones(2), 30, 1)[0])
+    assert machine.recorded == 2
+    with torch.inference_mode():
+        assert same(loop(torch.ones(2), 30), plain(turn, torch.ones(2), 30, 1)[0])
+
+
+def counting(s: Any) -> Any:
+    return (s[0] + 1, s[1] + 1)
+
+
+class Box:
+    def __init__(self, u: torch.Tensor) -> None:
+        self.u = u
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def step(self, u: torch.Tensor) -> torch.Tensor:
+        self.now += 1
+        return u + self.now
+
+    __call__ = step
+
+
+def ticking() -> Callable[[torch.Tensor], torch.Tensor]:
+    now = 0
+
+    def step(u: torch.Tensor) -> torch.Tensor:
+        nonlocal now
+        now += 1
+        return u + now
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (ticking, "now"),
+        (Clock, "self.now"),
+        (lambda: Clock().step, "self.now"),
+        (lambda: (lambda inner: lambda u: inner(u))(ticking()), "now"),
+        (lambda: lambda u: u + random.random(), "Python's random numbers"),
+        (lambda: lambda u: u + numpy.random.rand(), "NumPy's random numbers"),
+    ],
+)
+def test_what_a_step_keeps_in_python_is_carried_on(machine: Machine, make: Callable[[], Any], name: str) -> None:
+    loop = torchwise.captured_loop(make())
+    with torch.no_grad():
+        random.seed(0)
+        numpy.random.seed(0)
+        answer = loop(torch.zeros(2), 30)
+        random.seed(0)
+        numpy.random.seed(0)
+        assert same(answer, plain(make(), torch.zeros(2), 30, 1)[0])
+    assert loop.reason == f"{name} changes in Python from step to step: carry it in the state as a tensor"
+    assert machine.recorded == 0
+
+
+def test_autocast_around_a_loop_casts_the_weights_inside_the_graph(machine: Machine) -> None:
+    model = torch.nn.Linear(4, 4)
+    loop = torchwise.captured_loop(lambda u: model(u).float())
+    with torch.no_grad():
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                answer = loop(torch.ones(2, 4), 30)
+                torch.clear_autocast_cache()
+                assert same(answer, plain(lambda u: model(u).float(), torch.ones(2, 4), 30, 1)[0])
+            model.weight.mul_(0.5)
+    assert loop.reason is None
+
+
+UNCAPTURABLE: dict[str, tuple[Callable[[Any], Any], Any, str | None]] = {
+    "item": (lambda u: u * u.sum().item() ** 0, torch.ones(3), r"test_rollout.py:\d+, in <lambda>.*waits for the GPU"),
+    "number": (counting, (torch.ones(2), 0), "a number in the state changes"),
+    "opaque": (lambda s: (s[0] + 1, s[1]), (torch.ones(2), Box(torch.ones(1))), "an object of type Box"),
+    "handed on": (lambda s: (s[0] + 0, s[0]), (torch.ones(2), torch.ones(2)), None),
+    "shared": (lambda s: (s[0].add_(1), s[0]), (torch.ones(2), torch.ones(2)), "share memory"),
+}
+
+
+@pytest.mark.parametrize("name", UNCAPTURABLE)
+def test_what_cannot_be_captured_runs_step_by_step_and_says_why_once(
+    machine: Machine, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step, state, message = UNCAPTURABLE[name]
+    loop = torchwise.captured_loop(step)
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        for _ in range(2):
+            state, given = trees.clone(state), trees.clone(state)
+            expected = plain(step, state, 30, 1)[0]
+            assert same(loop(given, 30), expected)
+            state = given
+    if message is None:
+        assert loop.reason is None
+        return
+    assert machine.replayed == 0
+    assert len(caplog.records) == 1
+    assert loop.reason is not None
+    assert loop.reason in caplog.text
+    assert re.search(message, loop.reason), loop.reason
+
+
+def test_waiting_for_the_gpu_is_named_before_anything_is_recorded(machine: Machine) -> None:
+    def waits(u: torch.Tensor) -> torch.Tensor:
+        if machine.mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)  # as C++ does, with this frame on top
+        return u + 1
+
+    loop = torchwise.captured_loop(waits)
+    with torch.no_grad():
+        assert loop(torch.zeros(2), 30).tolist() == [30, 30]
+    assert loop.reason is not None
+    assert "test_rollout.py" in loop.reason
+    assert "in waits: `warnings.warn(" in loop.reason
+    assert machine.recorded == 0
+    assert machine.mode == 0, "the debug mode is as it was"
+
+
+def test_within_somebody_elses_capture_and_within_itself_it_is_a_plain_loop(machine: Machine) -> None:
+    loop: Rollout = torchwise.captured_loop(lambda u: loop(u, 0) + 1)
+    with torch.no_grad():
+        assert loop(torch.zeros(1), 30).item() == 30
+        before = machine.replayed
+        machine.capturing = True
+        assert loop(torch.zeros(1), 30).item() == 30
+        assert machine.replayed == before
+
+
+def test_threads_do_not_wait_for_each_other_forever(machine: Machine) -> None:
+    loop, answers = torchwise.captured_loop(turn), []
+
+    def work() -> None:
+        with torch.no_grad():
+            answers.append(loop(torch.ones(2), 40))
+
+    loop(torch.ones(2), 40)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(answers) == 3
+    assert all(same(answer, answers[0]) for answer in answers)
+
+
+# ---- what stands in the way, in words
+
+
+def failing(message: str) -> Exception:
+    """Return what ending a broken capture raises, from what broke it."""
+    try:
+        try:
+            raise RuntimeError(message)
+        finally:
+            torch.ones(2).view(3)  # fails within PyTorch, as `capture_end` does
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors", "waits for the GPU"),
+        ("Attempt to increase offset for a CUDA generator not in capture mode.", "torch.Generator of its own"),
+        ("legacy stream depend on a capturing blocking stream", "another stream"),
+        ("something else\nat length", "something else$"),
+    ],
+)
+def test_a_failed_recording_names_its_line_and_the_way_out(message: str, why: str) -> None:
+    told = str(refused(failing(message), "the loop"))
+    assert re.search(r"^the loop cannot be captured, because of test_rollout.py:\d+, in failing: `raise Runtime", told)
+    assert re.search(why, told)
+
+
+# ---- how many steps go into one graph
+
+
+@pytest.mark.parametrize(
+    ("step_s", "every", "most", "expected"),
+    [
+        (1e-4, None, 100, (100, 0)),
+        (1e-3, None, 100, (20, 0)),
+        (1.0, None, 100, (1, 0)),
+        (1e-4, None, 12, (12, 0)),
+        (1e-4, 1, 100, (100, 1)),
+        (1e-4, 30, 100, (90, 30)),
+        (1e-4, 60, 100, (60, 0)),
+        (1e-4, 100, 100, (100, 0)),
+        (1e-4, 250, 100, (83, 0)),
+        (1e-3, 30, 100, (15, 0)),
+    ],
+)
+def test_a_graph_is_of_some_thousand_kernels_and_meets_the_snapshots(
+    step_s: float, every: int | None, most: int, expected: tuple[int, int]
+) -> None:
+    assert iterations(step_s, torch.ones(2), every, most) == expected
+
+
+def test_snapshots_in_a_graph_stay_small() -> None:
+    state = torch.empty(2**26, dtype=torch.uint8, device="meta")
+    assert iterations(1e-4, state, 10) == (40, 10)
+    assert iterations(1e-4, torch.empty(2**30, dtype=torch.uint8, device="meta"), 10) == (10, 0)
