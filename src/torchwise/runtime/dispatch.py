@@ -16,7 +16,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 
-from torchwise.realize import Realized, Signature, realize, signature_of
+from torchwise.errors import UnsupportedError
+from torchwise.realize import Realized, Recognizer, Signature, realize, signature_of
 from torchwise.records import Decision
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
@@ -59,6 +60,7 @@ class Dispatcher:
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
         self._proven: dict[Signature, Callable[..., Any]] = {}
+        self._last: tuple[Recognizer, Callable[..., Any]] | None = None  # of the last signature that was proven anew
         self._realized: Realized | None = None
         self._failures = 0
         self._lock = threading.Lock()
@@ -78,13 +80,16 @@ class Dispatcher:
                 return self._original(refusal, args, kwargs)
             self.statistics.original[refusal] += 1
             return self.original(*args, **kwargs)
-        try:
-            key = signature_of(args, kwargs)
-        except Exception:  # an input may be of any kind, and refuse to be looked at
-            return self._original("an input cannot be described", args, kwargs)
-        call = self._proven.get(key)
+        last, key = self._last, None
+        call = last[1] if last is not None and not kwargs and last[0](args) else None
+        if call is None:
+            try:
+                key = signature_of(args, kwargs)
+            except Exception:  # an input may be of any kind, and refuse to be looked at
+                return self._original("an input cannot be described", args, kwargs)
+            call = self._proven.get(key)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
-            return self._slow(key, args, kwargs)
+            return self._slow(key or signature_of(args, kwargs), args, kwargs)
         try:
             result = call(*args, **kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
@@ -109,6 +114,7 @@ class Dispatcher:
         # Another thread may have given the plan up, and the call may have changed what it was given.
         if self._refusal is None and signature_of(args, kwargs) == key:
             self._proven[key] = lean
+            self._last = _recognized(args, kwargs, lean)
         self.statistics.optimized += 1
         return result
 
@@ -126,6 +132,7 @@ class Dispatcher:
         """Give up the plan and free what it holds; the original answers from now on."""
         self._refusal = reason
         self._proven.clear()
+        self._last = None
         if self._realized is not None:
             self._realized.close()
             self._realized = None
@@ -197,6 +204,17 @@ class Dispatcher:
         if NOT_PROVEN not in self._logged:
             logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
         return NOT_PROVEN
+
+
+def _recognized(
+    args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]
+) -> tuple[Recognizer, Callable[..., Any]] | None:
+    if kwargs:
+        return None
+    try:
+        return Recognizer(args), call
+    except UnsupportedError:
+        return None
 
 
 def _ranks(description: str) -> str:

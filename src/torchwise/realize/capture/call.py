@@ -59,7 +59,6 @@ class CapturedCall:
         self._module = module
         self._borrow = borrow
         self._graphs: dict[Key, Replays] = {}
-        self._settings: dict[Key, Callable[[], bool]] = {}  # whether PyTorch's are those of the recording
         self._pool = torch.cuda.graph_pool_handle()
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
@@ -77,23 +76,28 @@ class CapturedCall:
         if torch.is_grad_enabled() and any(t.requires_grad for t in trees.tensors((args, kwargs))):
             raise UnsupportedError("an input requires gradients, but a captured call computes none")
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        return self._answer((signature_of(args, kwargs), autocast, torch.is_grad_enabled()), args, kwargs)
+        key = (signature_of(args, kwargs), autocast, torch.is_grad_enabled())
+        return self._answer(key, self._graphs.get(key), args, kwargs)
 
     def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature, where neither gradients nor autocast are enabled."""
         key = (signature_of(args, dict(kwargs)), None, False)
+        replays = self._graphs.get(key)
 
         def replay(*args: Any, **kwargs: Any) -> Any:
-            return self._answer(key, args, kwargs)
+            nonlocal replays
+            if replays is None or replays.dropped:
+                replays = self._graphs.get(key)
+            return self._answer(key, replays, args, kwargs)
 
         return replay
 
     def close(self) -> None:
         """Free the graphs and their memory."""
         with self._lock:
-            self._graphs.clear()
+            self._drop()
 
-    def _answer(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _answer(self, key: Key, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
 
         The answer is then thrown away and made anew. What a replay may have read is kept alive by the watch. Only
@@ -105,15 +109,14 @@ class CapturedCall:
         with self._lock:
             self._holder = me
             try:
-                return self._locked(key, args, kwargs)
+                return self._locked(key, replays, args, kwargs)
             finally:
                 self._holder = None
 
-    def _locked(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _locked(self, key: Key, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
             self._follow()
-        replays = self._graphs.get(key)
-        if replays is None or replays.graph.written or self._writes_state or not self._settings[key]():
+        if replays is None or replays.dropped or replays.graph.written or self._writes_state or not replays.settled():
             return self._looked_first(key, args, kwargs)
         answer = replays(args, kwargs)
         if not self._watch.changed():
@@ -123,8 +126,9 @@ class CapturedCall:
     def _looked_first(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._forget_if_changed()
         replays = self._graphs.get(key)
-        if replays is None or not self._settings[key]():
-            self._settings[key] = GlobalStateGuard().check
+        if replays is None or not replays.settled():
+            if replays is not None:
+                replays.drop()
             replays = self._graphs[key] = self._capture(args, kwargs)
         if replays.graph.written and _overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
@@ -132,6 +136,7 @@ class CapturedCall:
 
     def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replays:
         versions: list[int | None] = []
+        settings = GlobalStateGuard().check
 
         def settled() -> None:
             self._forget_if_changed()  # lazy modules and caches took shape
@@ -149,7 +154,7 @@ class CapturedCall:
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        return Replays(graph, self._capture_in_place, borrow=self._borrow)
+        return Replays(graph, self._capture_in_place, settings, borrow=self._borrow)
 
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
@@ -160,10 +165,15 @@ class CapturedCall:
 
     def _forget_if_changed(self) -> None:
         if self._watch.changed():
-            self._graphs.clear()
+            self._drop()
             self._pool = torch.cuda.graph_pool_handle()  # one without graphs takes no more, if outputs live on in it
             self._writes_state = False
             self._watch.look()
+
+    def _drop(self) -> None:
+        for replays in self._graphs.values():
+            replays.drop()
+        self._graphs.clear()
 
     def _follow(self) -> None:
         """Wait for the stream of the last call, where it was another: it may still be using the graph's memory."""

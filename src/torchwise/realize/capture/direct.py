@@ -36,15 +36,20 @@ class Replays:
 
     Attributes:
         graph: the one that copies.
+        settled: tells whether PyTorch's settings are still those of the recording.
+        dropped: whether it may not answer any more.
 
     Args:
         graph: likewise.
         record: makes those that need not.
+        settled: likewise.
         borrow: whether outputs are those of the graph itself, which the next call overwrites.
     """
 
-    def __init__(self, graph: Graph, record: Recorder, *, borrow: bool = False) -> None:
+    def __init__(self, graph: Graph, record: Recorder, settled: Callable[[], bool], *, borrow: bool = False) -> None:
         self.graph = graph
+        self.settled = settled
+        self.dropped = False
         self._record = record
         self._borrow = borrow
         self._outputs = trees.tensors(graph.outputs)
@@ -76,6 +81,13 @@ class Replays:
                 torch.autograd.graph.increment_version(given[position])
         return borrowed if self._borrow else outputs
 
+    def drop(self) -> None:
+        """Free the graphs, whoever holds this; it must not be called again."""
+        self.dropped = True
+        self._direct.clear()
+        self._outputs = []
+        self.graph = Graph(_nothing, [], None, [])
+
     def _settle(
         self, addresses: Addresses, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor]
     ) -> Recorded | None:
@@ -93,6 +105,10 @@ class Replays:
         if len(self._direct) >= MOST_GRAPHS:
             self._settling = 0
         return recorded
+
+
+def _nothing() -> None:
+    """Replay nothing."""
 
 
 def _like(outputs: Any, made: list[torch.Tensor]) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.signature import opaque_leaves
+from torchwise.realize.signature import PLAIN, opaque_leaves
 from torchwise.workload import trees
 
 WARM_UP_CALLS = 3
@@ -146,8 +146,10 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """List the tensors in the order of `trees.tensors`, quickly where they are not nested."""
-    if not kwargs and not any(isinstance(arg, (tuple, list, dict)) or is_dataclass(arg) for arg in args):
-        return [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if not kwargs:
+        tensors = [arg for arg in args if type(arg) is torch.Tensor]
+        if len(tensors) == len(args) or all(type(arg) is torch.Tensor or type(arg) in PLAIN for arg in args):
+            return tensors
     return trees.tensors((args, kwargs))
 
 

@@ -1,0 +1,131 @@
+"""Calls recognised without making their signature: never one for another."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise
+from live_decisions import decided
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import Recognizer, signature_of
+from torchwise.runtime import dispatch
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+X = torch.randn(4, 4)
+LIKE: dict[str, Callable[[], Any]] = {
+    "same": lambda: X,
+    "fresh": lambda: torch.randn(4, 4),
+    "shifted": lambda: torch.randn(17)[1:].view(4, 4),
+    "transposed": lambda: torch.randn(4, 4).t(),
+    "longer": lambda: torch.randn(5, 4),
+    "flat": lambda: torch.randn(16),
+    "expanded": lambda: torch.randn(1, 4).expand(4, 4),
+    "double": lambda: torch.randn(4, 4).double(),
+    "complex": lambda: torch.randn(4, 4, dtype=torch.complex64),
+    "conjugated": lambda: torch.randn(4, 4, dtype=torch.complex64).conj(),
+    "negated": lambda: torch._neg_view(torch.randn(4, 4)),
+    "parameter": lambda: torch.nn.Parameter(torch.randn(4, 4), requires_grad=False),
+    "subclass": lambda: torch.randn(4, 4).as_subclass(Sub),
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "meta": lambda: torch.empty(4, 4, device="meta"),
+    "one": lambda: 1,
+    "1.0": lambda: 1.0,
+    "true": lambda: True,
+    "zero": lambda: 0.0,
+    "-0.0": lambda: -0.0,
+    "text": lambda: "1",
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("second", [None, 1.0, "y"])
+def test_what_is_recognised_has_the_very_signature(second: Any) -> None:
+    given = {name: (make(), *(() if second is None else (second,))) for name, make in LIKE.items()}
+    recognised = 0
+    for seen, call in itertools.product(given.values(), repeat=2):
+        try:
+            recognizer = Recognizer(seen)
+        except UnsupportedError:
+            continue
+        if recognizer(call):
+            recognised += 1
+            assert signature_of(seen, {}) == signature_of(call, {})
+    assert recognised > 10
+
+
+def test_calls_in_their_stride_are_recognised() -> None:
+    recognizer = Recognizer((X, 2.5, torch.ones(3), "mode", None))
+    assert recognizer((torch.randn(4, 4), 2.5, torch.zeros(3), "mode", None))
+    assert not recognizer((torch.randn(4, 4), 2.0, torch.zeros(3), "mode", None))
+    assert not recognizer((torch.randn(4, 4), 2.5, torch.zeros(3), "other", None))
+    assert not recognizer((torch.randn(4, 4), 2.5, torch.zeros(3), "mode"))
+    assert not recognizer((torch.randn(4, 4), 2.5, torch.zeros(3), "mode", None, None))
+
+
+def test_one_tensor_given_twice_is_another_call_than_two() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    assert Recognizer((x, y))((y, x))
+    assert not Recognizer((x, y))((x, x))
+    with pytest.raises(UnsupportedError, match="distinct tensors"):
+        Recognizer((x, x))
+
+
+@pytest.mark.parametrize("args", [(), (1, 2), ([X],), (X, object())])
+def test_other_calls_are_left_to_their_signature(args: tuple[Any, ...]) -> None:
+    with pytest.raises(UnsupportedError):
+        Recognizer(args)
+
+
+def test_a_tensor_changed_where_it_is_is_another_call() -> None:
+    x = torch.randn(4, 4)
+    recognizer = Recognizer((x,))
+    x.resize_(2, 8)
+    assert not recognizer((x,))
+
+
+def test_it_keeps_no_tensor_alive() -> None:
+    x = torch.randn(4, 4)
+    seen, recognizer = weakref.ref(x), Recognizer((x,))
+    del x
+    assert seen() is None
+    assert recognizer((X,))
+
+
+def test_a_call_is_recognised_only_under_the_mode_it_was_seen_in() -> None:
+    """Not recognising it is never wrong: its signature then says which call it is."""
+    recognizer = Recognizer((X,))
+    with torch.inference_mode():
+        assert not recognizer((torch.randn(4, 4),))
+
+
+def test_a_live_model_answers_alike_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * scale
+
+    made: list[int] = []
+    fast = torchwise.apply(call, decided(call, Plan(threads=torch.get_num_threads() + 1), X, 2.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(dispatch, "signature_of", lambda *given: made.append(1) or signature_of(*given))
+    for x, scale in ((X, 2.0), (X, 2.0), (X + 1, 2.0), (X, 3.0), (X[:2], 2.0), (X, 2.0)):
+        assert torch.equal(fast(x, scale), x * scale)
+    assert fast.statistics.optimized == 4
+    assert len(made) == 4, "twice for the first call, and once for each that was not recognised"
+    fast._dispatcher.close()
+    assert torch.equal(fast(X, 2.0), X * 2)
+    assert fast.statistics.optimized == 4
