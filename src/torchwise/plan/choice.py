@@ -30,7 +30,8 @@ class Choice:
         modes: "inference", "training".
         needs: traits the workload must have, as the inspection of the baseline names them.
         on: choices it only makes sense with, as (field, value).
-        brings: whether it is proposed together with what it only makes sense with, where a plan has none of that yet.
+        brings: choices that are proposed together with it where they are open, as (field, value): what it only makes
+            sense with, and what goes well with it.
         effort: the least effort at which it is tried by itself.
         compile_factor: compile time as a multiple of a plain compile; 0 for what compiles nothing.
         acts: which part of the time it can improve.
@@ -47,7 +48,7 @@ class Choice:
     modes: tuple[str, ...] = ("inference", "training")
     needs: tuple[str, ...] = ()
     on: tuple[tuple[str, Any], ...] = ()
-    brings: bool = False
+    brings: tuple[tuple[str, Any], ...] = ()
     effort: Effort = "standard"
     compile_factor: float = 1.0
     acts: Acts = "all"

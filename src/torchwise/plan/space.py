@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -60,17 +60,18 @@ class PlanSpace:
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
         """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.
 
-        A choice that brings others along counts as one.
+        A choice that brings others along counts as one, and is there also with no more of them than it needs.
         """
-        for choice in self.choices():
-            if _has(plan, choice):
-                continue
-            try:
-                neighbour = _with(plan, choice)
-            except PlanError:  # a combination that the rules refuse is simply not in the space
-                continue
-            if all(_stands(neighbour, part) for part in choices_of(neighbour)):
-                yield neighbour, choice
+        choices = self.choices()
+        open_here = {choice.key for choice in choices}
+        found: set[Plan] = set()
+        for choice in choices:
+            brought = tuple(part for part in choice.brings if part in open_here)
+            for along in (brought, tuple(part for part in brought if part in choice.on)):
+                neighbour = None if _has(plan, choice) else _with(plan, choice, along)
+                if neighbour is not None and neighbour not in found:
+                    found.add(neighbour)
+                    yield neighbour, choice
 
 
 def choices_of(plan: Plan) -> list[Choice]:
@@ -141,14 +142,20 @@ def _parts(plan: Plan) -> Iterator[tuple[str, object]]:
             yield field.name, value
 
 
-def _with(plan: Plan, choice: Choice) -> Plan:
-    """Return the plan with a choice, and with what that brings along.
+def _with(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan | None:
+    """Return the plan with a choice, and with those it brings along that the plan lacks; None where that is refused."""
+    try:
+        made = _joined(plan, choice, along)
+    except PlanError:  # a combination that the rules refuse is simply not in the space
+        return None
+    return made if all(_stands(made, part) for part in choices_of(made)) else None
 
-    Raises:
-        PlanError: the result is illegal or meaningless.
-    """
-    for field, value in choice.on if choice.brings else ():
-        if getattr(plan, field) == getattr(EAGER, field):
+
+def _joined(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan:
+    for field, value in along:
+        if field == "transforms" and value not in plan.transforms:
+            plan = plan.with_choice(field, value)
+        elif field != "transforms" and getattr(plan, field) == getattr(EAGER, field):
             plan = replace(plan, **{field: value})
     return plan.with_choice(choice.field, choice.value)
 

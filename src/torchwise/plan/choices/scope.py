@@ -25,8 +25,8 @@ register(
         summary="what repeats in the graph (steps of a loop, equal layers) is compiled once and called each time",
         needs=("repeats",),
         on=(("backend", "inductor"), ("mode", "default")),
-        # Tried before the whole is compiled, which may take minutes.
-        brings=True,
+        # So it is tried before the whole is compiled, which may take minutes.
+        brings=(("backend", "inductor"), ("transforms", "complex_to_real")),
         effort="quick",
         # Measured: 6 s where the whole takes 24 (12 Gross-Pitaevskii steps of 8³, CPU), 12 where it takes 90 (100 steps
         # of 16³, complex numbers rewritten).

@@ -12,6 +12,7 @@ register(
         summary="complex numbers are carried as real and imaginary parts through Inductor, which fuses only real ones",
         needs=("complex",),
         on=(("backend", "inductor"),),
+        brings=(("backend", "inductor"),),
         effort="quick",
         # Measured: 10.0 s where a plain compile takes 10.2 (field 8192 × 50, CPU). As the cheapest it is tried first,
         # before plans that capture what it would change.
