@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -69,7 +70,8 @@ def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLau
     trial = tried(launcher, "hangs", seconds=4)
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.TIMED_OUT
-    assert "limit of 4 s" in trial.failure.message
+    assert re.search(r"limit of 4 s, in .*hangs? \(.*\.py:\d+\)", trial.failure.message), trial.failure.message
+    assert "most recent call first" in trial.failure.traceback
     assert time.monotonic() - start < 15
     after = {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
     # The workers' server and its resource tracker may have come; a worker may not have stayed.

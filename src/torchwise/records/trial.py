@@ -43,7 +43,7 @@ class Failure:
         kind: which of the ways.
         stage: what the worker was doing: "load", "realize", "compile", "verify", "measure".
         message: the exception, the signal's name, or the limit that was passed.
-        traceback: of the exception, where there is one.
+        traceback: of the exception, or of what a worker was doing when its time was up, where there is one.
     """
 
     kind: FailureKind

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -39,6 +40,11 @@ SERVER_VARIABLES = {
 }
 POLL_S = 0.05
 LOG_TAIL = 600
+TELLING_S = 2.0
+_INNERMOST = re.compile(
+    r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
+)
+MOST_TRACEBACK = 8000
 
 OnStage = Callable[[str], None]
 
@@ -122,8 +128,7 @@ class _Conversation:
                     return answer
                 continue
             if time.monotonic() > deadline:
-                limit = f"passed its limit of {self._limits.time_s:.0f} s"
-                return Failure(FailureKind.TIMED_OUT, self._stage, limit)
+                return self._timed_out()
             if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
                 return Failure(FailureKind.OUT_OF_MEMORY, self._stage, message)
@@ -140,12 +145,32 @@ class _Conversation:
             raise getattr(errors, name)(message)
         return payload
 
+    def _timed_out(self) -> Failure:
+        stacks = self._stacks()
+        innermost = _INNERMOST.search(stacks)
+        place = f", in {innermost['function']} ({innermost['file']}:{innermost['line']})" if innermost else ""
+        limit = f"passed its limit of {self._limits.time_s:.0f} s{place}"
+        return Failure(FailureKind.TIMED_OUT, self._stage, limit, stacks)
+
+    def _stacks(self) -> str:
+        """Return what the worker is doing, as far as it can say: it may end of being asked, and is to end anyway."""
+        written, deadline = self._written(), time.monotonic() + TELLING_S
+        if self._process.pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._process.pid, worker.TELL_WHERE)
+        while time.monotonic() < deadline and self._process.is_alive() and self._written() == written:
+            time.sleep(POLL_S)
+        time.sleep(POLL_S)
+        return self._written().removeprefix(written)[:MOST_TRACEBACK].strip()
+
+    def _written(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
     def _died(self) -> Failure:
         self._process.join(10)
         code = self._process.exitcode
         name = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
-        tail = self._log.read_text(errors="replace")[-LOG_TAIL:].strip() if self._log.exists() else ""
-        return Failure(FailureKind.DIED, self._stage, name, tail)
+        return Failure(FailureKind.DIED, self._stage, name, self._written()[-LOG_TAIL:].strip())
 
 
 def _end(process: BaseProcess) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import os
@@ -24,6 +25,8 @@ from torchwise.records import Failure, FailureKind, codec
 
 Stage = Callable[[str], None]
 TRACEBACK_LINES = 40
+TELL_WHERE = signal.SIGUSR1
+"""Has a worker write what each of its threads is doing to its log, even where it hangs outside Python."""
 TASKS = {
     "inspect": "torchwise.trial.inspection:inspect",
     "try": "torchwise.trial.candidate:attempt",
@@ -51,6 +54,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
     os.environ.update(job.variables())
     _redirect_output(log)
+    faulthandler.register(TELL_WHERE)
     stage = ["load"]
 
     def enter(name: str) -> None:

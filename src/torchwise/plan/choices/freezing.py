@@ -14,6 +14,7 @@ register(
         modes=("inference",),
         needs=("module", "gemm"),
         on=(("backend", "inductor"),),
+        effort="quick",
         compile_factor=1.3,
         acts="gemm",
         keeps=0.5,

@@ -65,9 +65,13 @@ def quotient(want: Want, a: Pair, b: Pair) -> Pair:
 
     With b = c + i d and |c| ≥ |d|: r = d / c, s = c + d r, a / b = ((re a + im a · r) + i (im a − re a · r)) / s; and
     the same with the roles of c and d exchanged otherwise. No square is formed, so nothing overflows that eager has
-    finite; a division by exact zero gives inf and nan by parts, as eager's scalar code does.
+    finite; a division by exact zero gives inf and nan by parts, as eager's scalar code does. Where b is real, both
+    parts are multiplied by 1 / b, which is infinite for a subnormal b alone.
     """
     if not isinstance(b.im, torch.Tensor) and b.im == 0.0:
+        if all(isinstance(part, torch.Tensor) for part in (a.re, a.im, b.re)):
+            inverse = _over(1.0, b.re)  # one division for both: it is the dearest of the arithmetic on a GPU
+            return Pair(times(a.re, inverse), times(a.im, inverse))
         return Pair(_over(a.re, b.re), _over(a.im, b.re))
     b = Pair(*(p if isinstance(p, torch.Tensor) else want.full(p) for p in (b.re, b.im)))
     c, d = b.tensors()
