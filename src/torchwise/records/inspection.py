@@ -17,7 +17,7 @@ class Inspection:
         description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
         inputs: one line per example, as `describe_example` gives it.
         traits: what choices may need: "module", "floating", "float32", "gemm", "conv", "repeated_blocks",
-            "several_shapes", "stochastic", "complex".
+            "several_shapes", "stochastic", "complex", "repeats", "rnn", "static_form".
         measurement: eager against itself; its speed-up interval should hold 1 and shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
