@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -342,3 +343,19 @@ def test_a_weight_that_is_conjugated_where_it_lies_leads_to_a_new_recording(mach
     net.phase = net.phase.conj()
     call(x)
     assert machine.recorded == 2
+
+
+def test_a_captured_call_that_nobody_holds_is_freed_at_once(machine: Machine) -> None:
+    """In a cycle of references its graphs would wait for the garbage collector, which may come while others record."""
+    net = torch.nn.Linear(4, 4)
+    call = of(net, net)
+    for _ in range(6):
+        call(X)
+    seen = weakref.ref(next(iter(call._graphs.values())))
+    gc.collect()
+    gc.disable()
+    try:
+        del call
+        assert seen() is None
+    finally:
+        gc.enable()

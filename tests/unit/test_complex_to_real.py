@@ -599,7 +599,7 @@ def made(call: Callable[..., Any], *args: Any, plan: Plan = PLAN) -> Any:
 
 
 def test_a_transform_that_nobody_has_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="transforms has 'sorcery', but there are complex_to_real"):
+    with pytest.raises(UnsupportedError, match=r"transforms has 'sorcery', but there are .*complex_to_real"):
         made(torch.exp, z(3), plan=Plan(backend="inductor", transforms=("sorcery",)))
 
 

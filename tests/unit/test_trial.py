@@ -246,3 +246,19 @@ def test_the_users_own_start_method_is_left_alone(launcher: ProcessLauncher) -> 
     assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
     assert sys.modules["__main__"].__name__ == "__main__"
     assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+
+
+def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage prints each of its bytes, and on a GPU waits for each."""
+    import torch
+
+    from torchwise.trial.inspection import _watched
+
+    monkeypatch.setattr(torch.UntypedStorage, "__repr__", lambda _: pytest.fail("it was printed"))
+    x = torch.ones(4)
+
+    def shares() -> None:
+        for _ in range(40):
+            torch.empty(0).set_(x.untyped_storage(), 0, (4,)).mul(2)
+
+    assert "repeats" in _watched(shares)

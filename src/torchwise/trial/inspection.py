@@ -8,6 +8,7 @@ from typing import Any
 
 from torchwise.errors import BaselineError
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
+from torchwise.realize import is_plain
 from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.transforms.isolate_rnn import has_rnn
@@ -145,11 +146,13 @@ def _repeats(labels: list[int]) -> bool:
 
 
 def _form(arguments: Any) -> str:
-    """Return arguments as text, tensors by what they look like."""
+    """Return arguments as text: tensors by what they look like, objects by type, as a storage prints all its bytes."""
     import torch
 
     def form(leaf: Any) -> Any:
-        return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf
+        if isinstance(leaf, torch.Tensor):
+            return leaf.dtype, tuple(leaf.shape)
+        return leaf if is_plain(leaf) else type(leaf)
 
     return repr([form(leaf) for _, leaf in trees.named_leaves(arguments)])
 

@@ -118,7 +118,7 @@ class CapturedCall:
             self._follow()
         if replays is None or replays.dropped or replays.graph.written or self._writes_state or not replays.settled():
             return self._looked_first(key, args, kwargs)
-        answer = replays(args, kwargs)
+        answer = replays(args, kwargs, self._capture_in_place)
         if not self._watch.changed():
             return answer
         return self._looked_first(key, args, kwargs)
@@ -132,7 +132,7 @@ class CapturedCall:
             replays = self._graphs[key] = self._capture(args, kwargs)
         if replays.graph.written and _overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
-        return replays(args, kwargs)
+        return replays(args, kwargs, self._capture_in_place)
 
     def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replays:
         versions: list[int | None] = []
@@ -154,7 +154,7 @@ class CapturedCall:
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        return Replays(graph, self._capture_in_place, settings, borrow=self._borrow)
+        return Replays(graph, settings, borrow=self._borrow)
 
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None

@@ -11,6 +11,7 @@ Source: `mark_static_address` of PyTorch, and the static inputs of its CUDA-grap
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ SETTLING_CALLS = 24
 """Calls of a signature in which graphs are recorded: afterwards no call is held up by a recording."""
 MOST_GRAPHS = 6
 """Graphs that one signature may have: what needs more has no addresses that come again."""
+
+logger = logging.getLogger("torchwise")
 
 Addresses = tuple[int, ...]
 Recorded = tuple[Callable[[], None], Any]
@@ -41,24 +44,26 @@ class Replays:
 
     Args:
         graph: likewise.
-        record: makes those that need not.
         settled: likewise.
         borrow: whether outputs are those of the graph itself, which the next call overwrites.
     """
 
-    def __init__(self, graph: Graph, record: Recorder, settled: Callable[[], bool], *, borrow: bool = False) -> None:
+    def __init__(self, graph: Graph, settled: Callable[[], bool], *, borrow: bool = False) -> None:
         self.graph = graph
         self.settled = settled
         self.dropped = False
-        self._record = record
         self._borrow = borrow
         self._outputs = trees.tensors(graph.outputs)
         self._direct: dict[Addresses, Recorded] = {}
         self._seen: set[Addresses] = set()
         self._settling = SETTLING_CALLS if all(map(_is_ordinary, (*graph.inputs, *self._outputs))) else 0
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Answer by a replay: what is returned may be held, unless it is borrowed, and inputs are written as called."""
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> Any:
+        """Answer by a replay: what is returned may be held, unless it is borrowed, and inputs are written as called.
+
+        What makes graphs in place is given each time: a cycle of references would leave graphs to the garbage
+        collector, which may free them during another recording, and so spoil that.
+        """
         if not self._direct and not self._settling:
             return self.graph(args, kwargs, borrow=self._borrow)
         given = tensors_of(args, kwargs)
@@ -68,7 +73,7 @@ class Replays:
         recorded = self._direct.get(addresses)
         if recorded is None and self._settling:
             self._settling -= 1
-            recorded = self._settle(addresses, args, kwargs, wanted)
+            recorded = self._settle(addresses, args, kwargs, wanted, record)
         if recorded is None:
             self.graph.run(given)
             for tensor, output in zip(wanted, self._outputs, strict=not self._borrow):
@@ -89,7 +94,12 @@ class Replays:
         self.graph = Graph(_nothing, [], None, [])
 
     def _settle(
-        self, addresses: Addresses, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor]
+        self,
+        addresses: Addresses,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        wanted: list[torch.Tensor],
+        record: Recorder,
     ) -> Recorded | None:
         """Record what comes a second time; what came once is only noted."""
         if addresses not in self._seen:
@@ -98,8 +108,9 @@ class Replays:
         if not all(map(_is_ordinary, tensors_of(args, kwargs))):
             return None
         try:
-            recorded = self._direct[addresses] = self._record(args, kwargs, None if self._borrow else wanted)
-        except Exception:  # whatever keeps it from being recorded here, the graph that copies answers
+            recorded = self._direct[addresses] = record(args, kwargs, None if self._borrow else wanted)
+        except Exception as error:  # whatever keeps it from being recorded here, the graph that copies answers
+            logger.debug("torchwise: a call is replayed from copies, as it is not recorded in place", exc_info=error)
             self._settling = 0
             return None
         if len(self._direct) >= MOST_GRAPHS:

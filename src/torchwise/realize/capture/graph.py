@@ -7,6 +7,7 @@ vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idi
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -116,12 +117,13 @@ def record_in_place(
         The replay, and the outputs where they are left where they are: the graph's own, which it overwrites.
     """
     args, kwargs = trees.map_tensors(_alias, (args, dict(kwargs)))
+    targets = None if wanted is None else [_alias(target) for target in wanted]
 
     def whole() -> Any:
         outputs = call(*args, **kwargs)
-        if wanted is None:
+        if targets is None:
             return outputs
-        for target, output in zip(wanted, trees.tensors(outputs), strict=True):
+        for target, output in zip(targets, trees.tensors(outputs), strict=True):
             target.copy_(output)
         return None
 
@@ -136,7 +138,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) 
     graph = torch.cuda.CUDAGraph()
     try:
         recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _own_workspaces(), _own_casts(), recording:
+        with _own_workspaces(), _own_casts(), _no_collection(), recording:
             outputs = call()
     except BaseException:  # raised again: only the generator must be settled first, whatever it was
         _settle_generator()
@@ -203,6 +205,18 @@ def _own_casts() -> Iterator[None]:
         yield
     finally:
         torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing somebody's CUDA graph while another is recorded, which would fail."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _check_outputs(outputs: Any) -> None:
