@@ -17,7 +17,6 @@ from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
 from torchwise.report.why import why
 from torchwise.study import Request, Silent, run_study
-from torchwise.study.request import BUDGET_S
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
@@ -152,12 +151,15 @@ class _Loop:
         return self._with_duel(row, contest) if contender.name == OURS else row
 
     def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest]:
-        """Search, in a store of its own: what was found before must not flatter the price of finding it."""
+        """Search, in a store of its own: what was found before must not flatter the price of finding it.
+
+        The search has its own budget, whatever is left of the benchmark's: one that is cut short shows what time there
+        was, and not what Torchwise finds.
+        """
         from torchwise.store import open_storage
 
         request = self._request
-        left_s = max(min(self._end - time.monotonic(), BUDGET_S[request.effort]), 1.0)
-        asked = Request(row.workload, request.allow, request.effort, left_s)
+        asked = Request(row.workload, request.allow, request.effort)
         with tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder:
             start = time.monotonic()
             with open_storage(f"{folder}/store.db") as storage:
