@@ -12,7 +12,7 @@ from sketches import CAPTURE, FAILED, HERE, INDUCTOR, NOT_COMPARABLE, a_history,
 from torchwise.decide import decide
 from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Failure, FailureKind, Trial, TrialState, Verdict
+from torchwise.records import Check, Decision, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 GIB = 2**30
@@ -232,6 +232,20 @@ def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     decision = decided(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)
     assert decision.plan == EAGER
     assert decision.reason.endswith("may pay back only after 10,000,010 calls, and 100,000 are expected.")
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan(precision="bf16"), "It is reduced: its answers are 3.1e-03 off float64"),
+        (Plan(backend="inductor", options=(("max_fusion_size", 32),)), "It is swapped: its answers are 3.1e-03 off"),
+        (INDUCTOR, None),
+    ],
+)
+def test_the_sentence_says_what_accuracy_is_lost(plan: Plan, said: str | None) -> None:
+    verdict = Verdict((Check("values", Outcome.PASS, "agrees", error=3.1e-3, floor=3e-3),))
+    reason = decided(a_trial(plan, 2.0, verdict=verdict)).reason
+    assert (said in reason) if said else ("off float64" not in reason)
 
 
 def test_a_plan_that_the_user_named_can_be_decided_for_though_no_choice_describes_it() -> None:

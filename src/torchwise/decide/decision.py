@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torchwise.decide.history import TIE, History
 from torchwise.environment import Environment
-from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import complexity_of
+from torchwise.plan import EAGER, Legality, Plan
+from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Trial
 from torchwise.records.economics import Economics
 
@@ -41,7 +41,7 @@ def decide(history: History, environment: Environment) -> Decision:
     return replace(
         stay,
         plan=chosen.plan,
-        reason=_why(chosen, history),
+        reason=_why(chosen, history) + _loss(chosen),
         speedup=chosen.measurement.speedup,
         break_even_calls=economics.break_even_calls(chosen),
         saved_s=economics.baseline_cost - economics.cost(chosen).mid,
@@ -95,6 +95,15 @@ def _why(chosen: Trial, history: History) -> str:
         paid = f"paid back after {_count(break_even.mid)} of your {history.workload.calls:,} calls"
     saved = economics.baseline_cost - economics.cost(chosen).mid
     return f"{speed}, proven right, {paid}; it saves about {_duration(saved)}."
+
+
+def _loss(chosen: Trial) -> str:
+    """Say how far the answers move, where the plan may lower the precision or swap an operator."""
+    level = legality_of(chosen.plan)
+    error = chosen.verdict.error if chosen.verdict else None
+    if Legality.REORDERED.allows(level) or error is None:
+        return ""
+    return f" It is {level}: its answers are {error:.1e} off float64, relative and root mean square, at the most."
 
 
 def _why_eager(history: History) -> str:
