@@ -53,6 +53,22 @@ register(
 register(
     Choice(
         "options",
+        ("max_autotune_gemm_backends", "ATEN,TRITON,CUTLASS"),
+        Legality.REORDERED,
+        complexity=1,
+        summary="matrix products are picked among CUTLASS kernels as well, where that library is installed",
+        devices=("cuda",),
+        needs=("gemm",),
+        on=(("backend", "inductor"), ("mode", "max-autotune-no-cudagraphs")),
+        effort="thorough",
+        compile_factor=2.0,
+        acts="gemm",
+        keeps=0.7,
+    )
+)
+register(
+    Choice(
+        "options",
         ("coordinate_descent_tuning", True),
         Legality.REORDERED,
         complexity=1,
