@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -262,3 +264,24 @@ def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyP
             torch.empty(0).set_(x.untyped_storage(), 0, (4,)).mul(2)
 
     assert "repeats" in _watched(shares)
+
+
+def test_the_largest_example_is_called_first() -> None:
+    from types import SimpleNamespace
+
+    import torch
+
+    from torchwise.trial.arena import Arena
+    from torchwise.workload import Example, Workload
+
+    def called(number: int) -> float:
+        order.append(number)
+        return 0.1
+
+    order: list[int] = []
+    arena: Any = Arena.__new__(Arena)
+    examples = tuple(Example((torch.ones(rows, 4),), {"y": torch.ones(1)}) for rows in (2, 8, 4))
+    arena.workload, arena.device, arena._held_before = Workload(torch.sin, examples), "cpu", None
+    arena._clock = SimpleNamespace(once=lambda call: call())
+    arena.first_calls([functools.partial(called, number) for number in range(3)])
+    assert order[:3] == [1, 2, 0]

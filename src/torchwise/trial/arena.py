@@ -11,7 +11,7 @@ from torchwise.records import Measurement
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner
-from torchwise.workload import Workload
+from torchwise.workload import Workload, trees
 
 SETTLING_CALLS = 4
 """First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
@@ -57,7 +57,11 @@ class Arena:
         return self._clock.once(call)
 
     def first_calls(self, calls: Calls) -> float:
-        """Make the first calls, compilation included; return the seconds they took beyond steady ones."""
+        """Make the first calls, compilation included; return the seconds they took beyond steady ones.
+
+        The largest example comes first: graphs of smaller ones then fit into the memory that they share with it.
+        """
+        calls = [calls[place] for place in _largest_first(self.workload)]
         rounds = [sum(map(self._clock.once, calls)) for _ in range(SETTLING_CALLS)]
         self._held = held_since(self._held_before, self.device)
         return sum(rounds) - SETTLING_CALLS * min(rounds)
@@ -76,6 +80,12 @@ class Arena:
         found = [[peak_memory(call, self.device) for call in calls] for calls in (candidate, self.eager)]
         own, eager = (max((m for m in side if m is not None), default=None) for side in found)
         return (None if own is None else own + self._held), eager
+
+
+def _largest_first(workload: Workload) -> list[int]:
+    """Return the places of the examples in order of the bytes of their inputs."""
+    sizes = [sum(t.nbytes for t in trees.tensors((e.args, dict(e.kwargs)))) for e in workload.examples]
+    return sorted(range(len(sizes)), key=lambda place: -sizes[place])
 
 
 def held_beside_inputs(workload: Workload, device: str) -> int | None:
