@@ -5,7 +5,7 @@ by its own luck with the clock. Time is what one process takes for one trial aft
 without end, so that the best is the fastest whatever it takes to compile.
 
 The exhaustive run is shared between GPUs: each has a process that takes trials from one store. It goes on where it
-stopped when the same command is given again.
+stopped when the same command is given again; on another day with --date, as the day is in the names of the files.
 
 Run it: python benchmarks/time_to_decide.py zoo:spinlock.operator --device cuda --gpus 0,1,2,3 --budget 500 --out .
 """
@@ -16,6 +16,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -39,11 +40,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--date", default=str(datetime.date.today()), help="in the names of the files")
     parser.add_argument("--try-all", action="store_true", help=argparse.SUPPRESS)  # one process of the exhaustive run
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    name = options.target.replace(":", "-").replace("@", "-").replace(",", "-")
-    options.stem = options.out / f"{datetime.date.today()}-{options.label or options.device}-time-to-decide-{name}"
+    name = re.sub("[:@,/]", "-", options.target)
+    options.stem = options.out / f"{options.date}-{options.label or options.device}-time-to-decide-{name}"
     if options.try_all:
         tune(options, "all", plans=space_of(stored(options, "search")))
         return
@@ -92,6 +94,7 @@ def space_of(study: Study) -> list[Plan]:
 def run_all(options: argparse.Namespace) -> None:
     command = [sys.executable, __file__, options.target, "--device", options.device, "--effort", options.effort]
     command += ["--budget", str(options.budget), "--out", str(options.out), "--try-all"]
+    command += ["--date", options.date]  # it may be another by then
     command += ["--label", options.label] if options.label else []
     gpus = options.gpus.split(",") if options.gpus else [None]
     runs = [
@@ -112,7 +115,7 @@ def report(options: argparse.Namespace) -> str:
     reached = next((seconds for seconds, speed in curves["search"] if speed >= 0.98 * best), None)
     machine = f"{search.environment.gpu or search.environment.cpu}, torch {search.environment.torch}"
     lines = [
-        f"{options.target} on {machine}, {datetime.date.today()}, effort {options.effort}",
+        f"{options.target} on {machine}, {options.date}, effort {options.effort}",
         "",
         f"- everything: {len(everything.trials)} plans in {whole:.0f} s; the best is {best:.3f} times eager",
         f"- the search: {len(search.trials)} plans in {own:.0f} s ({own / max(whole, 1e-9):.0%}); what it decided "

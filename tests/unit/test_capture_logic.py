@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,7 +19,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.capture import call as captured
 from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS
-from torchwise.realize.capture.graph import Graph, record
+from torchwise.realize.capture.graph import Graph, record, record_in_place
 from torchwise.workload import trees
 
 
@@ -32,7 +35,9 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded, self.in_place, self.replayed, self.copied_nothing = 0, 0, 0, 0
         self.capturing, self.refuses = False, False
-        for name, value in {"graph_pool_handle": int, "Stream": Stream, "current_stream": Stream}.items():
+        self._pools: dict[int, list[Callable[[], object]]] = {}
+        pool = itertools.count().__next__
+        for name, value in {"graph_pool_handle": pool, "Stream": Stream, "current_stream": Stream}.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
@@ -43,6 +48,8 @@ class Machine:
         self._memory: list[tuple[torch.Tensor, Callable[[], object]]] = []
 
     def record(self, call: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Graph:
+        if self.refuses:
+            raise UnsupportedError("this cannot be recorded")
         self.recorded += 1
         args, kwargs = trees.map_tensors(torch.Tensor.clone, (args, dict(kwargs)))
         inputs = trees.tensors((args, kwargs))
@@ -51,12 +58,15 @@ class Machine:
         before = [t._version for t in inputs]
         outputs = call(*args, **kwargs)
         written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
+        inside = self._pools.setdefault(options["pool"], [])
+        assert not inside or any(graph() for graph in inside), "a pool whose graphs are gone takes no more"
 
         def replay() -> None:
             self.replayed += 1
             for kept, now in zip(trees.tensors(outputs), trees.tensors(call(*args, **kwargs)), strict=True):
                 kept.copy_(now)
 
+        inside.append(weakref.ref(replay))
         return Graph(replay, inputs, outputs, written)
 
     def empty_like(self, like: torch.Tensor) -> torch.Tensor:
@@ -88,8 +98,8 @@ class Machine:
 
 def lying_at(tensor: torch.Tensor) -> torch.Tensor:
     """Read and write the memory without keeping it, as a graph does."""
-    memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
-    return torch.frombuffer(memory, dtype=torch.float32).view(tensor.shape)
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 @pytest.fixture
@@ -290,7 +300,9 @@ def test_nothing_is_recorded_once_a_signature_has_settled(machine: Machine) -> N
 
 
 def test_a_call_that_cannot_be_recorded_in_place_goes_on_from_copies(machine: Machine) -> None:
-    captured, machine.refuses = of(torch.sin), True
+    captured = of(torch.sin)
+    captured(X)
+    machine.refuses = True
     for _ in range(4):
         assert torch.equal(captured(X), X.sin())
     machine.refuses = False
@@ -359,3 +371,125 @@ def test_a_captured_call_that_nobody_holds_is_freed_at_once(machine: Machine) ->
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_a_cache_that_grows_while_warming_up_leads_to_recordings_in_a_pool_that_takes_them(machine: Machine) -> None:
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.arange(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.table) < len(x):
+                self.table = torch.arange(float(len(x)))
+            return x + self.table[: len(x)]
+
+    net = Cached()
+    call = of(net, net, borrow=True)
+    for length in (2, 5, 2, 5):
+        assert torch.equal(call(torch.ones(length)), net(torch.ones(length)))
+    assert machine.recorded == 3, "what was recorded with the old table is recorded anew"
+
+
+def test_settings_that_cannot_be_recorded_leave_nothing_behind(machine: Machine) -> None:
+    call = of(torch.sin, borrow=True)
+    call(X)
+    torch.use_deterministic_algorithms(True)
+    machine.refuses = True
+    try:
+        with pytest.raises(UnsupportedError, match="cannot be recorded"):
+            call(X)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    machine.refuses = False
+    assert torch.equal(call(X), X.sin())
+    assert machine.recorded == 2
+
+
+def test_what_is_conjugated_lazily_is_not_read_as_it_lies(machine: Machine) -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+
+    def call(z: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(z.resolve_conj())[:, 1] * 2
+
+    captured = of(call)
+    for _ in range(3):
+        for given in (x, x.conj(), x, x.conj()):
+            assert torch.equal(captured(given), call(given))
+    assert machine.recorded == 2
+    assert machine.in_place
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_a_sparse_input_is_refused(form: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedError, match="sparse or nested"):
+        record(torch.abs, (form(torch.eye(3)),), {}, pool=None, stream=None, settled=lambda: None)  # type: ignore[arg-type]
+
+
+class Cuda:
+    """Notes in which order the streams and the generator are used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.inside, self.at_once = 0, 0
+        self.lock = threading.Lock()
+        fakes = {
+            "CUDAGraph": lambda: Graph(lambda: None, [], None, []),
+            "current_stream": lambda: self,
+            "get_rng_state": lambda: "numbers",
+            "set_rng_state": self.done.append,
+            "stream": lambda _: contextlib.nullcontext(),
+            "graph": self.recording,
+        }
+        for name, value in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+
+    def wait_stream(self, other: object) -> None:
+        self.done.append("current waits" if other == "side" else "side waits")
+
+    @contextlib.contextmanager
+    def recording(self, *_: object, **__: object) -> Iterator[None]:
+        with self.lock:
+            self.inside += 1
+            self.at_once = max(self.at_once, self.inside)
+        yield
+        with self.lock:
+            self.inside -= 1
+
+
+def test_a_call_that_raises_while_warming_up_is_waited_for_and_its_random_numbers_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise ValueError("at length")
+
+    cuda = Cuda(monkeypatch)
+
+    class Side(str):
+        def wait_stream(self, other: object) -> None: ...
+
+    with pytest.raises(ValueError, match="at length"):
+        record(fails, (), {}, pool=None, stream=Side("side"), settled=lambda: None)  # type: ignore[arg-type]
+    assert cuda.done == ["current waits", "numbers"]
+
+
+def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    collecting: list[bool] = []
+
+    def slow() -> None:
+        time.sleep(0.05)
+        collecting.append(gc.isenabled())
+
+    def work() -> None:
+        record_in_place(slow, (), {}, None, pool=None, stream=None)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert cuda.at_once == 1
+    assert collecting == [False] * 3
+    assert gc.isenabled()

@@ -441,6 +441,30 @@ def test_a_batch_that_requires_gradients_is_refused(machine: Machine) -> None:
     ours[2](x.requires_grad_(), y)
     with pytest.raises(UnsupportedError, match="requires gradients"):
         ours[2](x, y)
+    ours[2](x.detach(), y)
+    with pytest.raises(UnsupportedError, match="requires gradients"):
+        ours[2](x, y)
+
+
+def test_what_is_written_to_a_tensor_given_twice_is_read_there(machine: Machine) -> None:
+    def make(model: Net, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            x.mul_(2)
+            loss = torch.nn.functional.mse_loss(model(x), y[:, :2])
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    ours, theirs = pair(make)
+    for _ in range(4):
+        whole = torch.randn(6, 8)
+        mine, other = whole[:, :4], whole.clone()[:, :4]
+        assert torch.equal(ours[2](mine, mine), theirs[2](other, other))
+        assert torch.equal(mine, other)
+        assert equal(everything(*ours[:2]), everything(*theirs[:2]))
 
 
 def test_state_that_comes_into_being_late_is_refused(machine: Machine) -> None:

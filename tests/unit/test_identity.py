@@ -212,6 +212,30 @@ class Broken(torch.nn.Linear):
     assert structure(code(NET + form).Broken(2, 2)) != before
 
 
+def test_a_static_form_that_declares_another_each_time_has_an_end(code) -> None:
+    form = """
+class Dynamic(torch.nn.Module):
+    def static_form(self):
+        return Masked()
+class Masked(Dynamic):
+    def forward(self, x):
+        return x.relu()
+"""
+    before = structure(code(NET + form).Dynamic())
+    assert structure(code(NET + form).Dynamic()) == before
+    assert structure(code(NET + form.replace("x.relu", "x.tanh")).Dynamic()) != before
+
+
+def test_a_static_form_of_a_function_counts(code) -> None:
+    def with_form(form: Any) -> Any:
+        function = code(NET).function
+        function.static_form = lambda: form
+        return structure(function)
+
+    assert with_form(torch.sin) != structure(code(NET).function)
+    assert with_form(torch.sin) != with_form(torch.cos)
+
+
 def test_an_edit_elsewhere_in_the_file_does_not(code) -> None:
     before = structure(code(NET).function)
     assert structure(code(NET.replace("relu", "tanh") + "\nelse_ = 1\n").function) == before

@@ -44,6 +44,8 @@ LIKE: dict[str, Callable[[], Any]] = {
     "parameter": lambda: torch.nn.Parameter(torch.randn(4, 4), requires_grad=False),
     "subclass": lambda: torch.randn(4, 4).as_subclass(Sub),
     "sparse": lambda: torch.eye(4).to_sparse(),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "meta": lambda: torch.empty(4, 4, device="meta"),
     "one": lambda: 1,
     "1.0": lambda: 1.0,
@@ -83,7 +85,7 @@ def test_one_tensor_given_twice_is_another_call_than_two() -> None:
     x, y = torch.ones(3), torch.ones(3)
     assert Recognizer((x, y))((y, x))
     assert not Recognizer((x, y))((x, x))
-    with pytest.raises(UnsupportedError, match="distinct tensors"):
+    with pytest.raises(UnsupportedError, match="distinct strided tensors"):
         Recognizer((x, x))
 
 
@@ -91,6 +93,13 @@ def test_one_tensor_given_twice_is_another_call_than_two() -> None:
 def test_other_calls_are_left_to_their_signature(args: tuple[Any, ...]) -> None:
     with pytest.raises(UnsupportedError):
         Recognizer(args)
+
+
+def test_what_is_conjugated_lazily_is_another_call() -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    for made in (lambda x: signature_of((x,), {}), lambda x: signature_of(([x],), {"x": x})):
+        assert made(x) == made(x + 0)
+        assert made(x) != made(x.conj())
 
 
 def test_a_tensor_changed_where_it_is_is_another_call() -> None:

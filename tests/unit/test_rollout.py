@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -18,9 +19,13 @@ import torch
 from tape import Machine
 
 import torchwise
+from live_decisions import decided
 from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.realize.capture import obstacle
 from torchwise.realize.capture.loop import iterations
-from torchwise.realize.capture.obstacle import refused
+from torchwise.realize.capture.obstacle import refused, synchronisations
+from torchwise.realize.capture.surroundings import differing, surroundings_of
 from torchwise.runtime.rollout import Rollout
 from torchwise.workload import trees
 
@@ -203,6 +208,25 @@ def test_weights_changed_in_place_are_read_and_replaced_ones_are_recorded(machin
             assert len(set(machine.pools[-4:])) == 2, "a pool whose graphs are gone is left"
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_applied_model_is_recorded_anew_once_its_weights_changed_or_its_plan_was_given_up(
+    machine: Machine, inside: bool
+) -> None:
+    model, start = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.no_grad():
+        fast = torchwise.apply(model, decided(model, Plan(precision="bf16"), start))
+        loop = torchwise.captured_loop(torch.nn.Sequential(fast) if inside else fast)
+        for change in (lambda: None, lambda: model.weight.mul_(0.5), lambda: fast._dispatcher.close()):
+            change()
+            before = machine.recorded
+            assert same(loop(start, 30), plain(fast, start, 30, 1)[0])
+            recorded = machine.recorded
+            assert recorded > before
+            assert same(loop(start, 30), plain(fast, start, 30, 1)[0])
+            assert machine.recorded == recorded
+    assert loop.reason is None
+
+
 def test_gradients_are_not_lost_to_a_graph(machine: Machine) -> None:
     weight = torch.tensor(0.9, requires_grad=True)
     loop = torchwise.captured_loop(lambda u: u * weight)
@@ -220,6 +244,44 @@ def test_grad_mode_alone_does_not_keep_it_from_recording(machine: Machine) -> No
     assert machine.recorded == 2
     with torch.inference_mode():
         assert same(loop(torch.ones(2), 30), plain(turn, torch.ones(2), 30, 1)[0])
+
+
+def falls(u: torch.Tensor) -> torch.Tensor:
+    u = u.requires_grad_()
+    (force,) = torch.autograd.grad(-(u**2).sum(), u)
+    return (u + 0.1 * force).detach()
+
+
+def test_a_step_that_takes_gradients_within_is_recorded_with_them(machine: Machine) -> None:
+    loop = torchwise.captured_loop(falls, 7)
+    for steps in (40, 40, 0):
+        last, kept = loop(torch.ones(3), steps)
+        assert same((last, kept), plain(falls, torch.ones(3), steps, 7))
+        assert not any(t.requires_grad for t in (last, *kept))
+    assert loop.reason is None
+    assert machine.recorded == 2
+
+
+def test_gradients_that_begin_to_flow_later_are_not_lost(machine: Machine) -> None:
+    weight = torch.tensor(0.9, requires_grad=True)
+    taken = [0]
+
+    def late(u: torch.Tensor) -> torch.Tensor:
+        taken[0] += 1
+        return u * weight if taken[0] > 3 else u + 1
+
+    loop = torchwise.captured_loop(late)
+    loop(torch.ones(2), 30).sum().backward()
+    assert weight.grad is not None
+    assert loop.reason is not None
+    assert "requires gradients" in loop.reason
+
+
+def test_in_inference_mode_a_loop_on_the_cpu_stays_in_it() -> None:
+    with torch.inference_mode():
+        sums = torch.zeros(2)
+        last = torchwise.rollout(lambda u: sums.add_(u) * 0.5, torch.ones(2), 4)
+    assert last.is_inference()
 
 
 def counting(s: Any) -> Any:
@@ -335,6 +397,63 @@ def test_waiting_for_the_gpu_is_named_before_anything_is_recorded(machine: Machi
     assert "in waits: `warnings.warn(" in loop.reason
     assert machine.recorded == 0
     assert machine.mode == 0, "the debug mode is as it was"
+
+
+def warn_of_waiting() -> None:
+    warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+
+def test_another_threads_waiting_is_not_taken_for_the_steps(machine: Machine) -> None:
+    def step(u: torch.Tensor) -> torch.Tensor:
+        other = threading.Thread(target=warn_of_waiting)
+        other.start()
+        other.join()
+        return u + 1
+
+    loop = torchwise.captured_loop(step)
+    with torch.no_grad():
+        assert loop(torch.zeros(2), 30).tolist() == [30, 30]
+    assert loop.reason is None
+
+
+def test_two_threads_that_are_watched_at_once_leave_the_settings_as_they_were(machine: Machine) -> None:
+    shown, entered, leave = warnings.showwarning, threading.Event(), threading.Event()
+
+    def other() -> None:
+        with synchronisations():
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(20)
+    with synchronisations() as found:
+        leave.set()
+        thread.join(20)
+    assert machine.mode == 0
+    assert warnings.showwarning is shown
+    assert not found
+    with synchronisations() as found, synchronisations() as inner:
+        warn_of_waiting()
+    assert len(found + inner) == 1
+
+
+def test_packages_beside_pytorch_are_the_users() -> None:
+    folder = Path(torch.__file__).parent
+    assert not obstacle._is_users(str(folder / "nn" / "modules" / "linear.py"))
+    assert obstacle._is_users(str(folder.with_name("torchvision") / "ops.py"))
+
+
+def test_random_numbers_of_numpy_are_seen_whatever_makes_them() -> None:
+    kept = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(numpy.random.PCG64(0))
+    try:
+        before = surroundings_of(turn)
+        assert differing(before, surroundings_of(turn)) is None
+        numpy.random.rand()
+        assert differing(before, surroundings_of(turn)) == "NumPy's random numbers"
+    finally:
+        numpy.random.set_bit_generator(kept)
 
 
 def test_within_somebody_elses_capture_and_within_itself_it_is_a_plain_loop(machine: Machine) -> None:

@@ -94,6 +94,44 @@ def test_a_loop_is_rolled_and_rewritten_before_it_is_compiled_whole() -> None:
     assert asked == [rewritten, rolled], "alone in case that what it brings along fails"
 
 
+def test_a_loop_that_leads_rolled_is_tried_whole_with_all_else_as_it_is() -> None:
+    space = PlanSpace("cuda", "inference", frozenset({"complex", "floating", "repeats"}), effort="quick")
+    inspection = an_inspection(2e-2, traits=space.traits, shares={"launch": 0.6})
+    rolled = Plan(backend="inductor", transforms=("complex_to_real",), scope="rolled", capture="call")
+    trials = [a_trial(CAPTURE, 2.5, cold_s=0.1), a_trial(rolled, measurement=measured(27.0, busy_s=7e-4), cold_s=3.0)]
+    proposal = StagedSampler(space).ask(a_history(*trials, inspection=inspection, calls=MANY, device="cuda"))
+    assert proposal is not None
+    assert proposal.plan == replace(rolled, scope="whole")
+    assert "torch.compile" in proposal.reason
+    few = a_history(*trials, inspection=inspection, calls=1000, device="cuda")
+    assert str(proposal.plan) in dict(line.split(": ", 1) for line in StagedSampler(space).excluded(few))
+
+
+def test_rnns_are_isolated_before_and_even_where_nothing_is_compiled_without() -> None:
+    space = PlanSpace("cpu", "inference", frozenset({"module", "floating", "rnn"}), effort="quick")
+    isolated = Plan(backend="inductor", transforms=("isolate_rnn",))
+    assert StagedSampler(space).ask(a_history(inspection=an_inspection(1e-3), calls=MANY)).plan == isolated  # type: ignore[union-attr]
+    failed = a_history(Trial(0, INDUCTOR, TrialState.FAIL), inspection=an_inspection(1e-3), calls=MANY)
+    assert StagedSampler(space).ask(failed).plan == isolated  # type: ignore[union-attr]
+
+
+def test_a_static_form_that_is_slower_alone_is_tried_captured() -> None:
+    space = PlanSpace("cuda", "inference", frozenset({"module", "floating", "static_form"}), effort="quick")
+    history = a_history(inspection=an_inspection(1e-3, traits=space.traits), calls=MANY, device="cuda")
+    alone = Plan(transforms=("static_form",))
+    asked = []
+    for _ in range(2):
+        proposal = StagedSampler(space).ask(history)
+        assert proposal is not None
+        asked.append(proposal.plan)
+        history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 0.8, cold_s=0.0)))
+    assert asked == [alone, replace(alone, capture="call")]
+
+
+def test_what_is_left_out_is_named_so_that_it_can_be_told() -> None:
+    assert "threads 1" in excluded(known(device="cpu"), device="cpu", effort="quick")
+
+
 def test_a_complex_model_is_rewritten_by_the_first_compiled_plan() -> None:
     space = PlanSpace("cuda", "inference", frozenset({"complex", "floating"}), effort="quick")
     capture = Plan(capture="call")

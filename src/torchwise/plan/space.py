@@ -60,7 +60,8 @@ class PlanSpace:
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
         """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.
 
-        A choice that brings others along counts as one, and is there also with no more of them than it needs.
+        A choice that brings others along counts as one, and is there also with no more of them than it needs. A rolled
+        plan has the whole beside it, compiled at once, which no choice stands for.
         """
         choices = self.choices()
         open_here = {choice.key for choice in choices}
@@ -72,6 +73,9 @@ class PlanSpace:
                 if neighbour is not None and neighbour not in found:
                     found.add(neighbour)
                     yield neighbour, choice
+        compiler = load_choices().get(("backend", plan.backend))
+        if plan.scope == "rolled" and compiler is not None and compiler.key in open_here:
+            yield replace(plan, scope="whole"), compiler
 
 
 def choices_of(plan: Plan) -> list[Choice]:

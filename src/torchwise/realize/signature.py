@@ -19,7 +19,7 @@ Signature = tuple[Any, ...]
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
 
-    Whether a tensor is negated lazily counts, too: compiled code reads memory as it is.
+    Whether a tensor is negated or conjugated lazily counts, too: compiled code and graphs read memory as it is.
 
     Dataclasses count by what is in them, other objects by their type alone: nothing may be concluded from two calls
     that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut,
@@ -31,7 +31,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         for arg in args:
             kind = type(arg)
             if kind is torch.Tensor and arg.layout is torch.strided and not arg.is_nested:
-                keys.append((arg.shape, arg.dtype, arg.device, arg.stride(), arg.is_neg()))
+                keys.append((arg.shape, arg.dtype, arg.device, arg.stride(), arg.is_neg(), arg.is_conj()))
                 tensors.append(arg)
             elif kind in PLAIN:
                 keys.append(plain_key(arg))
@@ -63,23 +63,24 @@ class Recognizer:
     """Tells whether a call has the signature of one that was seen, in a quarter of the time that making it takes.
 
     It may fail to recognise a call (in another grad or inference mode, say), and never takes one for what it is not.
-    PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation.
+    PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation
+    and conjugation.
 
     Args:
-        args: of the call seen, which must have no keyword arguments: distinct tensors, and plain values.
+        args: of the call seen, which must have no keyword arguments: distinct strided tensors, and plain values.
 
     Raises:
         UnsupportedError: there is something else among them, or this torch lacks those guards.
     """
 
     def __init__(self, args: tuple[Any, ...]) -> None:
-        tensors = [arg for arg in args if type(arg) is torch.Tensor]
+        self._places = [place for place, arg in enumerate(args) if type(arg) is torch.Tensor and is_strided(arg)]
+        tensors = [args[place] for place in self._places]
         plain = [(place, arg) for place, arg in enumerate(args) if type(arg) in PLAIN]
         if not tensors or len(tensors) + len(plain) < len(args) or _same(tensors) is not None:
             raise UnsupportedError(
-                "it is recognised by its signature: there are other than distinct tensors and values"
+                "it is recognised by its signature: there are other than distinct strided tensors and values"
             )
-        self._places = [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
         self._plain = [(place, type(arg), arg, plain_key(arg)) for place, arg in plain]
         self._length = len(args)
         self._check = _guards(tensors)
@@ -93,6 +94,9 @@ class Recognizer:
             if arg is not value and (type(arg) is not kind or plain_key(arg) != key):
                 return False
         tensors = [args[place] for place in self._places] if self._plain else args
+        for tensor in tensors:
+            if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on one
+                return False
         return self._check(*tensors) and len(set(map(id, tensors))) == len(tensors)
 
 
@@ -124,6 +128,11 @@ def is_plain(leaf: Any) -> bool:
     return type(leaf) in PLAIN or isinstance(leaf, _plain_types())
 
 
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether shape and strides say how a tensor lies in memory: it is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 
@@ -142,9 +151,9 @@ def _tree_key(tree: Any) -> Signature:
 
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        if leaf.layout is not torch.strided or leaf.is_nested:
+        if not is_strided(leaf):
             return (type(leaf), leaf.dtype, leaf.device, leaf.layout)
-        return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.is_neg())
+        return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.is_neg(), leaf.is_conj())
     if is_plain(leaf):
         return plain_key(leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it

@@ -128,6 +128,11 @@ class Dispatcher:
             self.close(f"the plan failed {self._failures} times, last with {type(error).__name__}")
         return result
 
+    @property
+    def realized(self) -> Realized | None:
+        """What the plan became; None before the first call that it answers, and after it was given up."""
+        return self._realized
+
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""
         self._refusal = reason

@@ -18,6 +18,7 @@ from torchwise.realize.capture.surroundings import differing, surroundings_of
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.watch import ModuleWatch
 from torchwise.runtime.course import Course, copies
+from torchwise.runtime.dispatch import Dispatcher
 from torchwise.workload import trees
 
 logger = logging.getLogger("torchwise")
@@ -40,8 +41,9 @@ class Rollout:
     found.
 
     A step that is an `nn.Module`, or a method of one, is watched: weights changed in place are read anew, and others in
-    their place lead to a new recording. What another function closes over is not watched: after tensors there were
-    replaced, make a new Rollout.
+    their place lead to a new recording; so do weights of what `apply` returned that changed in place, because a plan
+    may answer from copies of them. What another function closes over is not watched: after tensors there were replaced,
+    or weights of what `apply` returned changed, make a new Rollout.
 
     Attributes:
         reason: why the last call ran step by step on CUDA, or None.
@@ -63,7 +65,11 @@ class Rollout:
         self._once = once
         self._lock = threading.Lock()
         owner = step if isinstance(step, torch.nn.Module) else getattr(step, "__self__", None)
+        parts = list(owner.modules()) if isinstance(owner, torch.nn.Module) else [step]
+        found = [getattr(part, "_dispatcher", None) for part in parts]
+        self._applied = [dispatcher for dispatcher in found if isinstance(dispatcher, Dispatcher)]
         self._watch = ModuleWatch(owner if isinstance(owner, torch.nn.Module) else None)
+        self._standing = self._plans()
         self._loops: dict[Situation, tuple[CapturedLoop, Callable[[], bool]]] = {}
         self._warm: dict[Situation, list[float]] = {}  # host seconds of the steps run as written
         self._refused: dict[Situation, str] = {}
@@ -83,11 +89,11 @@ class Rollout:
         """
         if steps < 0:
             raise InputError(f"steps is {steps}, but must be at least 0")
-        gradients = torch.is_grad_enabled()
-        # Outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
-        with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(on_gpu, trees.tensors(state)))
+        # Graphs are outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
+        with torch.inference_mode(torch.is_inference_mode_enabled() and not graphs), torch.set_grad_enabled(gradients):
             course = Course(copies(state), steps, self._every)
-            if any(map(on_gpu, trees.tensors(course.state))):
+            if graphs:
                 self._on_gpu(course)
             while course.done < steps:
                 course.advance(self._step)
@@ -104,21 +110,27 @@ class Rollout:
             return
         try:
             self.reason = None
+            if self._plans() != self._standing:
+                self._forget()
             key = situation_of((course.state,), {})
-            if torch.is_grad_enabled() and course.steps:
+            if torch.is_grad_enabled():
                 course.advance(self._step)
                 if any(t.requires_grad for t in trees.tensors(course.state)):
                     self.reason = "gradients flow through the steps"  # which is as asked, and not for the log
                     return
-            with torch.no_grad():
-                self._recorded(key, course)
+            self._recorded(key, course)  # in the grad mode that it is in, which a step may use within (forces)
         except UnsupportedError as error:
             self._refused[key] = self.reason = str(error)
             if self.reason not in self._logged:
                 self._logged.add(self.reason)
                 logger.warning("torchwise: the loop runs step by step, because %s", self.reason)
         finally:
+            self._standing = self._plans()
             self._lock.release()
+
+    def _plans(self) -> list[Any]:
+        """Return what applied models answer from: their plans, held so that no graph outlives their memory."""
+        return [*self._watch.versions(), *(d.realized for d in self._applied)] if self._applied else []
 
     def _recorded(self, key: Situation, course: Course) -> None:
         if self._watch.changed():

@@ -64,7 +64,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         structure=model,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
-        traits=seen.union(_traits(workload, shares, stochastic=stochastic, writes=writes)),
+        traits=_compatible(seen.union(_traits(workload, shares, stochastic=stochastic, writes=writes))),
         measurement=measurement,
         first_call_s=max(first - steady, 0.0),
         peak_memory=memory,
@@ -139,6 +139,11 @@ def _watched(call: Callable[[], Any]) -> frozenset[str]:
         call()
     found = {"complex": is_complex, "repeats": _repeats(labels)}
     return frozenset(name for name, present in found.items() if present)
+
+
+def _compatible(traits: frozenset[str]) -> frozenset[str]:
+    """Drop what an RNN only seems to have: the steps that repeat are its own, which Dynamo never sees."""
+    return traits - {"repeats"} if "rnn" in traits else traits
 
 
 def _repeats(labels: list[int]) -> bool:

@@ -7,7 +7,8 @@ In the structure of a callable:
 - built-in functions, and PyTorch's own classes and functions, by their qualified name;
 - what a function closes over, its defaults, what `functools.partial` binds, and the object of a bound method;
 - of a module: its printed form, the names, shapes and dtypes of parameters and buffers, which parts are in training
-  mode, and the attributes of its parts that are plain values or functions.
+  mode, and the attributes of its parts that are plain values or functions;
+- of the callable itself: the static form that it declares.
 
 In the identity, besides: shapes, dtypes and strides of the inputs, plain input values, the weights of the mix, and
 the mode.
@@ -97,7 +98,7 @@ class _Structure:
         if id(thing) in self._open:
             return f"cycle {self._open.index(id(thing))}"
         self._open.append(id(thing))
-        digest = _digest(self._facts(thing))
+        digest = _digest([*self._facts(thing), *self._form(thing)])
         self._open.pop()
         self._done[id(thing)] = (thing, digest)
         return digest
@@ -151,18 +152,20 @@ class _Structure:
         state = [f"{name} {_describe_state(tensor)}" for name, tensor in tensors]
         modes = [f"{name} training" for name, part in module.named_modules() if part.training]
         parts = [[name, self._attributes(part, without=standard)] for name, part in module.named_modules()]
-        return ["module", classes, _text(module), state, modes, parts, *self._form(module)]
+        return ["module", classes, _text(module), state, modes, parts]
 
-    def _form(self, module: Any) -> list[str]:
-        """Describe the static form that a module declares: a plan may run it in the module's place."""
-        declared = getattr(module, "static_form", None)
-        if not callable(declared):
+    def _form(self, thing: Any) -> list[str]:
+        """Describe the static form that what is run declares, as a plan may run it instead; of nothing that hangs on
+        it, for that form is never taken, and a form may declare forms without end.
+        """
+        declared = getattr(thing, "static_form", None)
+        if len(self._open) > 1 or not callable(declared):
             return []
         try:
             form = declared()
         except Exception as error:  # the user's own code may raise anything; the plan that takes the form says so
             return [f"static form: {type(error).__name__}"]
-        return [] if form is module else [self.of(form)]
+        return [] if form is thing else [self.of(form)]
 
     def _attributes(self, thing: Any, without: Collection[str] = ()) -> list[list[str]]:
         """List the attributes that are plain values, functions or modules; others may change from call to call."""

@@ -175,6 +175,8 @@ class StagedSampler:
 
 
 def _name(choice: Choice) -> str:
+    if choice.field in ("capture", "threads"):  # whose values say nothing by themselves
+        return f"{choice.field} {choice.value}"
     return str(choice.value[0] if choice.field == "options" else choice.value)
 
 

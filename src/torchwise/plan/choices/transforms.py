@@ -33,6 +33,7 @@ register(
         "follows it in the same function is compiled",
         needs=("rnn",),
         on=(("backend", "inductor"),),
+        brings=(("backend", "inductor"),),
         effort="quick",
         # Measured: 0.7 to 1.7 of a plain compile. As the cheapest it is tried first, for without it little is compiled.
         compile_factor=0.98,
@@ -50,6 +51,8 @@ register(
         summary="the form of itself with static shapes that the model declares runs in its place: no waiting for sizes "
         "that depend on data, so that it can be compiled whole and captured",
         needs=("static_form",),
+        # Alone it may be slower, as it computes more: what it gains is that the gaps between kernels can be closed.
+        brings=(("capture", "call"),),
         effort="quick",
         compile_factor=0.0,
     )

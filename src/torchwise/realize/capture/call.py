@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import GlobalStateGuard
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.direct import Recorded, Replays
-from torchwise.realize.capture.graph import record, record_in_place, tensors_of
-from torchwise.realize.signature import Signature, signature_of
+from torchwise.realize.capture.graph import overlap, record, record_in_place, tensors_of
+from torchwise.realize.capture.situation import Situation, settings_now, situation_of
+from torchwise.realize.signature import signature_of
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
 from torchwise.workload.state import kept_buffers
-
-Key = tuple[Signature, torch.dtype | None, bool]
-"""Of the inputs, the dtype of autocast where it is enabled, and whether gradients are."""
 
 
 class CapturedCall:
@@ -38,8 +35,9 @@ class CapturedCall:
     whatever a function closes over, tensors that are rebound there included.
 
     Raises (on call):
-        UnsupportedError: gradients are enabled, a tensor lies elsewhere than on the GPU, an output is in an object
-            that cannot be copied, or the call itself replaces parts of its module.
+        UnsupportedError: gradients are enabled and an input requires them (those of weights are not looked at), a
+            tensor lies elsewhere than on the GPU, an input is sparse or nested, an output is in an object that cannot
+            be copied, or the call itself replaces parts of its module.
     """
 
     def __init__(
@@ -58,8 +56,8 @@ class CapturedCall:
         self._call = call
         self._module = module
         self._borrow = borrow
-        self._graphs: dict[Key, Replays] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Situation, Replays] = {}
+        self._pool: Any = None
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
         self._side = torch.cuda.Stream()
@@ -75,13 +73,12 @@ class CapturedCall:
         """Answer as `call` does, by replay."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in trees.tensors((args, kwargs))):
             raise UnsupportedError("an input requires gradients, but a captured call computes none")
-        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        key = (signature_of(args, kwargs), autocast, torch.is_grad_enabled())
+        key = situation_of(args, kwargs)
         return self._answer(key, self._graphs.get(key), args, kwargs)
 
     def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature, where neither gradients nor autocast are enabled."""
-        key = (signature_of(args, dict(kwargs)), None, False)
+        key: Situation = (signature_of(args, dict(kwargs)), None, False)
         replays = self._graphs.get(key)
 
         def replay(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +94,7 @@ class CapturedCall:
         with self._lock:
             self._drop()
 
-    def _answer(self, key: Key, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _answer(self, key: Situation, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
 
         The answer is then thrown away and made anew. What a replay may have read is kept alive by the watch. Only
@@ -113,7 +110,7 @@ class CapturedCall:
             finally:
                 self._holder = None
 
-    def _locked(self, key: Key, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _locked(self, key: Situation, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
             self._follow()
         if replays is None or replays.dropped or replays.graph.written or self._writes_state or not replays.settled():
@@ -123,30 +120,40 @@ class CapturedCall:
             return answer
         return self._looked_first(key, args, kwargs)
 
-    def _looked_first(self, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _looked_first(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._forget_if_changed()
         replays = self._graphs.get(key)
-        if replays is None or not replays.settled():
-            if replays is not None:
-                replays.drop()
+        if replays is not None and not replays.settled():
+            self._graphs.pop(key).drop()
+            replays = None
+        if replays is None:
             replays = self._graphs[key] = self._capture(args, kwargs)
-        if replays.graph.written and _overlap(tensors_of(args, kwargs)):
+        if replays.graph.written and overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
     def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replays:
         versions: list[int | None] = []
-        settings = GlobalStateGuard().check
+        settings = settings_now()
+        if not self._graphs:  # a pool whose graphs are gone takes no new ones while borrowed outputs lie in it
+            self._pool = torch.cuda.graph_pool_handle()
+        others = list(self._graphs.values())  # which hold the pool open until this graph is in it
 
         def settled() -> None:
-            self._forget_if_changed()  # lazy modules and caches took shape
+            if self._watch.changed():  # lazy modules and caches took shape
+                self._graphs.clear()
+                self._look()
             versions[:] = self._watch.versions()
 
         # Outside inference mode, whose tensors keep no version by which writes are noticed. Buffers are put back,
         # so that capturing is not counted as calls (batch-norm statistics).
-        with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
-            graph = record(self._call, args, kwargs, pool=self._pool, stream=self._side, settled=settled)
-            now = self._watch.versions()
+        try:
+            with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+                graph = record(self._call, args, kwargs, pool=self._pool, stream=self._side, settled=settled)
+                now = self._watch.versions()
+        finally:
+            if not self._graphs:
+                _dropped(others)
         if self._watch.changed():
             self._forget_if_changed()
             raise UnsupportedError(
@@ -166,13 +173,14 @@ class CapturedCall:
     def _forget_if_changed(self) -> None:
         if self._watch.changed():
             self._drop()
-            self._pool = torch.cuda.graph_pool_handle()  # one without graphs takes no more, if outputs live on in it
-            self._writes_state = False
-            self._watch.look()
+            self._look()
+
+    def _look(self) -> None:
+        self._writes_state = False
+        self._watch.look()
 
     def _drop(self) -> None:
-        for replays in self._graphs.values():
-            replays.drop()
+        _dropped(self._graphs.values())
         self._graphs.clear()
 
     def _follow(self) -> None:
@@ -182,5 +190,6 @@ class CapturedCall:
         self._last, self._last_raw = current, current.cuda_stream
 
 
-def _overlap(tensors: list[torch.Tensor]) -> bool:
-    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
+def _dropped(several: Iterable[Replays]) -> None:
+    for replays in several:
+        replays.drop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.signature import PLAIN, opaque_leaves
+from torchwise.realize.signature import PLAIN, is_strided, opaque_leaves
 from torchwise.workload import trees
 
 WARM_UP_CALLS = 3
 """Calls before capture: lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
+
+_recording_alone = threading.RLock()
+"""Recordings in two threads at once would share the default generator's count, and the garbage collector's switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,15 @@ def record(
         settled: called between warm-up and recording.
 
     Raises:
-        UnsupportedError: a tensor lies elsewhere than on the GPU, or an output is in an object that cannot be copied.
+        UnsupportedError: a tensor lies elsewhere than on the GPU, an input is sparse or nested, or an output is in an
+            object that cannot be copied.
     """
     args, kwargs = trees.map_tensors(_static, (args, dict(kwargs)))
     inputs = trees.tensors((args, kwargs))
     if opaque := opaque_leaves((args, kwargs)):
         raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
+    if not all(map(is_strided, inputs)):  # copying into a sparse tensor gives it other memory
+        raise UnsupportedError("an input is sparse or nested, but a graph needs strided memory")
     if outside := [t for t in inputs if t.device.type != "cuda"]:
         raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays only what is on the GPU")
     _warm_up(call, args, kwargs, inputs, stream)
@@ -138,7 +145,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) 
     graph = torch.cuda.CUDAGraph()
     try:
         recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _own_workspaces(), _own_casts(), _no_collection(), recording:
+        with _recording_alone, _own_workspaces(), _own_casts(), _no_collection(), recording:
             outputs = call()
     except BaseException:  # raised again: only the generator must be settled first, whatever it was
         _settle_generator()
@@ -170,17 +177,27 @@ def _copied(outputs: Any) -> Any:
 def _warm_up(
     call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], stream: torch.cuda.Stream
 ) -> None:
-    """Call a few times on the side stream, leaving inputs and random numbers as they were."""
+    """Call a few times on the side stream, leaving inputs and random numbers as they were.
+
+    Where the call raises, too, the current stream waits: what puts the state back must not race with its kernels.
+    """
     saved = [t.clone() for t in inputs]
     generator = torch.cuda.get_rng_state()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_CALLS):
-            call(*args, **kwargs)
-            for tensor, original in zip(inputs, saved, strict=True):
-                tensor.copy_(original)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.set_rng_state(generator)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                call(*args, **kwargs)
+                for tensor, original in zip(inputs, saved, strict=True):
+                    tensor.copy_(original)
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.set_rng_state(generator)
+
+
+def overlap(tensors: list[torch.Tensor]) -> bool:
+    """Whether two of the tensors share a storage, so that what is written to one may be what another one reads."""
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.graph import Graph, record
 from torchwise.realize.capture.obstacle import refused
 from torchwise.realize.capture.situation import on_gpu
-from torchwise.realize.signature import opaque_leaves
+from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
 
 MOST_ITERATIONS = 100
@@ -47,7 +47,8 @@ def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_IT
 class CapturedLoop:
     """Advances one static state by `length` steps, or by one, with one launch each.
 
-    Random numbers are those that the same steps would draw one by one. To be made, and used, without gradients.
+    Random numbers are those that the same steps would draw one by one. To be made and used in one grad mode; a step
+    may take gradients within, but its states require none.
 
     Args:
         step: takes a state and returns the next; warm already.
@@ -97,8 +98,10 @@ class CapturedLoop:
         tensors = trees.tensors(state)
         if outside := [t for t in tensors if not on_gpu(t)]:
             raise UnsupportedError(f"a tensor of the state lies on {outside[0].device}, out of a graph's reach")
-        if any(t.layout is not torch.strided or t.is_nested for t in tensors):
+        if not all(map(is_strided, tensors)):
             raise UnsupportedError("a tensor of the state is sparse or nested: a graph needs strided memory")
+        if any(t.requires_grad for t in tensors):
+            raise UnsupportedError("a tensor of the state requires gradients, which no graph carries on: detach it")
         spans = sorted(_span(t) for t in tensors if t.numel())
         if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
             raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
@@ -144,9 +147,11 @@ class CapturedLoop:
             value.clone() if value is not kept and _storages([value]) <= own else value
             for kept, value in zip(self._tensors, new, strict=True)
         ]
-        for kept, value in zip(self._tensors, new, strict=True):
-            if value is not kept:
-                kept.copy_(value)
+        with torch.no_grad():
+            for kept, value in zip(self._tensors, new, strict=True):
+                kept.detach_()  # a step may ask for gradients of what it is given
+                if value is not kept:
+                    kept.copy_(value)
         return snapshots
 
 

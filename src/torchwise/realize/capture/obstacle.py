@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import os
 import sys
 import sysconfig
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -24,10 +26,12 @@ from torchwise.errors import UnsupportedError
 
 _SYNCHRONISES = "called a synchronizing CUDA operation"
 _MACHINERY = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[1]),  # realize/, through which every captured call goes
-    str(Path(__file__).parents[2] / "runtime"),
+    str(Path(torch.__file__).parent) + os.sep,  # torchvision beside it is not PyTorch
+    str(Path(__file__).parents[1]) + os.sep,  # realize/, through which every captured call goes
+    str(Path(__file__).parents[2] / "runtime") + os.sep,
 )
+_watching = threading.RLock()
+"""PyTorch's debug mode and Python's warnings are one for all threads."""
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _REASONS = (
     ("GradScaler", "GradScaler asks the GPU whether to step unless the optimizer is fused: build it with fused=True"),
@@ -64,15 +68,31 @@ def place_of(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def synchronisations() -> Iterator[list[str]]:
-    """List the places at which what runs within waits for the GPU; it runs to its end all the same."""
+    """List the places at which what runs within waits for the GPU; it runs to its end all the same.
+
+    Other threads are not listed, and while one of them is watched already, this one is not.
+    """
     found: list[str] = []
-    before = torch.cuda.get_sync_debug_mode()
+    if not _watching.acquire(blocking=False):
+        yield found
+        return
+    try:
+        with _reported_to(found):
+            yield found
+    finally:
+        _watching.release()
+
+
+@contextlib.contextmanager
+def _reported_to(found: list[str]) -> Iterator[None]:
+    me, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
         def noted(message: Warning | str, *rest: object, **options: object) -> None:
             if _SYNCHRONISES in str(message):
-                found.append(_place_of_caller())
+                if threading.get_ident() == me:  # a backward pass hands on what its threads said
+                    found.append(_place_of_caller())
             elif not str(message).startswith("Synchronization debug mode is a prototype"):
                 shown(message, *rest, **options)  # type: ignore[arg-type]
 
@@ -80,7 +100,7 @@ def synchronisations() -> Iterator[list[str]]:
         warnings.filterwarnings("always", message=_SYNCHRONISES)
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
 

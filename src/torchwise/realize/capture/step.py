@@ -16,7 +16,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.attempt import Attempt, Grads, detached
-from torchwise.realize.capture.graph import Graph, record
+from torchwise.realize.capture.graph import Graph, overlap, record, tensors_of
 from torchwise.realize.capture.obstacle import refused
 from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
 from torchwise.realize.capture.training import TrainingState
@@ -62,7 +62,8 @@ class CapturedStep:
 
     Gradients: what the step leaves in `.grad` is the graph's own memory, overwritten by the next call. A step that adds
     to gradients without clearing them (accumulation) finds what `.grad` holds then: other tensors are copied in, None
-    counts as zeros. Where a step leaves None and is given a gradient, it runs as written.
+    counts as zeros. Where a step leaves None and is given a gradient, it runs as written; so does one that writes
+    to a batch whose tensors share memory.
 
     Python runs only while recording: what the step prints or counts, or a scheduler inside it, does not happen on
     replay. Everything that the step writes to must be given, or lie in what is given: what is not is written to while
@@ -76,8 +77,8 @@ class CapturedStep:
         scalers: the `torch.amp.GradScaler`s that it uses; their optimizers must be fused.
 
     Raises:
-        UnsupportedError: (on the first or second call) the step cannot be captured; the message says why, where, and
-            the way out. The state is then as it was before that call.
+        UnsupportedError: (on the first or second call) the step cannot be captured; (on a later one) a tensor of the
+            batch requires gradients. The message says why, where, and the way out, and the state is as it was before.
     """
 
     def __init__(
@@ -122,10 +123,18 @@ class CapturedStep:
         if reason := self._state.changed():
             self._start_over(reason)
         recorded = self._graphs.get(key)
+        if recorded is None and key not in self._seen:
+            return self._first(key, args, kwargs)
+        given = tensors_of(args, kwargs)
+        if any(t.requires_grad for t in given):
+            raise UnsupportedError(
+                "a tensor of the batch requires gradients, which a replay would not give it: detach it, and turn its "
+                "gradient on inside the step"
+            )
         if recorded is None or not recorded.settled():
-            if key not in self._seen:
-                return self._first(key, args, kwargs)
             recorded = self._graphs[key] = self._capture(args, kwargs)
+        if recorded.graph.written and overlap(given):
+            return self._plain(args, kwargs)  # what it writes to may be what it reads, and a graph has copies of each
         return self._replayed(recorded, args, kwargs)
 
     def _first(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,11 +198,6 @@ class CapturedStep:
         return answer
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorded:
-        if any(t.requires_grad for t in trees.tensors((args, kwargs))):
-            raise UnsupportedError(
-                "a tensor of the batch requires gradients, which a replay would not give it: detach it, and turn its "
-                "gradient on inside the step"
-            )
         if self._side is None:
             self._side = torch.cuda.Stream()
         if not self._graphs:  # a pool whose graphs are gone takes no new ones while tensors (gradients) lie in it

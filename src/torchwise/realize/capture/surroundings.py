@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +22,7 @@ def surroundings_of(call: Callable[..., Any]) -> Surroundings:
     found = {name: plain_key(value) for name, value in _values(call, nested=True) if is_plain(value)}
     found["Python's random numbers"] = random.getstate()
     if numpy := sys.modules.get("numpy"):
-        kind, keys, *rest = numpy.random.get_state(legacy=True)
-        found["NumPy's random numbers"] = (kind, keys.tobytes(), *rest)
+        found["NumPy's random numbers"] = pickle.dumps(numpy.random.get_state(legacy=False))
     return found
 
 
