@@ -493,3 +493,26 @@ def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
     assert cuda.at_once == 1
     assert collecting == [False] * 3
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            RuntimeError("CUDA error: operation not permitted when stream is capturing"),
+            UnsupportedError,
+            r"the call cannot be captured, because of .*test_capture_logic.py:\d+, in fails: `raise error`: it waits",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "out of memory"),
+        (ValueError("the model's own"), ValueError, "the model's own"),
+    ],
+)
+def test_what_cannot_be_captured_is_named_with_its_line(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], said: str
+) -> None:
+    def fails(*given: object, **options: object) -> Graph:
+        raise error
+
+    monkeypatch.setattr(captured, "record", fails)
+    with pytest.raises(kind, match=said):
+        of(torch.sin)(X)

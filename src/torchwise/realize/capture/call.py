@@ -11,6 +11,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.direct import Recorded, Replays
 from torchwise.realize.capture.graph import overlap, record, record_in_place, tensors_of
+from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.situation import Situation, settings_now, situation_of
 from torchwise.realize.signature import signature_of
 from torchwise.realize.watch import ModuleWatch
@@ -151,6 +152,10 @@ class CapturedCall:
             with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
                 graph = record(self._call, args, kwargs, pool=self._pool, stream=self._side, settled=settled)
                 now = self._watch.versions()
+        except RuntimeError as error:
+            if is_of_capture(error):
+                raise refused(error) from error
+            raise
         finally:
             if not self._graphs:
                 _dropped(others)

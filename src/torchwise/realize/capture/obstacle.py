@@ -60,6 +60,13 @@ def refused(error: BaseException, what: str = "the call") -> UnsupportedError:
     return UnsupportedError(f"{what} cannot be captured, because of {place_of(first) or type(first).__name__}: {why}")
 
 
+def is_of_capture(error: BaseException) -> bool:
+    """Whether recording failed for a reason that only recording has, and not, say, for lack of memory."""
+    return any(mark in str(error) for mark, _ in _REASONS) or any(
+        before is not None and is_of_capture(before) for before in {error.__cause__, error.__context__}
+    )
+
+
 def place_of(error: BaseException) -> str | None:
     """Return the innermost line outside PyTorch that an error came through, such as "model.py:12, in forward: `…`"."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
