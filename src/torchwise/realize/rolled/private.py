@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from torchwise.errors import UnsupportedError
+from torchwise.realize import private
+
+WHO = "scope 'rolled'"
 
 
 def name(module: str, attribute: str) -> Any:
@@ -17,12 +18,7 @@ def name(module: str, attribute: str) -> Any:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedError(
-            f"scope 'rolled' needs {module}.{attribute}, which torch {torch.__version__} does not have"
-        ) from error
+    return private.look_up(WHO, (module, attribute))
 
 
 def check() -> None:
@@ -31,8 +27,7 @@ def check() -> None:
     Raises:
         UnsupportedError: this version lacks one.
     """
-    for module, attribute in NAMES:
-        name(module, attribute)
+    private.check(WHO, NAMES)
 
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:

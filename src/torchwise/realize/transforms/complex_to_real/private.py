@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
-from torchwise.errors import UnsupportedError
+from torchwise.realize import private
+
+WHO = "complex_to_real"
 
 
 def name(module: str, attribute: str) -> Any:
@@ -16,12 +17,7 @@ def name(module: str, attribute: str) -> Any:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedError(
-            f"complex_to_real needs {module}.{attribute}, which torch {torch.__version__} does not have"
-        ) from error
+    return private.look_up(WHO, (module, attribute))
 
 
 def check() -> None:
@@ -30,8 +26,7 @@ def check() -> None:
     Raises:
         UnsupportedError: this version lacks one.
     """
-    for module, attribute in NAMES:
-        name(module, attribute)
+    private.check(WHO, NAMES)
 
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
