@@ -134,8 +134,8 @@ class _Loop:
     def _row(self, workload: WorkloadSpec, contender: Contender, job: Job) -> Row:
         row = Row(workload, contender.name)
         try:
-            if why := contender.missing(Setting(workload.device, workload.mode)):
-                return replace(row, state=RowState.MISSING, reason=why)
+            if absent := contender.missing(Setting(workload.device, workload.mode)):
+                return replace(row, state=RowState.MISSING, reason=absent)
             contest = Contest("contend", job, contender.name)
             if contender.name == OURS:
                 row, contest = self._decided(row, contest)

@@ -28,8 +28,8 @@ register(
         # So it is tried before the whole is compiled, which may take minutes.
         brings=(("backend", "inductor"), ("transforms", "complex_to_real")),
         effort="quick",
-        # Measured: 6 s where the whole takes 24 (12 Gross-Pitaevskii steps of 8³, CPU), 12 where it takes 90 (100 steps
-        # of 16³, complex numbers rewritten).
+        # On two busy CPU cores 13 s where the whole takes 90 to 109 (100 Gross-Pitaevskii steps of 16³, complex numbers
+        # rewritten); rounded up, as less of most programs repeats.
         compile_factor=0.2,
     )
 )

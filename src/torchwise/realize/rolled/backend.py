@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.effect import effective
 from torchwise.realize.rolled import private, split, stretches
 from torchwise.realize.rolled.flow import Flow
 
@@ -57,18 +58,10 @@ class Rolled:
 
     @contextlib.contextmanager
     def effective(self) -> Iterator[None]:
-        """Watch a first call, and what the inner backend has to say of it.
-
-        Raises:
-            UnsupportedError (on leaving): graphs were compiled and none was rolled, now or ever; that no graph was
-                compiled now is no fault, as Dynamo may know the code from before.
-        """
-        rolled, known = self.rolled, len(self.reasons)
-        with getattr(self._inner, "effective", contextlib.nullcontext)():
+        """Watch a first call, and what the inner backend has to say of it; see `effect.effective`."""
+        inner = getattr(self._inner, "effective", contextlib.nullcontext)
+        with effective("scope 'rolled'", lambda: self.rolled, self.reasons), inner():
             yield
-        reasons = self.reasons[known:] or self.reasons[-1:] or ["no graph was compiled"]
-        if self.rolled == rolled and (len(self.reasons) > known or not self.rolled):
-            raise UnsupportedError(f"scope 'rolled' changes nothing here: {'; '.join(reasons)}")
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,13 +13,7 @@ from torchwise.realize import private
 WHO = "scope 'rolled'"
 
 
-def name(module: str, attribute: str) -> Any:
-    """Return a private name of torch.
-
-    Raises:
-        UnsupportedError: this version has no such name.
-    """
-    return private.look_up(WHO, (module, attribute))
+name = functools.partial(private.look_up, WHO)
 
 
 def check() -> None:
@@ -32,17 +27,17 @@ def check() -> None:
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
     """Inductor's front door."""
-    return name(*_COMPILE_FX)(*args, **kwargs)
+    return name(_COMPILE_FX)(*args, **kwargs)
 
 
 def fake_mode_of(values: Any) -> Any:
     """Return the mode in which a backend is to make fake tensors: not that in which Dynamo captured the graph."""
-    return name(*_DETECT)(values)
+    return name(_DETECT)(values)
 
 
 def fake(tensor: torch.Tensor, fake_mode: Any) -> Any:
     """Return a fake tensor that looks like an input of a backend; of one that is fake already, itself."""
-    return tensor if isinstance(tensor, name(*_FAKE_TENSOR)) else name(*_TO_FAKE)(tensor, fake_mode)
+    return tensor if isinstance(tensor, name(_FAKE_TENSOR)) else name(_TO_FAKE)(tensor, fake_mode)
 
 
 def tracing(fake_mode: Any) -> AbstractContextManager[Any]:
@@ -51,7 +46,7 @@ def tracing(fake_mode: Any) -> AbstractContextManager[Any]:
     AOTAutograd leaves there what it learnt of a graph, and reads it again when it compiles the backward, which is
     later: parts that shared one would read each other's.
     """
-    context: AbstractContextManager[Any] = name(*_TRACING)(name(*_CONTEXT)(fake_mode))
+    context: AbstractContextManager[Any] = name(_TRACING)(name(_CONTEXT)(fake_mode))
     return context
 
 

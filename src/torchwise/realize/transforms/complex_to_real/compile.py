@@ -11,14 +11,15 @@ FFT (`benchmarks/complex_wrapper.py`, and its results).
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.effect import effective
 from torchwise.realize.transforms.complex_to_real import private
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
 
@@ -61,19 +62,9 @@ class ComplexToReal:
                 decompositions=private.decompositions(),
             )
 
-    @contextlib.contextmanager
-    def effective(self) -> Iterator[None]:
-        """Watch a first call.
-
-        Raises:
-            UnsupportedError (on leaving): graphs were compiled and none was rewritten, now or ever; that no graph was
-                compiled now is no fault, as Dynamo may know the code from before.
-        """
-        rewritten, known = self.rewritten, len(self.reasons)
-        yield
-        reasons = self.reasons[known:] or self.reasons[-1:] or ["no graph was compiled"]
-        if self.rewritten == rewritten and (len(self.reasons) > known or not self.rewritten):
-            raise UnsupportedError(f"complex_to_real changes nothing here: {'; '.join(reasons)}")
+    def effective(self) -> AbstractContextManager[None]:
+        """Watch a first call; see `effect.effective`."""
+        return effective("complex_to_real", lambda: self.rewritten, self.reasons)
 
     def _compiled(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kwargs.pop("get_decomp_fn", None)  # Inductor's own table again, below this point

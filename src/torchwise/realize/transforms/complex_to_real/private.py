@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -11,13 +12,7 @@ from torchwise.realize import private
 WHO = "complex_to_real"
 
 
-def name(module: str, attribute: str) -> Any:
-    """Return a private name of torch.
-
-    Raises:
-        UnsupportedError: this version has no such name.
-    """
-    return private.look_up(WHO, (module, attribute))
+name = functools.partial(private.look_up, WHO)
 
 
 def check() -> None:
@@ -31,43 +26,43 @@ def check() -> None:
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
     """Inductor's front door: it calls AOTAutograd, and `inner_compile` for each graph that comes of it."""
-    return name(*_COMPILE_FX)(*args, **kwargs)
+    return name(_COMPILE_FX)(*args, **kwargs)
 
 
 def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
     """Inductor's own `inner_compile`."""
-    return name(*_COMPILE_FX_INNER)(*args, **kwargs)
+    return name(_COMPILE_FX_INNER)(*args, **kwargs)
 
 
 def fake_tensor_prop(module: torch.fx.GraphModule, inputs: Any) -> Any:
     """Put fake results on every node, as Inductor itself does before it lowers a graph; return the fake mode."""
-    return name(*_FAKE_TENSOR_PROP)(module, inputs, True)
+    return name(_FAKE_TENSOR_PROP)(module, inputs, True)
 
 
 def decompositions() -> dict[Any, Any]:
     """Inductor's decompositions, without the one that turns sums of complex tensors into views of doubled length."""
-    table = name(*_DECOMPOSITIONS)()
+    table = name(_DECOMPOSITIONS)()
     return {op: rule for op, rule in table.items() if getattr(op, "overloadpacket", op) is not torch.ops.aten.add}
 
 
 def autograd_cache_off() -> Any:
     """Return a context without AOTAutograd's cache: its key does not tell our compilation from Inductor's own."""
-    return name(*_CONFIG).patch(enable_autograd_cache=False)
+    return name(_CONFIG).patch(enable_autograd_cache=False)
 
 
 def no_autocast() -> Any:
     """Return a context without autocast: a backward graph is compiled wherever the user calls for it."""
-    return name(*_NO_AUTOCAST)()
+    return name(_NO_AUTOCAST)()
 
 
 def no_fakes() -> Any:
     """Return a context in which tensors are real, for constants, while fake ones are all that is made outside."""
-    return name(*_NO_FAKES)()
+    return name(_NO_FAKES)()
 
 
 def reported_strides() -> list[Any] | None:
     """Return the list in which Inductor tells AOTAutograd the strides of a forward graph's outputs, to be corrected."""
-    context = name(*_CONTEXT).try_get()
+    context = name(_CONTEXT).try_get()
     return None if context is None else context.output_strides
 
 
