@@ -6,11 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._inductor.utils import run_and_get_code  # noqa: E402
+
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
 from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
 from torchwise.workload import Workload, trees  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
+from torchwise.zoo.draws import Request  # noqa: E402
+from torchwise.zoo.ivhl import build_field_superposition  # noqa: E402
 from zoo_checks import run, worst_error  # noqa: E402
 
 pytestmark = [
@@ -38,3 +42,26 @@ def test_a_rewritten_program_answers_as_in_complex128(name: str, capture: str) -
         realized.lean(example.args, example.kwargs)(*example.args, **example.kwargs)
         assert all(torch.equal(a, b) for a, b in zip(answers, first, strict=True)), "held answers stay"
     realized.close()
+
+
+def test_the_sum_of_a_large_field_is_interleaved_apart_and_right() -> None:
+    request = Request("ivhl.field_superposition@65536x100", "cuda", torch.float32, 0)
+    workload = build_field_superposition(request, grid=65_536, sources=100)
+    example = workload.examples[0]
+    wide = Workload(float64_of(workload.call), tuple(widen(example) for example in workload.examples))
+    with as_reference():
+        reference = run(wide)
+    with torch.no_grad():
+        realized = realize(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+        answer, [code] = run_and_get_code(realized.call, *example.args)
+    assert worst_error([answer], reference) < 1e-4
+    assert code.count(".run(") == 2, "the sum, and what interleaves its parts"
+
+
+def test_a_step_with_stencils_on_complex_numbers_is_one_kernel() -> None:
+    workload = load("ivhl.gross_pitaevskii_step@medium", device="cuda")
+    example = workload.examples[0]
+    with torch.no_grad():
+        realized = realize(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+        _, [code] = run_and_get_code(realized.call, *example.args)
+    assert code.count(".run(") == 1

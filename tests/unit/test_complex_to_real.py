@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.realize.transforms.complex_to_real import ComplexToReal, backend_for, private
+from torchwise.realize.transforms.complex_to_real import ComplexToReal, apart, backend_for, private
 from torchwise.realize.transforms.complex_to_real import compile as compile_module
 from torchwise.realize.transforms.complex_to_real.compile import around
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
@@ -412,6 +412,55 @@ def test_exact_zeros_cost_nothing() -> None:
     assert "aten.cat.default" not in operators(rewriting)
     rewriting, _ = rewritten(lambda x: x.abs() ** 2, z(5))
     assert "aten.hypot.default" not in operators(rewriting)
+
+
+SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a sum": lambda x: (x * 1j).sum(-1),
+    "what is done to a sum": lambda x: (x.exp().mean(-1) * (2 - 1j)).reshape(2, -1),
+}
+
+
+@pytest.mark.parametrize("function", SUMS.values(), ids=SUMS.keys())
+def test_what_a_large_reduction_gives_on_a_gpu_is_interleaved_apart(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = z(6, 5)
+    assert "aten.where.self" not in operators(rewritten(function, x)[0]), "on a CPU it is not"
+    monkeypatch.setattr(apart, "DEVICE", "cpu")
+    assert "aten.where.self" not in operators(rewritten(function, x)[0]), "a small one is not"
+    monkeypatch.setattr(apart, "LEAST", x.numel())
+    rewriting, _ = rewritten(function, x)
+    assert "aten.where.self" in operators(rewriting)
+    assert "aten.cat.default" not in operators(rewriting)
+    check(function, x, times=64)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x * 1j, lambda x: x.sum(-1, keepdim=True) * x, lambda x: (x @ x.mT) * 1j]
+)
+def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "DEVICE", "cpu")
+    monkeypatch.setattr(apart, "LEAST", 1)
+    assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
+
+
+def test_a_rewritten_graph_may_fuse_more_before_it_is_written_to_memory() -> None:
+    from torch._inductor import config
+
+    seen, backend = [], uncompiled()
+    compiles = backend._inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        seen.append((config.realize_acc_reads_threshold, config.realize_opcount_threshold))
+        return compiles(*args, **kwargs)
+
+    backend._inner = inner
+    before = (config.realize_acc_reads_threshold, config.realize_opcount_threshold)
+    torch.compile(lambda x: x * 2, backend=backend)(z(3))
+    torch.compile(lambda x: x * 3, backend=backend)(torch.randn(3))
+    assert seen == [(32, 120), before], "and no other graph"
 
 
 # ---- below AOTAutograd, uncompiled

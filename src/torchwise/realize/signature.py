@@ -83,7 +83,7 @@ class Recognizer:
             )
         self._plain = [(place, type(arg), arg, plain_key(arg)) for place, arg in plain]
         self._length = len(args)
-        self._check = _guards(tensors)
+        self._check = guards_of(tensors)
 
     def __call__(self, args: tuple[Any, ...]) -> bool:
         """Whether a call with these arguments, and no keyword arguments, is surely alike."""
@@ -100,7 +100,14 @@ class Recognizer:
         return self._check(*tensors) and len(set(map(id, tensors))) == len(tensors)
 
 
-def _guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """Return what tells whether as many tensors are like these, in one step: PyTorch's guards.
+
+    It may say no in another grad or inference mode. A nested tensor must not come near it: it ends the process.
+
+    Raises:
+        UnsupportedError: this torch lacks those guards.
+    """
     from torch._C._dynamo import guards
 
     shapes: Any = [list(t.shape) for t in tensors]  # PyTorch's own stub has them wrong

@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
+from torchwise.realize.glance import STANDARD, glance_at
 from torchwise.realize.signature import is_plain, plain_key
 
 Fingerprint = tuple[list[int], list[int], list[int], list[int], list[tuple[int, ...]], list[bool]]
 Slot = tuple[dict[str, Any], str]
-
-_STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
-"""What every module has, and what is looked at otherwise or does not bear on its answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Places:
 def places_of(module: torch.nn.Module | None) -> Places:
     """List the places of a module as it is now; none for a plain function."""
     modules = list(module.modules()) if module is not None else []
-    plain = [(vars(child), name) for child in modules for name in vars(child) if name not in _STANDARD]
+    plain = [(vars(child), name) for child in modules for name in vars(child) if name not in STANDARD]
     registered = [state for child in modules for state in (child._parameters, child._buffers)]
     slots = [(state, name) for state in registered for name in state]
     slots += [(state, name) for state, name in plain if isinstance(state[name], torch.Tensor)]
@@ -114,10 +112,11 @@ class ModuleWatch:
         """Take what the module is now as what it should be."""
         self._places = places_of(self._module)
         self._seen = fingerprint(self._places)
+        self._unchanged = glance_at(self._module) if self._module is not None else lambda: True
 
     def changed(self) -> bool:
         """Whether anything moved, came, went, was rebound or switched mode."""
-        return fingerprint(self._places) != self._seen or rebound(self._places)
+        return not self._unchanged() and (fingerprint(self._places) != self._seen or rebound(self._places))
 
     def restructured(self) -> bool:
         """Whether more changed than where and how the memory of tensors lies."""

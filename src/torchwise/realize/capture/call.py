@@ -10,7 +10,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.direct import Recorded, Replays
-from torchwise.realize.capture.graph import overlap, record, record_in_place, tensors_of
+from torchwise.realize.capture.graph import flat_places, overlap, record, record_in_place, tensors_of
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.situation import Situation, settings_now, situation_of
 from torchwise.realize.signature import signature_of
@@ -166,7 +166,7 @@ class CapturedCall:
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        return Replays(graph, settings, borrow=self._borrow)
+        return Replays(graph, settings, flat_places(args, kwargs), borrow=self._borrow)
 
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None

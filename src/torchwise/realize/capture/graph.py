@@ -155,11 +155,15 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """List the tensors in the order of `trees.tensors`, quickly where they are not nested."""
-    if not kwargs:
-        tensors = [arg for arg in args if type(arg) is torch.Tensor]
-        if len(tensors) == len(args) or all(type(arg) is torch.Tensor or type(arg) in PLAIN for arg in args):
-            return tensors
-    return trees.tensors((args, kwargs))
+    places = flat_places(args, kwargs)
+    return trees.tensors((args, kwargs)) if places is None else [args[place] for place in places]
+
+
+def flat_places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int] | None:
+    """Return where the tensors are in `args`; None where not all are there, each by itself."""
+    if kwargs or not all(type(arg) is torch.Tensor or type(arg) in PLAIN for arg in args):
+        return None
+    return [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
 
 
 def _copied(outputs: Any) -> Any:

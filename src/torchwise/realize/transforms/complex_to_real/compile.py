@@ -76,7 +76,8 @@ class ComplexToReal:
         except Exception as error:  # rewriting is a gain, not a must: whatever it meets, the graph itself still runs
             self.reasons.append(f"rewriting failed with {type(error).__name__}: {error}")
             return self._inner(module, inputs, **kwargs)
-        compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
+        with private.patient_fusion():
+            compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1
         _correct_reported_strides(rewriting.complex_outputs)
         return around(compiled, rewriting)

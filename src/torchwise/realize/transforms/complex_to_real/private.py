@@ -50,6 +50,15 @@ def autograd_cache_off() -> Any:
     return name(_CONFIG).patch(enable_autograd_cache=False)
 
 
+def patient_fusion() -> Any:
+    """Return a context in which Inductor fuses four times as much before it writes to memory what is used once.
+
+    Its limits count reads and operations, of which a complex product has four and six where a real one has one each.
+    """
+    limits = {limit: 4 * number for limit, number in _FUSION_LIMITS.items()}
+    return name(_INDUCTOR_CONFIG).patch(limits)
+
+
 def no_autocast() -> Any:
     """Return a context without autocast: a backward graph is compiled wherever the user calls for it."""
     return name(_NO_AUTOCAST)()
@@ -71,6 +80,9 @@ _COMPILE_FX_INNER = ("torch._inductor.compile_fx", "compile_fx_inner")
 _FAKE_TENSOR_PROP = ("torch._inductor.compile_fx", "fake_tensor_prop")
 _DECOMPOSITIONS = ("torch._inductor.decomposition", "select_decomp_table")
 _CONFIG = ("torch._functorch", "config")
+_INDUCTOR_CONFIG = ("torch._inductor", "config")
+_FUSION_LIMITS = {"realize_acc_reads_threshold": 8, "realize_opcount_threshold": 30}
+"""As they are for real numbers, on a GPU."""
 _NO_AUTOCAST = ("torch._C", "_DisableAutocast")
 _NO_FAKES = ("torch._subclasses.fake_tensor", "unset_fake_temporarily")
 _CONTEXT = ("torch._guards", "TracingContext")
@@ -80,6 +92,7 @@ NAMES = (
     _FAKE_TENSOR_PROP,
     _DECOMPOSITIONS,
     _CONFIG,
+    _INDUCTOR_CONFIG,
     _NO_AUTOCAST,
     _NO_FAKES,
     _CONTEXT,

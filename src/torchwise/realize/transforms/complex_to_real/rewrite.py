@@ -12,6 +12,7 @@ from torch.utils import _pytree
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.transforms.complex_to_real import private, rules
+from torchwise.realize.transforms.complex_to_real.apart import interleave_apart
 from torchwise.realize.transforms.complex_to_real.layout import arranged, interleave, lies
 from torchwise.realize.transforms.complex_to_real.lazy import Lazy, lazily
 from torchwise.realize.transforms.complex_to_real.recorder import Recorder
@@ -81,6 +82,7 @@ class _Rewriter:
         if not self._done:
             found = ", ".join(dict.fromkeys(self._left)) or "none computes"
             raise UnsupportedError(f"of its complex operators none can be rewritten with profit: {found}")
+        interleave_apart(self._graph, self._recorder)
         self._graph.eliminate_dead_code()
         result = torch.fx.GraphModule(self._module, self._graph)
         result.meta = dict(self._module.meta)
