@@ -38,8 +38,10 @@ def main() -> None:
     done = read(options.results)
     targets = unfinished(targets, suite.contenders, done)
     gpus = options.gpus.split(",") if options.gpus else [""]
-    shards = {gpu: targets[number :: len(gpus)] for number, gpu in enumerate(gpus)}
-    runs = [start(options, shard, done, gpu) for gpu, shard in shards.items() if shard]
+    cores = shares_of(sorted(os.sched_getaffinity(0)), len(gpus))
+    shards = [targets[number :: len(gpus)] for number in range(len(gpus))]
+    work = [given for given in zip(shards, gpus, cores, strict=True) if given[0]]
+    runs = [start(options, shard, done, gpu, share) for shard, gpu, share in work]
     for run in runs:
         run.wait()
     merge(options.results)
@@ -53,15 +55,27 @@ def unfinished(targets: list[str], contenders: tuple[str, ...], done: Benchmark 
     return [target for target in targets if any((target, name) not in have for name in contenders)]
 
 
-def start(options: argparse.Namespace, targets: list[str], done: Benchmark | None, gpu: str) -> subprocess.Popen[bytes]:
-    """Start one benchmark on one GPU, going on with the rows that there are of its targets."""
+def shares_of(cores: list[int], gpus: int) -> list[set[int]]:
+    """Divide the CPU cores among GPUs evenly.
+
+    No benchmark disturbs another then, and one on a GPU of a large host has what one on a smaller host has: hosts that
+    sell GPUs in ones, twos and fours with as many cores each give results that may be merged.
+    """
+    each = max(len(cores) // gpus, 1)
+    return [set(cores[number * each : (number + 1) * each] or cores) for number in range(gpus)]
+
+
+def start(
+    options: argparse.Namespace, targets: list[str], done: Benchmark | None, gpu: str, cores: set[int]
+) -> subprocess.Popen[bytes]:
+    """Start one benchmark on one GPU and some cores, going on with the rows that there are of its targets."""
     part = options.results.with_suffix(f".part-{gpu or 'cpu'}.json")
     if done:
         part.write_text(replace(done, rows=tuple(r for r in done.rows if r.workload.target in targets)).to_json())
     command = [sys.executable, "-m", "torchwise.cli", "bench", *targets, "--suite", str(options.suite)]
     command += ["--resume", str(part), "--budget", options.budget, *options.bench]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else dict(os.environ)
-    return subprocess.Popen(command, env=environment)
+    return subprocess.Popen(command, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores))
 
 
 def merge(results: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,28 @@ def test_a_duel_that_fails_costs_the_duel_alone() -> None:
     assert (row.state, row.rival, row.duel) == (RowState.TIMED, "eager", None)
     assert row.reason == f"beside eager: {HANG}"
     assert row.performance
+
+
+def test_each_contender_starts_from_empty_caches_and_a_duel_from_those_of_both() -> None:
+    found: dict[str, list[str]] = {}
+
+    class Compiling(Workers):
+        def _answer(self, job: Any) -> tuple[str, Any]:
+            word, answer = super()._answer(job)
+            if hasattr(job, "contender"):
+                caches = Path(job.job.cache_dir)
+                found[word] = sorted(file.name for file in caches.iterdir())
+                (caches / job.contender).touch()
+            return word, answer
+
+    run(Compiling(), contenders=("eager", "default", "torchwise"), warm=False)
+    rival = next(word for word in found if word.startswith("duel")).split()[-1]
+    assert found == {
+        f"{ONE} eager": [],
+        f"{ONE} default": [],
+        f"{ONE} torchwise": [],
+        f"duel {ONE} torchwise {rival}": sorted([rival, "torchwise"]),
+    }
 
 
 @pytest.mark.parametrize("change", [{"seed": 7}, {"calls": 5}])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -125,13 +128,17 @@ class _Loop:
                 self._keep(Row(workload, contender.name, state=RowState.FAILED, reason=f"the plain model: {error}"))
             return
         job = replace(job, task="try", traits=inspection.traits)
-        for contender in contenders:
-            if self._spent():
-                return
-            self._listener.contender(contender.name)
-            self._keep(self._row(workload, contender, job))
+        with contextlib.ExitStack() as kept:
+            caches: dict[str, str] = {}
+            for contender in contenders:
+                if self._spent():
+                    return
+                self._listener.contender(contender.name)
+                caches[contender.name] = kept.enter_context(own_caches())
+                self._keep(self._row(workload, contender, job, caches))
 
-    def _row(self, workload: WorkloadSpec, contender: Contender, job: Job) -> Row:
+    def _row(self, workload: WorkloadSpec, contender: Contender, job: Job, caches: Mapping[str, str]) -> Row:
+        """Run one contender, with caches of its own; those of the others are there for a duel."""
         row = Row(workload, contender.name)
         try:
             if absent := contender.missing(Setting(workload.device, workload.mode)):
@@ -141,14 +148,13 @@ class _Loop:
                 row, contest = self._decided(row, contest)
         except Exception as error:  # a plug-in may raise anything, and a search may fail: it is this row's result
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
-        with own_caches() as caches:
-            contest = replace(contest, job=replace(job, cache_dir=caches))
-            answer = self._ask(contest)
-            if isinstance(answer, Failure):
-                return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
-            row = replace(row, performance=codec.from_json(answer, Performance))
-            row = self._with_warm_start(row, contest)
-        return self._with_duel(row, contest) if contender.name == OURS else row
+        contest = replace(contest, job=replace(job, cache_dir=caches[contender.name]))
+        answer = self._ask(contest)
+        if isinstance(answer, Failure):
+            return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
+        row = replace(row, performance=codec.from_json(answer, Performance))
+        row = self._with_warm_start(row, contest)
+        return self._with_duel(row, contest, caches) if contender.name == OURS else row
 
     def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest]:
         """Search, in a store of its own: what was found before must not flatter the price of finding it.
@@ -180,14 +186,17 @@ class _Loop:
         costs = replace(row.performance.costs, warm_s=codec.from_json(answer, float))
         return replace(row, performance=replace(row.performance, costs=costs))
 
-    def _with_duel(self, row: Row, contest: Contest) -> Row:
-        """Hold our choice against the fastest of the others once more, both in one process."""
+    def _with_duel(self, row: Row, contest: Contest, caches: Mapping[str, str]) -> Row:
+        """Hold our choice against the fastest of the others once more, both in one process.
+
+        Both find what they compiled before: these very kernels were timed, and compiling is no part of a duel.
+        """
         rival = rival_of(self._benchmark.of(row.workload), row)
         if rival is None or not row.is_right:
             return row
-        with own_caches() as caches:
-            contest = replace(_at("duel", contest), rival=rival.contender, job=replace(contest.job, cache_dir=caches))
-            answer = self._ask(contest)
+        if rival.contender in caches:
+            shutil.copytree(caches[rival.contender], caches[row.contender], dirs_exist_ok=True)
+        answer = self._ask(replace(_at("duel", contest), rival=rival.contender))
         if isinstance(answer, Failure):
             return replace(row, rival=rival.contender, reason=f"beside {rival.contender}: {answer}")
         return replace(row, rival=rival.contender, duel=codec.from_json(answer, Measurement))
