@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from dataclasses import fields, replace
@@ -141,6 +142,12 @@ def differing(one: Plan, other: Plan) -> list[str]:
     return [field.name for field in fields(Plan) if getattr(one, field.name) != getattr(other, field.name)]
 
 
+def rolled(plan: Plan) -> Plan | None:
+    with contextlib.suppress(PlanError):
+        return replace(plan, scope="rolled")
+    return None
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_neighbours_are_legal_and_one_choice_away(device: str, mode: str) -> None:
@@ -153,7 +160,9 @@ def test_neighbours_are_legal_and_one_choice_away(device: str, mode: str) -> Non
             if plan.scope == "rolled" and near == replace(plan, scope="whole"):
                 assert choice.key == ("backend", "inductor")
                 continue
-            assert {choice.field} <= set(differing(plan, near)) <= {choice.field, *dict(choice.brings)}
+            unrolled = {"scope"} if plan.scope == "rolled" and near.scope == "whole" else set()
+            assert not unrolled or rolled(near) not in {other for other, _ in around}, "what can be rolled stays so"
+            assert {choice.field} <= set(differing(plan, near)) <= {choice.field, *dict(choice.brings), *unrolled}
             assert space.excludes(choice) is None
             assert choice in choices_of(near)
             assert Plan.from_json(near.to_json()) == near

@@ -107,6 +107,21 @@ def test_a_loop_that_leads_rolled_is_tried_whole_with_all_else_as_it_is() -> Non
     assert str(proposal.plan) in dict(line.split(": ", 1) for line in StagedSampler(space).excluded(few))
 
 
+def test_what_cannot_be_rolled_is_tried_on_the_whole_of_a_plan_that_leads_rolled() -> None:
+    traits = frozenset({"module", "gemm", "floating", "repeats"})
+    space = PlanSpace("cuda", "inference", traits, effort="quick")
+    inspection = an_inspection(4e-3, traits=traits, shares={"launch": 0.8, "gemm": 0.9})
+    rolled = Plan(backend="inductor", scope="rolled", capture="call")
+    trials = [
+        a_trial(CAPTURE, 4.4, cold_s=0.1),
+        a_trial(rolled, measurement=measured(7.9, busy_s=5e-4), cold_s=7.0),
+        a_trial(replace(rolled, scope="whole"), 6.4, cold_s=10.0),
+    ]
+    proposal = StagedSampler(space).ask(a_history(*trials, inspection=inspection, calls=MANY, device="cuda"))
+    assert proposal is not None
+    assert proposal.plan == Plan(backend="inductor", options=(("freezing", True),), capture="call")
+
+
 def test_rnns_are_isolated_before_and_even_where_nothing_is_compiled_without() -> None:
     space = PlanSpace("cpu", "inference", frozenset({"module", "floating", "rnn"}), effort="quick")
     isolated = Plan(backend="inductor", transforms=("isolate_rnn",))

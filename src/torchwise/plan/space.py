@@ -61,15 +61,17 @@ class PlanSpace:
         """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.
 
         A choice that brings others along counts as one, and is there also with no more of them than it needs. A rolled
-        plan has the whole beside it, compiled at once, which no choice stands for.
+        plan has the whole beside it, compiled at once, which no choice stands for; what cannot be rolled, such as
+        constants in place of weights, is added to that.
         """
         choices = self.choices()
         open_here = {choice.key for choice in choices}
         found: set[Plan] = set()
+        whole = replace(plan, scope="whole") if plan.scope == "rolled" else plan
         for choice in choices:
             brought = tuple(part for part in choice.brings if part in open_here)
             for along in (brought, tuple(part for part in brought if part in choice.on)):
-                neighbour = None if _has(plan, choice) else _with(plan, choice, along)
+                neighbour = None if _has(plan, choice) else _with(plan, choice, along) or _with(whole, choice, along)
                 if neighbour is not None and neighbour not in found:
                     found.add(neighbour)
                     yield neighbour, choice
