@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchwise.alerts import Alert, on_alert
     from torchwise.api import Study, apply, optimize, tune
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Legality, Plan
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "EAGER": "plan",
+    "Alert": "alerts",
     "Decision": "records",
     "Example": "workload",
     "Legality": "plan",
@@ -30,6 +32,7 @@ _HOMES = {
     "apply": "api",
     "captured_loop": "steps",
     "captured_step": "steps",
+    "on_alert": "alerts",
     "optimize": "api",
     "rollout": "steps",
     "tune": "api",
@@ -37,6 +40,7 @@ _HOMES = {
 
 __all__ = [
     "EAGER",
+    "Alert",
     "Decision",
     "Example",
     "Legality",
@@ -48,6 +52,7 @@ __all__ = [
     "apply",
     "captured_loop",
     "captured_step",
+    "on_alert",
     "optimize",
     "rollout",
     "tune",

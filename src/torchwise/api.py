@@ -159,7 +159,12 @@ def tune(
 
 
 def apply(
-    model: Callable[..., Any], decision: Decision | Study, *, strict: bool = False, borrow: bool = False
+    model: Callable[..., Any],
+    decision: Decision | Study,
+    *,
+    strict: bool = False,
+    borrow: bool = False,
+    canary: int | None = None,
 ) -> OptimizedModule | OptimizedFunction:
     """Return `model` running by what was decided; the model itself is not changed.
 
@@ -172,8 +177,11 @@ def apply(
         strict: raise for a stale decision instead.
         borrow: let a captured plan return the memory that its next call overwrites, which saves a copy of each output.
             Only for a program that is done with an answer before it asks for the next.
+        canary: have one call in so many answered by the original as well, and give the plan up where the answers differ
+            by more than rounding. None compares nothing.
 
     Raises:
+        InputError: `canary` is no number of calls, or the decision is one for training.
         StalePlanError: with `strict`, the decision does not hold here.
     """
     import torch
@@ -189,14 +197,16 @@ def apply(
         logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
     refusal = f"the decision is stale ({stale})" if stale else None
     if isinstance(model, torch.nn.Module):
-        return OptimizedModule(model, decision, refusal, borrow=borrow)
-    return OptimizedFunction(model, decision, refusal, borrow=borrow)
+        return OptimizedModule(model, decision, refusal, borrow=borrow, canary=canary)
+    return OptimizedFunction(model, decision, refusal, borrow=borrow, canary=canary)
 
 
 def optimize(
     model: Callable[..., Any],
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
+    *,
+    canary: int | None = None,
     **options: Any,
 ) -> OptimizedModule | OptimizedFunction:
     """Tune and apply: return `model` running in the fastest proven way.
@@ -208,11 +218,12 @@ def optimize(
         model: an `nn.Module` or a function.
         args: as for `tune`.
         kwargs: as for `tune`.
+        canary: as for `apply`.
         **options: as for `tune`.
     """
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but optimize needs the module or function itself")
-    return apply(model, tune(model, args, kwargs, **options))
+    return apply(model, tune(model, args, kwargs, **options), canary=canary)
 
 
 def _workload(

@@ -15,6 +15,7 @@ import torchwise
 
 SURFACE = [
     "EAGER",
+    "Alert",
     "Decision",
     "Example",
     "Legality",
@@ -26,6 +27,7 @@ SURFACE = [
     "apply",
     "captured_loop",
     "captured_step",
+    "on_alert",
     "optimize",
     "rollout",
     "tune",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import logging
 import pickle
 import threading
@@ -13,10 +14,13 @@ import torch
 
 import torchwise
 from live_decisions import decided
+from torchwise.alerts import heard
 from torchwise.errors import StalePlanError
 from torchwise.plan import EAGER, Plan
-from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch, unwrap
-from torchwise.runtime.dispatch import MOST_FAILURES
+from torchwise.realize import Realized
+from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, unwrap
+from torchwise.runtime.circuit import FAILURES
+from torchwise.runtime.dispatch import LEAST_CALLS, MEMORY_WAIT_S
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
@@ -87,17 +91,139 @@ def test_gradients_flow_where_the_caller_wants_them(net: Net) -> None:
     assert net.inner.weight.grad is not None
 
 
+class Fault:
+    """Stands in for what a plan is realised as: raises as long as it is told to, and counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        self.error: BaseException | None = error
+        self.tried = self.realized = self.closed = 0
+        self.now = 0.0
+        monkeypatch.setattr(dispatch, "realize", self.realize)
+        monkeypatch.setattr(
+            circuit.Circuit.__init__, "__defaults__", (*circuit.Circuit.__init__.__defaults__[:2], self.clock)
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    def realize(self, original: Any, plan: Plan, *_: Any, **__: Any) -> Realized:
+        self.realized += 1
+
+        def call(*args: Any) -> Any:
+            self.tried += 1
+            if self.error is not None:
+                raise self.error
+            return original(*args)
+
+        def close() -> None:
+            self.closed += 1
+
+        return Realized(plan, call, lambda _args, _kwargs: call, close)
+
+
 @torch.no_grad()
-def test_a_plan_that_fails_is_answered_by_the_original_logged_once_and_given_up(
+def test_a_plan_that_fails_is_answered_by_the_original_and_logged_once(
     net: Net, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast = applied(net, Plan(backend="nonesuch"))
     with caplog.at_level(logging.WARNING, "torchwise"):
-        for _ in range(MOST_FAILURES + 2):
+        for _ in range(FAILURES + 2):
             assert torch.equal(fast(X), net(X))
-    assert sum(fast.statistics.original.values()) == MOST_FAILURES + 2
+    assert sum(fast.statistics.original.values()) == FAILURES + 2
+    assert fast.statistics.failures == {"UnsupportedError": FAILURES}
     assert sum("failed, the original answers" in r.message for r in caplog.records) == 1
-    assert any("failed 3 times" in reason for reason in fast.statistics.original), fast.statistics
+
+
+@torch.no_grad()
+def test_a_signature_on_which_the_plan_fails_is_left_alone_for_a_time_and_tried_again(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault, other = Fault(monkeypatch, RuntimeError("broken")), torch.randn(5, 4)
+    decision = replace(decided(net, THREADS, X), inputs=tuple(describe_example(Example((x,))) for x in (X, other)))
+    fast = torchwise.apply(net, decision)
+    with heard() as alerts:
+        for _ in range(FAILURES + 2):
+            assert torch.equal(fast(X), net(X))
+    assert fault.tried == FAILURES
+    [alert] = alerts
+    assert (alert.kind, alert.facts["failure"], alert.facts["wait_s"]) == ("plan_failed", "RuntimeError", 60.0)
+    assert (
+        alert.message
+        == f"plan {THREADS} failed again (RuntimeError): calls of that signature go to the original for 60 s"
+    )
+    fault.error = None
+    fast(other)
+    assert fast.statistics.optimized == 1, "another signature is another matter"
+    fast(X)
+    assert fault.tried == FAILURES + 1
+    fault.now += 60.0
+    for _ in range(3):
+        assert torch.equal(fast(X), net(X))
+    assert fast.statistics.optimized == 4
+    fault.error = RuntimeError("broken again")
+    for _ in range(FAILURES + 1):
+        assert torch.equal(fast(X), net(X))
+    assert fast.statistics.opened == 2, "a success had closed it"
+
+
+@torch.no_grad()
+def test_out_of_memory_frees_what_the_plan_holds_and_the_original_answers(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
+    fault.error, memory = None, torch.OutOfMemoryError("CUDA out of memory")
+    fast, emptied = applied(net), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(fault.closed))
+    fast(X)
+    fault.error = memory
+    with heard() as alerts:
+        assert torch.equal(fast(X), net(X))
+    assert (fault.closed, emptied) == (1, [1]), "closed, and only then given back"
+    assert [alert.kind for alert in alerts] == ["out_of_memory"]
+    fault.error = None
+    fast(X)
+    assert fast.statistics.optimized == 1, "once is enough: nothing is tried while memory is short"
+    fault.now += MEMORY_WAIT_S
+    fast(X)
+    fast(X)
+    assert (fast.statistics.optimized, fault.realized) == (3, 2)
+
+
+@torch.no_grad()
+def test_too_many_calls_for_the_original_are_said_once(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = applied(net)
+    with heard() as alerts:
+        for _ in range(LEAST_CALLS - 100):
+            fast(X)
+        for _ in range(200):
+            fast(torch.randn(5, 4))
+    [alert] = alerts
+    assert alert.kind == "fallback_rate"
+    assert alert.facts["rate"] == pytest.approx(0.1)
+    assert "not proven on inputs of this shape" in alert.message
+
+
+@torch.no_grad()
+def test_a_callback_that_fails_keeps_nobody_from_an_answer(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, RuntimeError("broken"))
+    heard_of: list[str] = []
+    removers = [torchwise.on_alert(lambda _: 1 / 0), torchwise.on_alert(lambda alert: heard_of.append(alert.kind))]
+    fast = applied(net)
+    for _ in range(FAILURES):
+        assert torch.equal(fast(X), net(X))
+    assert heard_of == ["plan_failed"]
+    for remove in (*removers, *removers):
+        remove()
+
+
+def test_the_counts_are_plain_data(net: Net) -> None:
+    fast = applied(net)
+    with torch.no_grad():
+        fast(X)
+        fast(torch.randn(5, 4))
+    counts = fast.statistics.snapshot()
+    assert json.loads(json.dumps(counts)) == counts
+    assert (counts["calls"], counts["optimized"], counts["fallback_rate"]) == (2, 1, 0.5)
 
 
 @torch.no_grad()
@@ -251,7 +377,7 @@ def test_the_callers_own_errors_do_not_count_against_the_plan(net: Net) -> None:
         return x
 
     fast = torchwise.apply(picky, decided(picky, THREADS, X))
-    for _ in range(MOST_FAILURES + 1):
+    for _ in range(FAILURES + 1):
         with pytest.raises(ValueError, match="all zeros"):
             fast(torch.zeros_like(X))
     fast(X)

@@ -1,7 +1,15 @@
 """A decided plan in a live program: proven signatures take the plan, everything else the original."""
 
-from torchwise.runtime.dispatch import Dispatcher, Statistics
+from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.stale import stale_because
+from torchwise.runtime.statistics import Statistics
 
-__all__ = ["Dispatcher", "OptimizedFunction", "OptimizedModule", "Statistics", "stale_because", "unwrap"]
+__all__ = [
+    "Dispatcher",
+    "OptimizedFunction",
+    "OptimizedModule",
+    "Statistics",
+    "stale_because",
+    "unwrap",
+]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,43 +14,54 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 
-from torchwise.errors import UnsupportedError
+from torchwise.alerts import alert
+from torchwise.errors import InputError, UnsupportedError
 from torchwise.realize import Realized, Recognizer, Signature, realize, signature_of
 from torchwise.records import Decision
+from torchwise.runtime.canary import Canary
+from torchwise.runtime.circuit import Circuit
+from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
 
 logger = logging.getLogger("torchwise")
 
 NOT_PROVEN = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
-MOST_FAILURES = 3
-"""Failures of the plan after which the original answers for good."""
-
-
-@dataclass(slots=True)
-class Statistics:
-    """What became of the calls so far.
-
-    Attributes:
-        optimized: calls that the plan answered.
-        original: calls that the original answered, by reason.
-    """
-
-    optimized: int = 0
-    original: Counter[str] = field(default_factory=Counter)
+MEMORY_WAIT_S = 600.0
+"""Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
+LEAST_CALLS = 1000
+"""Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
+MOST_FALLBACKS = 0.05
 
 
 class Dispatcher:
     """Answers calls by a decided plan where it is proven, and by the original everywhere else.
 
     The plan answers a call whose inputs have a signature it was proven on (a plan with dynamic shapes: the same dtypes
-    and ranks), in the grad mode it was proven in. It is realised on the first such call. A failure of the plan answers
-    from the original on that very call, is logged once, and after `MOST_FAILURES` the plan is given up. If the original
-    raises as well, its error is the caller's.
+    and ranks), in the grad mode it was proven in. It is realised on the first such call. If the plan fails, the
+    original answers that very call, which is logged once; after some failures it answers calls of that signature for a
+    time, and then the plan is tried again (`Circuit`). Where the GPU ran out of memory, what the plan held is freed,
+    and the original answers all calls for a time. If the original raises as well, its error is the caller's.
+
+    Args:
+        original: the module or function.
+        decision: what was decided for it.
+        refusal: why the plan may not answer at all, if that is so.
+        borrow: whether a captured plan returns memory that its next call overwrites.
+        canary: calls per comparison with the original; None for none.
+
+    Raises:
+        InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
     """
 
     def __init__(
-        self, original: Callable[..., Any], decision: Decision, refusal: str | None = None, *, borrow: bool = False
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        refusal: str | None = None,
+        *,
+        borrow: bool = False,
+        canary: int | None = None,
     ) -> None:
         self.original = original
         self.borrow = borrow
@@ -62,10 +71,18 @@ class Dispatcher:
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: tuple[Recognizer, Callable[..., Any]] | None = None  # of the last signature that was proven anew
         self._realized: Realized | None = None
-        self._failures = 0
+        self._circuits: dict[Signature, Circuit] = {}
+        self._memory = Circuit(failures=1, first_wait_s=MEMORY_WAIT_S)
+        self._is_alarmed = False
         self._lock = threading.Lock()
         self._logged: set[str] = set()
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
+        if canary is not None and not self._inference:
+            raise InputError(
+                "canary is given, but the plan is for training: only answers can be compared, not gradients"
+            )
+        self.canary = canary
+        self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
         self._state = vars(original) if self._module is not None else None
         self._training = getattr(original, "training", None)
@@ -93,7 +110,7 @@ class Dispatcher:
         try:
             result = call(*args, **kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
-            return self._failed(error, args, kwargs)
+            return self._failed(error, key or signature_of(args, kwargs), args, kwargs)
         self.statistics.optimized += 1
         return result
 
@@ -102,6 +119,7 @@ class Dispatcher:
         refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
+        refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
         try:
@@ -110,23 +128,55 @@ class Dispatcher:
             result = realized.call(*args, **kwargs)
             lean = realized.lean(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
-            return self._failed(error, args, kwargs)
+            return self._failed(error, key, args, kwargs)
+        if (circuit := self._circuits.pop(key, None)) is not None:
+            circuit.succeeded()
+        self._memory.succeeded()
         # Another thread may have given the plan up, and the call may have changed what it was given.
-        if self._refusal is None and signature_of(args, kwargs) == key:
+        if self._refusal is None and self._realized is realized and signature_of(args, kwargs) == key:
+            lean = self._canary.around(lean) if self._canary is not None else lean
             self._proven[key] = lean
             self._last = _recognized(args, kwargs, lean)
         self.statistics.optimized += 1
         return result
 
-    def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _waits(self, key: Signature) -> str | None:
+        """Return why the plan is left alone for now on such calls, or None where it may answer this one."""
+        if not self._memory.admits():
+            return "the GPU ran out of memory under the plan, which is tried again later"
+        circuit = self._circuits.get(key)
+        if circuit is not None and not circuit.admits():
+            return "the plan failed on calls of this signature, and is tried again later"
+        return None
+
+    def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer by the original; where that raises too, the fault was the call's, and is not the plan's."""
-        result = self._original(f"the plan failed ({type(error).__name__})", args, kwargs)
-        self._failures += 1
-        if self._failures == 1:
-            logger.warning("torchwise: plan %s failed, the original answers", self.decision.plan, exc_info=error)
-        if self._failures >= MOST_FAILURES:
-            self.close(f"the plan failed {self._failures} times, last with {type(error).__name__}")
+        kind, plan = type(error).__name__, str(self.decision.plan)
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        if is_memory:  # first, so that the original has room
+            self._release(plan)
+        result = self._original(f"the plan failed ({kind})", args, kwargs)
+        self.statistics.failures[kind] += 1
+        if self.statistics.failures.total() == 1:
+            logger.warning("torchwise: plan %s failed, the original answers", plan, exc_info=error)
+        circuit = self._circuits.setdefault(key, Circuit())
+        if not is_memory and circuit.failed():
+            self._proven.pop(key, None)
+            self._last = None
+            self.statistics.opened += 1
+            wait_s = circuit.wait_s
+            said = f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
+            alert("plan_failed", said, error, plan=plan, failure=kind, wait_s=wait_s)
         return result
+
+    def _release(self, plan: str) -> None:
+        """Free what the plan holds on the GPU, captured graphs and their memory, and leave it alone for a time."""
+        self._memory.failed()
+        self._forget()
+        torch.cuda.empty_cache()  # which does nothing where there is no GPU
+        self.statistics.opened += 1
+        said = f"the GPU ran out of memory under plan {plan}: what it held is freed, and the original answers for now"
+        alert("out_of_memory", said, plan=plan)
 
     @property
     def realized(self) -> Realized | None:
@@ -136,11 +186,14 @@ class Dispatcher:
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""
         self._refusal = reason
+        self._forget()
+
+    def _forget(self) -> None:
         self._proven.clear()
         self._last = None
-        if self._realized is not None:
-            self._realized.close()
-            self._realized = None
+        realized, self._realized = self._realized, None
+        if realized is not None:
+            realized.close()
 
     def _realize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Realized:
         if self._realized is None:
@@ -161,7 +214,19 @@ class Dispatcher:
             self._logged.add(reason)
             level = logging.INFO if self.decision.plan.is_eager else logging.WARNING
             logger.log(level, "torchwise: the original answers, because %s", reason)
+        if not self._is_alarmed and not self.decision.plan.is_eager and self.statistics.calls >= LEAST_CALLS:
+            self._look_at_rate()
         return self.original(*args, **kwargs)
+
+    def _look_at_rate(self) -> None:
+        rate, [(reason, times)] = self.statistics.fallback_rate, self.statistics.original.most_common(1)
+        if rate > MOST_FALLBACKS:
+            self._is_alarmed = True
+            plan = str(self.decision.plan)
+            said = (
+                f"{rate:.0%} of {self.statistics.calls:,} calls went to the original and not to plan {plan}: {reason}"
+            )
+            alert("fallback_rate", said, plan=plan, rate=rate, reason=reason, times=times)
 
     def _blocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from torchwise.records import Decision
-from torchwise.runtime.dispatch import Dispatcher, Statistics
+from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.stale import stale_because
+from torchwise.runtime.statistics import Statistics
 
 
 class OptimizedModule(torch.nn.Module):
@@ -21,10 +22,16 @@ class OptimizedModule(torch.nn.Module):
     """
 
     def __init__(
-        self, original: torch.nn.Module, decision: Decision, refusal: str | None = None, *, borrow: bool = False
+        self,
+        original: torch.nn.Module,
+        decision: Decision,
+        refusal: str | None = None,
+        *,
+        borrow: bool = False,
+        canary: int | None = None,
     ) -> None:
         super().__init__()
-        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow)
+        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[shared] = original.__dict__[shared]
@@ -91,7 +98,7 @@ class OptimizedModule(torch.nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew."""
         own = self._dispatcher
-        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow))
+        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary))
 
     def extra_repr(self) -> str:
         """Say by which plan it runs."""
@@ -102,10 +109,16 @@ class OptimizedFunction:
     """Runs a function by a decided plan; see `Dispatcher`."""
 
     def __init__(
-        self, original: Callable[..., Any], decision: Decision, refusal: str | None = None, *, borrow: bool = False
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        refusal: str | None = None,
+        *,
+        borrow: bool = False,
+        canary: int | None = None,
     ) -> None:
         functools.update_wrapper(self, original, updated=())
-        self._dispatcher = Dispatcher(original, decision, refusal, borrow=borrow)
+        self._dispatcher = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
@@ -124,13 +137,14 @@ class OptimizedFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision."""
         own = self._dispatcher
-        return (_rebuilt, (OptimizedFunction, own.original, own.decision, own.borrow))
+        return (_rebuilt, (OptimizedFunction, own.original, own.decision, own.borrow, own.canary))
 
 
-def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False) -> Any:
+def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False, canary: int | None = None) -> Any:
     """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted."""
     stale = stale_because(original, decision)
-    return kind(original, decision, f"the decision is stale ({stale})" if stale else None, borrow=borrow)
+    refusal = f"the decision is stale ({stale})" if stale else None
+    return kind(original, decision, refusal, borrow=borrow, canary=canary)
 
 
 def unwrap(optimized: Any) -> Any:

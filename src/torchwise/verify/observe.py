@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,12 +61,12 @@ def observe(
             outputs = call(*example.args, **example.kwargs)
             gradients = _gradients(outputs, module, inputs) if training else []
         after = _buffers(module)
-    leaves = [
-        *trees.named_leaves(outputs, "output"),
-        *trees.named_leaves(inputs, "input after the call "),
-        *after,
-        *gradients,
-    ]
+    return observation_of(outputs, inputs, [*after, *gradients])
+
+
+def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = ()) -> Observation:
+    """Copy what a call returned, its inputs as they are after it, and more leaves by name."""
+    leaves = [*trees.named_leaves(outputs, "output"), *trees.named_leaves(inputs, "input after the call "), *more]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
     return Observation(copied, _aliases(outputs, inputs))
 

@@ -1,0 +1,72 @@
+"""What somebody should hear of at once: alerts, logged, and given to whoever asked for them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+logger = logging.getLogger("torchwise")
+
+Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that went wrong while a plan was served; every call was answered nevertheless.
+
+    Attributes:
+        kind: "canary_mismatch" (the plan answered otherwise than the original), "plan_failed" (often enough to be left
+            alone for a time), "out_of_memory" (what the plan held was freed) or "fallback_rate" (too many calls are
+            answered by the original).
+        message: what happened and what was done about it, for people.
+        facts: the same as plain data: the plan among it.
+    """
+
+    kind: Kind
+    message: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+_callbacks: list[Callable[[Alert], object]] = []
+
+
+def on_alert(callback: Callable[[Alert], object]) -> Callable[[], None]:
+    """Have `callback` called with every alert of this process, in the thread that it happens in.
+
+    An error that it raises is logged and goes no further.
+
+    Returns:
+        What takes the callback away again.
+    """
+    _callbacks.append(callback)
+
+    def remove() -> None:
+        with contextlib.suppress(ValueError):  # it was removed before
+            _callbacks.remove(callback)
+
+    return remove
+
+
+def alert(kind: Kind, message: str, error: BaseException | None = None, **facts: Any) -> None:
+    """Log an alert, and hand it to every callback."""
+    raised = Alert(kind, message, facts)
+    logger.warning("torchwise: %s", message, exc_info=error, extra={"torchwise": {"alert": kind, **facts}})
+    for callback in list(_callbacks):
+        try:
+            callback(raised)
+        except Exception:  # a callback may raise anything, and the call that met the fault must still be answered
+            logger.exception("torchwise: a callback for alerts failed on %s", kind)
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[Alert]]:
+    """Collect the alerts that are raised meanwhile."""
+    alerts: list[Alert] = []
+    remove = on_alert(alerts.append)
+    try:
+        yield alerts
+    finally:
+        remove()

@@ -1,0 +1,77 @@
+"""When a plan that failed is tried again: a circuit breaker.
+
+Source: M. Nygard, *Release It!*, "Circuit Breaker"; half-open retries as resilience4j has them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+FAILURES = 3
+"""Failures after which a circuit opens; one alone may be bad luck, and costs the call nothing but time."""
+FIRST_WAIT_S = 60.0
+LONGEST_WAIT_S = 3600.0
+"""Seconds for which an open circuit lets nothing through; twice as long after each retry that fails, up to an hour."""
+
+
+class Circuit:
+    """Closed, it lets calls through. Open, it lets none, until its time is over; then half-open: one, to try.
+
+    Args:
+        failures: how many open it.
+        first_wait_s: seconds for which it is open first.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        failures: int = FAILURES,
+        first_wait_s: float = FIRST_WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = failures
+        self._first_wait_s = first_wait_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._wait_s = first_wait_s
+        self._closed_until: float | None = None  # None where the circuit is closed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open or half-open."""
+        return self._closed_until is not None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until it is half-open; 0 where calls get through."""
+        return max(self._closed_until - self._clock(), 0.0) if self._closed_until is not None else 0.0
+
+    def admits(self) -> bool:
+        """Whether a call may go through; of several at a time that is half-open, one may."""
+        with self._lock:
+            if self._closed_until is None:
+                return True
+            now = self._clock()
+            if now < self._closed_until:
+                return False
+            self._closed_until = now + self._wait_s  # the others wait for what becomes of this one
+            return True
+
+    def failed(self) -> bool:
+        """Count a failure; return whether it opened the circuit, or opened it anew."""
+        with self._lock:
+            self._failures += 1
+            if self._closed_until is not None:  # the retry failed
+                self._wait_s = min(2 * self._wait_s, max(LONGEST_WAIT_S, self._first_wait_s))
+            elif self._failures < self._most:
+                return False
+            self._closed_until = self._clock() + self._wait_s
+            return True
+
+    def succeeded(self) -> None:
+        """Close it, and forget its failures."""
+        with self._lock:
+            self._failures, self._wait_s, self._closed_until = 0, self._first_wait_s, None

@@ -1,0 +1,185 @@
+"""A canary: a plan that answers otherwise than the original is found and given up; the caller gets what is right."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise
+from live_decisions import decided
+from torchwise.alerts import heard
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.realize import Realized
+from torchwise.runtime import OptimizedFunction, OptimizedModule, dispatch
+
+PLAN = Plan(backend="inductor")
+X = torch.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return what serves a model by another function in its plan's place."""
+
+    def serve(model: Any, plan: Any, *args: torch.Tensor, **options: Any) -> Any:
+        made = Realized(PLAN, plan, lambda _args, _kwargs: plan, lambda: None)
+        monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
+        return torchwise.apply(model, decided(model, PLAN, *(args or (X,))), **options)
+
+    return serve
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def called(fast: Any, times: int, *args: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [fast(*(args or (X,))) for _ in range(times)]
+
+
+def test_a_right_plan_goes_on_and_one_call_in_n_is_compared(serve: Callable[..., Any]) -> None:
+    fast = serve(double, lambda x: x + x, canary=3)
+    assert isinstance(fast, OptimizedFunction)
+    with heard() as alerts:
+        called(fast, 10)  # the first is not counted: it compiles
+    assert fast.statistics.compared == 3
+    assert (fast.statistics.mismatched, fast.statistics.optimized, alerts) == (0, 10, [])
+
+
+def test_a_wrong_answer_is_replaced_the_plan_given_up_and_an_alert_raised(serve: Callable[..., Any]) -> None:
+    fast = serve(double, lambda x: x * 2 + 0.01, canary=4)
+    with heard() as alerts:
+        answers = called(fast, 8)
+    assert [bool(torch.equal(a, double(X))) for a in answers] == [False] * 4 + [True] * 4
+    assert fast.statistics.mismatched == 1
+    [alert] = alerts
+    assert alert.kind == "canary_mismatch"
+    assert "output is off by" in alert.message
+    assert alert.facts["plan"] == "inductor"
+    assert any("the canary found that output is off" in reason for reason in fast.statistics.original)
+
+
+@pytest.mark.parametrize(
+    ("plan", "found"),
+    [
+        (lambda x: (x * 2).double(), "has dtype torch.float64"),
+        (lambda x: x[:, :3] * 2, "has shape"),
+        (lambda x: [x * 2], "structure"),
+        (lambda x: torch.where(x == 5, torch.nan, x * 2), "is not finite in 1 of 12 elements"),
+    ],
+)
+def test_whatever_else_is_wrong_is_said(serve: Callable[..., Any], plan: Callable[..., Any], found: str) -> None:
+    fast = serve(double, plan, canary=1)
+    with heard() as alerts:
+        called(fast, 2)
+    assert found in alerts[0].message
+
+
+def test_rounding_is_no_mismatch(serve: Callable[..., Any]) -> None:
+    fast = serve(double, lambda x: x * 2 * (1 + 1e-5), canary=1)
+    called(fast, 5)
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (4, 0)
+
+
+def test_the_error_of_the_proof_is_granted(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = serve(double, lambda x: x * 2 * 1.01, canary=1)
+    fast._dispatcher._canary._decision = replace(fast.decision, error=5e-3)
+    called(fast, 3)
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (2, 0)
+
+
+@pytest.mark.parametrize(("wrong", "mismatched"), [(1, 0), (7, 1)])
+def test_a_flipped_index_is_rounding_and_many_are_not(serve: Callable[..., Any], wrong: int, mismatched: int) -> None:
+    x = torch.randn(100, 4)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        found = x.argmax(1)
+        found[:wrong] = 3 - found[:wrong]
+        return found
+
+    fast = serve(lambda x: x.argmax(1), other, x, canary=1)
+    called(fast, 2, x)
+    assert fast.statistics.mismatched == mismatched
+
+
+def test_a_model_that_draws_random_numbers_cannot_be_compared(
+    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = serve(lambda x: x + torch.randn_like(x), lambda x: x + torch.randn_like(x), canary=1)
+    with heard() as alerts, caplog.at_level(logging.WARNING, "torchwise"):
+        called(fast, 5)
+    assert (fast.statistics.optimized, fast.statistics.mismatched, alerts) == (5, 0, [])
+    assert sum("the canary is switched off" in record.message for record in caplog.records) == 1
+
+
+def test_a_comparison_draws_no_random_numbers_of_the_programs(serve: Callable[..., Any]) -> None:
+    fast = serve(lambda x: x * 2 + torch.rand(1) * 0, double, canary=1)
+    torch.manual_seed(3)
+    called(fast, 3)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(1)), "the plan draws none, so none were drawn"
+
+
+def test_what_a_wrong_plan_wrote_to_an_input_is_mended(serve: Callable[..., Any]) -> None:
+    fast = serve(lambda x: x.add_(1), lambda x: x.add_(2), X.clone(), canary=1)
+    first, second = X.clone(), X.clone()
+    called(fast, 1, first)
+    [answer] = called(fast, 1, second)
+    assert torch.equal(second, X + 1)
+    assert torch.equal(answer, X + 1)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+def test_a_model_with_state_is_compared_from_the_state_that_the_plan_had(serve: Callable[..., Any]) -> None:
+    model = Counting().eval()
+
+    def plan(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    fast = serve(model, plan, canary=1)
+    assert isinstance(fast, OptimizedModule)
+    answers = called(fast, 3)
+    assert float(model.calls) == 3, "comparing counts nothing"
+    assert [float(a[0, 0]) for a in answers] == [1.0, 2.0, 3.0]
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (2, 0)
+
+
+def test_an_input_that_cannot_be_copied_costs_the_canary_alone(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = serve(double, double, canary=1)
+    called(fast, 1)
+    monkeypatch.setattr("torchwise.runtime.canary.Example.clone", lambda _: 1 / 0)
+    with caplog.at_level(logging.WARNING, "torchwise"):
+        called(fast, 2)
+    assert fast.statistics.optimized == 3
+    assert any("cannot be copied" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "often"])
+def test_a_canary_needs_a_number_of_calls(every: Any) -> None:
+    with pytest.raises(InputError, match="must be a whole number of calls, at least 1"):
+        torchwise.apply(double, decided(double, PLAN, X), canary=every)
+
+
+def test_training_is_not_compared() -> None:
+    decision = decided(double, PLAN, X)
+    training = replace(decision, workload=replace(decision.workload, mode="training"))
+    with pytest.raises(InputError, match="the plan is for training"):
+        torchwise.apply(double, training, canary=10)

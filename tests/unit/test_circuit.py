@@ -1,0 +1,77 @@
+"""A circuit breaker: open after some failures, half-open for one call, closed again by a success."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchwise.runtime.circuit import LONGEST_WAIT_S, Circuit
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def circuit(clock: Clock) -> Circuit:
+    return Circuit(failures=3, first_wait_s=60.0, clock=clock)
+
+
+def opened(circuit: Circuit) -> Circuit:
+    assert [circuit.failed() for _ in range(3)] == [False, False, True]
+    return circuit
+
+
+def test_it_opens_after_as_many_failures_and_lets_nothing_through(circuit: Circuit, clock: Clock) -> None:
+    assert circuit.admits()
+    opened(circuit)
+    assert circuit.is_open
+    assert circuit.wait_s == 60.0
+    clock.now += 59.9
+    assert not circuit.admits()
+
+
+def test_half_open_it_lets_one_call_through_and_the_others_wait(circuit: Circuit, clock: Clock) -> None:
+    opened(circuit)
+    clock.now += 60.0
+    assert circuit.admits()
+    assert not circuit.admits()
+    assert circuit.is_open
+
+
+def test_a_success_closes_it_and_forgets_what_was(circuit: Circuit, clock: Clock) -> None:
+    opened(circuit)
+    clock.now += 60.0
+    assert circuit.admits()
+    circuit.succeeded()
+    assert not circuit.is_open
+    assert circuit.wait_s == 0.0
+    opened(circuit)
+    assert circuit.wait_s == 60.0
+
+
+def test_each_retry_that_fails_doubles_the_wait_up_to_an_hour(circuit: Circuit, clock: Clock) -> None:
+    opened(circuit)
+    waits = []
+    for _ in range(8):
+        clock.now += circuit.wait_s
+        assert circuit.admits()
+        assert circuit.failed()
+        waits.append(circuit.wait_s)
+    assert waits == [120, 240, 480, 960, 1920, LONGEST_WAIT_S, LONGEST_WAIT_S, LONGEST_WAIT_S]
+
+
+def test_a_first_wait_beyond_an_hour_stays(clock: Clock) -> None:
+    circuit = Circuit(failures=1, first_wait_s=2 * LONGEST_WAIT_S, clock=clock)
+    assert circuit.failed()
+    clock.now += 2 * LONGEST_WAIT_S
+    assert circuit.admits()
+    assert circuit.failed()
+    assert circuit.wait_s == 2 * LONGEST_WAIT_S
