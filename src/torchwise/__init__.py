@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
-    from torchwise.api import Study, apply, optimize, tune
+    from torchwise.api import Study, apply, freeze, optimize, tune, unwrap
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Legality, Plan
     from torchwise.records import Decision
@@ -32,10 +32,12 @@ _HOMES = {
     "apply": "api",
     "captured_loop": "steps",
     "captured_step": "steps",
+    "freeze": "api",
     "on_alert": "alerts",
     "optimize": "api",
     "rollout": "steps",
     "tune": "api",
+    "unwrap": "api",
 }
 
 __all__ = [
@@ -52,10 +54,12 @@ __all__ = [
     "apply",
     "captured_loop",
     "captured_step",
+    "freeze",
     "on_alert",
     "optimize",
     "rollout",
     "tune",
+    "unwrap",
 ]
 
 

@@ -226,6 +226,27 @@ def optimize(
     return apply(model, tune(model, args, kwargs, **options), canary=canary)
 
 
+def unwrap(optimized: Any) -> Any:
+    """Return the original behind what `apply` or `optimize` returned; anything else as it is."""
+    from torchwise import runtime
+
+    return runtime.unwrap(optimized)
+
+
+def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
+    """Have nothing more compiled or captured: what the plan has not answered by now, the original answers.
+
+    For a service that has called its plan once on inputs of every signature that will come, and must not stop for a new
+    one.
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised.
+    """
+    from torchwise import runtime
+
+    runtime.freeze(optimized)
+
+
 def _workload(
     model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
 ) -> Workload | None:

@@ -27,10 +27,12 @@ SURFACE = [
     "apply",
     "captured_loop",
     "captured_step",
+    "freeze",
     "on_alert",
     "optimize",
     "rollout",
     "tune",
+    "unwrap",
 ]
 HEAVY = ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy", "alembic", "rich", "typer", "msgspec")
 ATTEMPTS = 5  # the best of them, since the machine may be busy with something else

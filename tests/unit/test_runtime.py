@@ -15,12 +15,12 @@ import torch
 import torchwise
 from live_decisions import decided
 from torchwise.alerts import heard
-from torchwise.errors import StalePlanError
+from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Realized
-from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, unwrap
+from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, freeze, unwrap
 from torchwise.runtime.circuit import FAILURES
-from torchwise.runtime.dispatch import LEAST_CALLS, MEMORY_WAIT_S
+from torchwise.runtime.dispatch import FROZEN, LEAST_CALLS, MEMORY_WAIT_S
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 
@@ -214,6 +214,32 @@ def test_a_callback_that_fails_keeps_nobody_from_an_answer(net: Net, monkeypatch
     assert heard_of == ["plan_failed"]
     for remove in (*removers, *removers):
         remove()
+
+
+@torch.no_grad()
+def test_a_frozen_plan_answers_what_it_answered_before_and_compiles_nothing_more(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault, other = Fault(monkeypatch, RuntimeError("broken")), torch.randn(5, 4)
+    fault.error = None
+    decision = replace(decided(net, THREADS, X), inputs=tuple(describe_example(Example((x,))) for x in (X, other)))
+    fast = torchwise.apply(net, decision)
+    fast(X)
+    freeze(fast)
+    fast(X)
+    assert torch.equal(fast(other), net(other))
+    assert (fault.tried, fast.statistics.optimized, fast.statistics.original) == (2, 2, {FROZEN: 1})
+    fault.error = RuntimeError("broken")
+    for _ in range(FAILURES):
+        fast(X)
+    fault.error, fault.now = None, 60.0
+    fast(X)
+    assert fast.statistics.optimized == 3, "what it answered before is tried again"
+
+
+def test_only_what_was_optimised_can_be_frozen(net: Net) -> None:
+    with pytest.raises(InputError, match="it is a Net, but only what torchwise"):
+        freeze(net)  # type: ignore[arg-type]
 
 
 def test_the_counts_are_plain_data(net: Net) -> None:

@@ -27,6 +27,7 @@ from torchwise.workload.identity import describe_example
 logger = logging.getLogger("torchwise")
 
 NOT_PROVEN = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
+FROZEN = "the plan is frozen, and has not answered such a call before"
 MEMORY_WAIT_S = 600.0
 """Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
 LEAST_CALLS = 1000
@@ -67,6 +68,7 @@ class Dispatcher:
         self.borrow = borrow
         self.decision = decision
         self.statistics = Statistics()
+        self.is_frozen = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: tuple[Recognizer, Callable[..., Any]] | None = None  # of the last signature that was proven anew
@@ -119,6 +121,8 @@ class Dispatcher:
         refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
+        if refusal is None and self.is_frozen and key not in self._proven and key not in self._circuits:
+            refusal = FROZEN
         refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
@@ -182,6 +186,10 @@ class Dispatcher:
     def realized(self) -> Realized | None:
         """What the plan became; None before the first call that it answers, and after it was given up."""
         return self._realized
+
+    def freeze(self) -> None:
+        """Compile and capture nothing more: calls of signatures that the plan never answered go to the original."""
+        self.is_frozen = True
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""

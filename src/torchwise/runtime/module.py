@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.stale import stale_because
@@ -149,7 +150,25 @@ def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False
 
 def unwrap(optimized: Any) -> Any:
     """Return the original behind an optimised module or function; anything else as it is."""
-    dispatcher = getattr(optimized, "__dict__", {}).get("_torchwise") or getattr(optimized, "__dict__", {}).get(
-        "_dispatcher"
-    )
-    return dispatcher.original if isinstance(dispatcher, Dispatcher) else optimized
+    dispatcher = _dispatcher_of(optimized)
+    return dispatcher.original if dispatcher is not None else optimized
+
+
+def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
+    """Have nothing more compiled or captured (`Dispatcher.freeze`).
+
+    It is a function and no method, as a model may have a method of that name.
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised.
+    """
+    dispatcher = _dispatcher_of(optimized)
+    if dispatcher is None:
+        raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be frozen")
+    dispatcher.freeze()
+
+
+def _dispatcher_of(optimized: Any) -> Dispatcher | None:
+    own = getattr(optimized, "__dict__", {})
+    found = own.get("_torchwise") or own.get("_dispatcher")
+    return found if isinstance(found, Dispatcher) else None
