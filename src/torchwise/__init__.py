@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
-    from torchwise.api import Study, apply, freeze, optimize, tune, unwrap
+    from torchwise.api import Study, apply, export_metrics, freeze, optimize, tune, unwrap
     from torchwise.errors import TorchwiseError
     from torchwise.plan import EAGER, Legality, Plan
     from torchwise.records import Decision
@@ -32,6 +32,7 @@ _HOMES = {
     "apply": "api",
     "captured_loop": "steps",
     "captured_step": "steps",
+    "export_metrics": "api",
     "freeze": "api",
     "on_alert": "alerts",
     "optimize": "api",
@@ -54,6 +55,7 @@ __all__ = [
     "apply",
     "captured_loop",
     "captured_step",
+    "export_metrics",
     "freeze",
     "on_alert",
     "optimize",

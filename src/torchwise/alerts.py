@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 logger = logging.getLogger("torchwise")
 
-Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate"]
+Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate", "slow_down"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Alert:
 
     Attributes:
         kind: "canary_mismatch" (the plan answered otherwise than the original), "plan_failed" (often enough to be left
-            alone for a time), "out_of_memory" (what the plan held was freed) or "fallback_rate" (too many calls are
-            answered by the original).
+            alone for a time), "out_of_memory" (what the plan held was freed), "fallback_rate" (too many calls are answered
+            by the original) or "slow_down" (the plan takes longer than was measured when it was decided).
         message: what happened and what was done about it, for people.
         facts: the same as plain data: the plan among it.
     """

@@ -247,6 +247,30 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
     runtime.freeze(optimized)
 
 
+def export_metrics(
+    optimized: OptimizedModule | OptimizedFunction, name: str, registry: Any = None
+) -> Callable[[], None]:
+    """Have Prometheus scrape what became of the calls of `optimized`, and how long they take.
+
+    Nothing is added to the way of a call: counts are read when they are asked for.
+
+    Args:
+        optimized: what `apply` or `optimize` returned.
+        name: the label `model` of its metrics.
+        registry: a `prometheus_client.CollectorRegistry`; by default the global one.
+
+    Returns:
+        What takes the metrics away again.
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised, or the name is taken.
+        UnsupportedError: prometheus-client is not installed; it comes with the extra `metrics`.
+    """
+    from torchwise.runtime import metrics
+
+    return metrics.export_metrics(optimized, name, registry)
+
+
 def _workload(
     model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
 ) -> Workload | None:

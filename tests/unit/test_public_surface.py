@@ -27,6 +27,7 @@ SURFACE = [
     "apply",
     "captured_loop",
     "captured_step",
+    "export_metrics",
     "freeze",
     "on_alert",
     "optimize",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from torchwise.realize import Realized, Recognizer, Signature, realize, signatur
 from torchwise.records import Decision
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.circuit import Circuit
+from torchwise.runtime.latency import EVERY, Latency
 from torchwise.runtime.statistics import Statistics
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
@@ -33,6 +35,8 @@ MEMORY_WAIT_S = 600.0
 LEAST_CALLS = 1000
 """Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
 MOST_FALLBACKS = 0.05
+SLOWER = 1.5
+"""Times the promised duration beyond which it is said that the plan is slower: one machine differs by less."""
 
 
 class Dispatcher:
@@ -84,6 +88,8 @@ class Dispatcher:
                 "canary is given, but the plan is for training: only answers can be compared, not gradients"
             )
         self.canary = canary
+        self._latency = Latency(self._device, self.statistics.latency, self._look_at_speed)
+        self._is_slower = False
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
         self._state = vars(original) if self._module is not None else None
@@ -109,11 +115,12 @@ class Dispatcher:
             call = self._proven.get(key)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
+        counts = self.statistics
         try:
-            result = call(*args, **kwargs)
+            result = call(*args, **kwargs) if counts.optimized % EVERY else self._latency.timed(call, args, kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
             return self._failed(error, key or signature_of(args, kwargs), args, kwargs)
-        self.statistics.optimized += 1
+        counts.optimized += 1
         return result
 
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,6 +133,7 @@ class Dispatcher:
         refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
+        start = time.perf_counter()
         try:
             with self._lock:  # two first calls at once would compile twice
                 realized = self._realize(args, kwargs)
@@ -138,6 +146,9 @@ class Dispatcher:
         self._memory.succeeded()
         # Another thread may have given the plan up, and the call may have changed what it was given.
         if self._refusal is None and self._realized is realized and signature_of(args, kwargs) == key:
+            if key not in self._proven:
+                self.statistics.first_calls += 1
+                self.statistics.first_calls_s += time.perf_counter() - start
             lean = self._canary.around(lean) if self._canary is not None else lean
             self._proven[key] = lean
             self._last = _recognized(args, kwargs, lean)
@@ -235,6 +246,21 @@ class Dispatcher:
                 f"{rate:.0%} of {self.statistics.calls:,} calls went to the original and not to plan {plan}: {reason}"
             )
             alert("fallback_rate", said, plan=plan, rate=rate, reason=reason, times=times)
+
+    def _look_at_speed(self, seconds: float) -> None:
+        """Hold the median of late against what the decision promised, where it promised something for these inputs."""
+        promised = self._promised_s()
+        if promised is None or seconds <= SLOWER * promised:
+            self._is_slower = False
+        elif not self._is_slower:
+            self._is_slower = True
+            plan = str(self.decision.plan)
+            said = f"plan {plan} takes {seconds * 1e3:.3g} ms; it took {promised * 1e3:.3g} ms when it was decided for"
+            alert("slow_down", said, plan=plan, seconds=seconds, promised_s=promised)
+
+    def _promised_s(self) -> float | None:
+        speedup = self.decision.speedup
+        return None if speedup is None or len(self.decision.inputs) != 1 else self.decision.baseline_s / speedup.mid
 
     def _blocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""

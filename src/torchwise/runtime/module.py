@@ -150,7 +150,7 @@ def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False
 
 def unwrap(optimized: Any) -> Any:
     """Return the original behind an optimised module or function; anything else as it is."""
-    dispatcher = _dispatcher_of(optimized)
+    dispatcher = dispatcher_of(optimized)
     return dispatcher.original if dispatcher is not None else optimized
 
 
@@ -162,13 +162,14 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
     Raises:
         InputError: it is nothing that Torchwise optimised.
     """
-    dispatcher = _dispatcher_of(optimized)
+    dispatcher = dispatcher_of(optimized)
     if dispatcher is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be frozen")
     dispatcher.freeze()
 
 
-def _dispatcher_of(optimized: Any) -> Dispatcher | None:
+def dispatcher_of(optimized: Any) -> Dispatcher | None:
+    """Return what answers the calls of an optimised module or function; None for anything else."""
     own = getattr(optimized, "__dict__", {})
     found = own.get("_torchwise") or own.get("_dispatcher")
     return found if isinstance(found, Dispatcher) else None

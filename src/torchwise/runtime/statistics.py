@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchwise.runtime.latency import Histogram
+
 
 @dataclass(slots=True)
 class Statistics:
@@ -21,6 +23,9 @@ class Statistics:
         opened: how often failures closed the way to the plan, for a time or for good.
         compared: calls that were also answered by the original, to compare.
         mismatched: those of them in which the answers differed.
+        first_calls: calls by which something was compiled or captured.
+        first_calls_s: the seconds that these took.
+        latency: durations of a sample of the plan's calls; on a GPU, of the work there.
     """
 
     optimized: int = 0
@@ -29,6 +34,9 @@ class Statistics:
     opened: int = 0
     compared: int = 0
     mismatched: int = 0
+    first_calls: int = 0
+    first_calls_s: float = 0.0
+    latency: Histogram = field(default_factory=Histogram)
 
     @property
     def calls(self) -> int:
@@ -51,4 +59,11 @@ class Statistics:
             "opened": self.opened,
             "compared": self.compared,
             "mismatched": self.mismatched,
+            "first_calls": self.first_calls,
+            "first_calls_s": self.first_calls_s,
+            "latency": {
+                "calls": sum(self.latency.counts),
+                "p50_s": self.latency.quantile(0.5),
+                "p99_s": self.latency.quantile(0.99),
+            },
         }

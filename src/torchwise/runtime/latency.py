@@ -1,0 +1,98 @@
+"""How long a served plan takes, from a sample of its calls, and whether that is what was promised."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+EVERY = 256
+"""One call in so many is timed: reading the clock costs a tenth of a microsecond, an event on a GPU several."""
+BOUNDS_S = tuple(digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5))
+"""Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds; what is longer has a bucket, too."""
+RECENT = 64
+"""Timed calls over which the median is taken that is held against the promise."""
+
+
+class Histogram:
+    """Counts of durations by bucket.
+
+    Attributes:
+        counts: one for each of `BOUNDS_S`, and one for what is longer.
+        sum_s: the sum of all durations.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def quantile(self, share: float) -> float | None:
+        """Return the upper bound of the bucket below which a share of the durations lies; None where there is none."""
+        total, seen = sum(self.counts), 0
+        for count, bound in zip(self.counts, (*BOUNDS_S, float("inf")), strict=True):
+            seen += count
+            if total and seen >= share * total:
+                return bound
+        return None
+
+
+class Latency:
+    """Times calls: on a GPU by events on its stream, which are read at a later one, so that nothing waits.
+
+    Args:
+        device: "cpu" or "cuda".
+        histogram: where durations are counted.
+        look: called with the median of the last `RECENT` timed calls whenever there are as many anew.
+    """
+
+    def __init__(self, device: str, histogram: Histogram, look: Callable[[float], None]) -> None:
+        self._histogram = histogram
+        self._is_cuda = device == "cuda"
+        self._look = look
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._since = 0
+        self._pending: tuple[Any, Any] | None = None
+
+    def timed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call, and time it."""
+        return self._on_gpu(call, args, kwargs) if self._is_cuda else self._on_cpu(call, args, kwargs)
+
+    def _on_cpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = time.perf_counter()
+        answer = call(*args, **kwargs)
+        self._add(time.perf_counter() - start)
+        return answer
+
+    def _on_gpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return call(*args, **kwargs)
+        if self._pending is not None and self._pending[1].query():
+            start, end = self._pending
+            self._add(start.elapsed_time(end) / 1e3)
+            self._pending = None
+        if self._pending is not None:  # the GPU is far behind: the next one will do
+            return call(*args, **kwargs)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        answer = call(*args, **kwargs)
+        end.record()
+        self._pending = start, end
+        return answer
+
+    def _add(self, seconds: float) -> None:
+        self._histogram.add(seconds)
+        self._recent.append(seconds)
+        self._since += 1
+        if self._since >= RECENT:
+            self._since = 0
+            self._look(median(self._recent))

@@ -1,0 +1,186 @@
+"""Latency of a served plan, what is promised of it, and all counts for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import prometheus_client
+import pytest
+import torch
+
+import torchwise
+from live_decisions import decided
+from torchwise.alerts import heard
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.plan import Plan
+from torchwise.records.statistics import Interval
+from torchwise.runtime import latency
+from torchwise.runtime.latency import BOUNDS_S, EVERY, RECENT, Histogram, Latency
+
+PLAN = Plan(threads=torch.get_num_threads() + 1)
+X = torch.randn(3, 4)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Have every timed call take the last of these seconds."""
+    took, now = [1e-3], [0.0]
+
+    def read() -> float:
+        now[0] += took[-1]
+        return now[0]
+
+    monkeypatch.setattr(latency.time, "perf_counter", read)
+    return took
+
+
+def test_a_histogram_counts_by_upper_bound() -> None:
+    histogram = Histogram()
+    for seconds in (1e-6, 1.1e-6, 3e-3, 3e-3, 1e9):
+        histogram.add(seconds)
+    counted = {bound: count for bound, count in zip((*BOUNDS_S, None), histogram.counts, strict=True) if count}
+    assert list(counted.values()) == [1, 1, 2, 1]
+    assert list(counted) == pytest.approx([1e-6, 2e-6, 5e-3, None])
+    assert histogram.sum_s == pytest.approx(1e9)
+    assert histogram.quantile(0.5) == pytest.approx(5e-3)
+    assert histogram.quantile(0.99) == float("inf")
+    assert Histogram().quantile(0.5) is None
+
+
+@torch.no_grad()
+def test_one_call_in_so_many_is_timed(clock: list[float]) -> None:
+    fast = torchwise.apply(double, decided(double, PLAN, X))
+    for _ in range(3 * EVERY + 2):
+        fast(X)
+    counts = fast.statistics
+    assert (sum(counts.latency.counts), counts.latency.quantile(0.5)) == (3, pytest.approx(1e-3))
+    assert (counts.first_calls, counts.first_calls_s > 0) == (1, True)
+    assert json.loads(json.dumps(counts.snapshot()))["latency"]["calls"] == 3
+
+
+@torch.no_grad()
+def test_a_plan_that_is_slower_than_promised_is_said_once(clock: list[float]) -> None:
+    decision = replace(decided(double, PLAN, X), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-3)
+    fast = torchwise.apply(double, decision)
+    with heard() as alerts:
+        for took in (1.4e-3, 1.6e-3, 1.6e-3, 1e-3, 1.6e-3):
+            clock.append(took)
+            for _ in range(RECENT * EVERY):
+                fast(X)
+        for _ in range(EVERY):  # the very first call compiles, and is not timed
+            fast(X)
+    assert [alert.kind for alert in alerts] == ["slow_down"] * 2, "again after it was as promised"
+    assert alerts[0].message == f"plan {PLAN} takes 1.6 ms; it took 1 ms when it was decided for"
+    assert alerts[0].facts["promised_s"] == pytest.approx(1e-3)
+
+
+@torch.no_grad()
+def test_nothing_is_promised_for_a_mix_of_inputs(clock: list[float]) -> None:
+    decision = decided(double, PLAN, X)
+    decision = replace(decision, inputs=(*decision.inputs, "more"), speedup=Interval(1.9, 2.0, 2.1), baseline_s=2e-6)
+    fast = torchwise.apply(double, decision)
+    with heard() as alerts:
+        for _ in range(RECENT * EVERY + 2):
+            fast(X)
+    assert alerts == []
+
+
+class Event:
+    """Stands in for an event on a GPU that is `behind` queries behind."""
+
+    behind = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        Event.behind -= 1
+        return Event.behind < 0
+
+    def elapsed_time(self, end: Event) -> float:
+        return 3.0
+
+
+def test_on_a_gpu_events_are_read_later_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    histogram = Histogram()
+    timer = Latency("cuda", histogram, lambda _: None)
+    assert timer.timed(double, (X,), {}).equal(double(X))
+    assert sum(histogram.counts) == 0
+    Event.behind = 1
+    timer.timed(double, (X,), {})
+    assert sum(histogram.counts) == 0, "the GPU is not there yet"
+    timer.timed(double, (X,), {})
+    assert (sum(histogram.counts), histogram.sum_s) == (1, pytest.approx(3e-3))
+    capturing[0] = True
+    timer.timed(double, (X,), {})
+    assert sum(histogram.counts) == 1, "while somebody records a graph, nothing is asked of the GPU"
+
+
+@pytest.fixture
+def registry() -> prometheus_client.CollectorRegistry:
+    return prometheus_client.CollectorRegistry()
+
+
+def sample(registry: prometheus_client.CollectorRegistry, name: str, **labels: str) -> float | None:
+    found: float | None = registry.get_sample_value(f"torchwise_{name}", {"plan": str(PLAN), **labels})
+    return found
+
+
+@torch.no_grad()
+def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
+    registry: prometheus_client.CollectorRegistry, clock: list[float]
+) -> None:
+    one, two = (torchwise.apply(double, decided(double, PLAN, X)) for _ in range(2))
+    remove = torchwise.export_metrics(one, "one", registry)
+    torchwise.export_metrics(two, "two", registry)
+    for _ in range(EVERY + 2):
+        one(X)
+    one(torch.randn(5))
+    two(X)
+    assert sample(registry, "optimized_calls_total", model="one") == EVERY + 2
+    assert sample(registry, "optimized_calls_total", model="two") == 1
+    [reason] = one.statistics.original
+    assert sample(registry, "original_calls_total", model="one", reason=reason) == 1
+    assert sample(registry, "first_calls_total", model="one") == 1
+    assert sample(registry, "frozen", model="one") == 0
+    torchwise.freeze(one)
+    assert sample(registry, "frozen", model="one") == 1
+    assert sample(registry, "latency_seconds_bucket", model="one", le="0.002") == 1
+    assert sample(registry, "latency_seconds_count", model="one") == 1
+    remove()
+    assert sample(registry, "optimized_calls_total", model="one") is None
+    assert b"torchwise_optimized_calls_total" in prometheus_client.generate_latest(registry)
+
+
+def test_a_name_is_taken_once(registry: prometheus_client.CollectorRegistry) -> None:
+    fast = torchwise.apply(double, decided(double, PLAN, X))
+    torchwise.export_metrics(fast, "it", registry)
+    with pytest.raises(InputError, match="name is 'it', but metrics of a model of that name are exported already"):
+        torchwise.export_metrics(fast, "it", registry)
+
+
+def test_only_what_was_optimised_has_metrics(registry: prometheus_client.CollectorRegistry) -> None:
+    with pytest.raises(InputError, match="it is a function, but only what torchwise"):
+        torchwise.export_metrics(double, "it", registry)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    fast: Any = torchwise.apply(double, decided(double, PLAN, X))
+    with pytest.raises(
+        UnsupportedError, match=r"prometheus-client, which is not installed: pip install 'torchwise\[metrics\]'"
+    ):
+        torchwise.export_metrics(fast, "it")
