@@ -137,7 +137,7 @@ class Dispatcher:
         try:
             with self._lock:  # two first calls at once would compile twice
                 realized = self._realize(args, kwargs)
-            result = realized.call(*args, **kwargs)
+            result = self._watched(realized.call)(*args, **kwargs)
             lean = realized.lean(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             return self._failed(error, key, args, kwargs)
@@ -149,11 +149,13 @@ class Dispatcher:
             if key not in self._proven:
                 self.statistics.first_calls += 1
                 self.statistics.first_calls_s += time.perf_counter() - start
-            lean = self._canary.around(lean) if self._canary is not None else lean
-            self._proven[key] = lean
+            lean = self._proven[key] = self._watched(lean)
             self._last = _recognized(args, kwargs, lean)
         self.statistics.optimized += 1
         return result
+
+    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call if self._canary is None else self._canary.around(call)
 
     def _waits(self, key: Signature) -> str | None:
         """Return why the plan is left alone for now on such calls, or None where it may answer this one."""
