@@ -51,7 +51,7 @@ def test_a_histogram_counts_by_upper_bound() -> None:
     assert list(counted) == pytest.approx([1e-6, 2e-6, 5e-3, None])
     assert histogram.sum_s == pytest.approx(1e9)
     assert histogram.quantile(0.5) == pytest.approx(5e-3)
-    assert histogram.quantile(0.99) == float("inf")
+    assert histogram.quantile(0.99) == 50.0, "or longer"
     assert Histogram().quantile(0.5) is None
 
 

@@ -13,7 +13,7 @@ import torch
 
 EVERY = 256
 """One call in so many is timed: reading the clock costs a tenth of a microsecond, an event on a GPU several."""
-BOUNDS_S = tuple(digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5))
+BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 2, 5))
 """Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds; what is longer has a bucket, too."""
 RECENT = 64
 """Timed calls over which the median is taken that is held against the promise."""
@@ -37,9 +37,12 @@ class Histogram:
         self.sum_s += seconds
 
     def quantile(self, share: float) -> float | None:
-        """Return the upper bound of the bucket below which a share of the durations lies; None where there is none."""
+        """Return the upper bound of the bucket below which a share of the durations lies; None where there is none.
+
+        The largest bound stands for whatever is longer.
+        """
         total, seen = sum(self.counts), 0
-        for count, bound in zip(self.counts, (*BOUNDS_S, float("inf")), strict=True):
+        for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):
             seen += count
             if total and seen >= share * total:
                 return bound
