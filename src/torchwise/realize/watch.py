@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchwise.realize.glance import STANDARD, glance_at
-from torchwise.realize.signature import is_plain, plain_key
+from torchwise.realize.signature import is_plain, is_strided, plain_key
 
 Fingerprint = tuple[list[int], list[int], list[int], list[int], list[tuple[int, ...]], list[bool]]
 Slot = tuple[dict[str, Any], str]
@@ -65,7 +65,7 @@ def places_of(module: torch.nn.Module | None) -> Places:
         [*children, *((state, name) for state, name in slots if state[name] is None)],
         tensors,
         [(state, name) for state, name in tensors if state[name].is_complex()],  # type: ignore[union-attr]
-        [tensor.detach() for state, name in slots if (tensor := state[name]) is not None],
+        [t.detach() if is_strided(t) else t for state, name in slots if (t := state[name]) is not None],
     )
 
 
@@ -80,9 +80,9 @@ def fingerprint(places: Places) -> Fingerprint | None:
         return (
             [*map(len, places.holders)],
             [*map(id, [holder[name] for holder, name in places.objects])],
-            [tensor.data_ptr() for tensor in tensors],
+            [tensor.data_ptr() if is_strided(tensor) else id(tensor) for tensor in tensors],
             [tensor.numel() for tensor in tensors],
-            [tensor.stride() for tensor in tensors],
+            [tensor.stride() if is_strided(tensor) else () for tensor in tensors],
             [holder[name].is_conj() for holder, name in places.complexes],
         )
     except (KeyError, AttributeError):  # removed, or set to None

@@ -1,0 +1,92 @@
+"""A glance says yes only where nothing changed, and does say it, or every call would be looked at closely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from torchwise.realize import watch
+from torchwise.realize.glance import glance_at
+from torchwise.realize.watch import ModuleWatch
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.register_buffer("shift", torch.ones(4))
+        self.register_parameter("bias", None)
+        self.scale = 2.0
+        self.table = torch.arange(4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * self.scale + self.shift + self.table
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net().eval()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_it_says_yes_to_what_did_not_change(net: Net, mode: Callable[[], object]) -> None:
+    with mode():  # type: ignore[attr-defined]
+        unchanged = glance_at(net)
+        net(torch.randn(3, 4))
+        assert unchanged()
+
+
+def test_it_says_yes_to_new_values_in_the_same_memory(net: Net) -> None:
+    unchanged = glance_at(net)
+    with torch.no_grad():
+        net.layers[0].weight.mul_(2)  # type: ignore[operator,union-attr]
+    net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()})
+    assert unchanged()
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    "mode": lambda net: net.train(),
+    "attribute": lambda net: setattr(net, "scale", 3.0),
+    "attribute added": lambda net: setattr(net, "note", 1),
+    "attribute removed": lambda net: delattr(net, "scale"),
+    "tensor attribute": lambda net: setattr(net, "table", torch.arange(4.0)),
+    "parameter": lambda net: setattr(net.layers[0], "weight", torch.nn.Parameter(torch.ones(4, 4))),
+    "parameter in place of none": lambda net: setattr(net, "bias", torch.nn.Parameter(torch.ones(4))),
+    "parameter's memory": lambda net: setattr(net.layers[0].weight, "data", torch.ones(4, 4)),
+    "parameter's strides": lambda net: setattr(net.layers[0].weight, "data", net.layers[0].weight.data.t()),
+    "buffer added": lambda net: net.register_buffer("more", torch.ones(1)),
+    "buffer removed": lambda net: delattr(net, "shift"),
+    "submodule": lambda net: net.layers.__setitem__(1, torch.nn.Identity()),
+    "submodule removed": lambda net: net.layers.__delitem__(1),
+    "hook": lambda net: net.layers[0].register_forward_hook(lambda *_: None),
+    "moved": lambda net: net.double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_it_says_no_to_whatever_changed(net: Net, change: Callable[[Net], object]) -> None:
+    unchanged = glance_at(net)
+    change(net)
+    assert not unchanged()
+
+
+def test_a_module_whose_tensors_cannot_be_glanced_at_is_looked_at_closely(net: Net) -> None:
+    net.table = torch.eye(4).to_sparse()
+    assert not glance_at(net)()
+    look = ModuleWatch(net)
+    assert not look.changed()
+    net.scale = 3.0
+    assert look.changed()
+
+
+def test_a_watch_looks_closely_only_where_a_glance_does_not_do(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(watch, "rebound", lambda places: looks.append(places) is None)
+    look = ModuleWatch(net)
+    assert not look.changed()
+    assert looks == []
+    net.scale = 3.0
+    look.changed()
+    assert len(looks) == 1
