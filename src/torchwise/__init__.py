@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
     from torchwise.api import Study, apply, export_metrics, freeze, optimize, tune, unwrap
     from torchwise.errors import TorchwiseError
+    from torchwise.parts import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.plan import EAGER, Legality, Plan
     from torchwise.records import Decision
     from torchwise.steps import captured_loop, captured_step, rollout
@@ -22,6 +23,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "EAGER": "plan",
     "Alert": "alerts",
+    "CompileConfig": "parts",
+    "CompileManager": "parts",
     "Decision": "records",
     "Example": "workload",
     "Legality": "plan",
@@ -32,6 +35,8 @@ _HOMES = {
     "apply": "api",
     "captured_loop": "steps",
     "captured_step": "steps",
+    "compiled": "parts",
+    "default_manager": "parts",
     "export_metrics": "api",
     "freeze": "api",
     "on_alert": "alerts",
@@ -44,6 +49,8 @@ _HOMES = {
 __all__ = [
     "EAGER",
     "Alert",
+    "CompileConfig",
+    "CompileManager",
     "Decision",
     "Example",
     "Legality",
@@ -55,6 +62,8 @@ __all__ = [
     "apply",
     "captured_loop",
     "captured_step",
+    "compiled",
+    "default_manager",
     "export_metrics",
     "freeze",
     "on_alert",

@@ -16,6 +16,8 @@ import torchwise
 SURFACE = [
     "EAGER",
     "Alert",
+    "CompileConfig",
+    "CompileManager",
     "Decision",
     "Example",
     "Legality",
@@ -27,6 +29,8 @@ SURFACE = [
     "apply",
     "captured_loop",
     "captured_step",
+    "compiled",
+    "default_manager",
     "export_metrics",
     "freeze",
     "on_alert",

@@ -38,6 +38,11 @@ class OptimizedModule(torch.nn.Module):
             self.__dict__[shared] = original.__dict__[shared]
         self.__dict__["training"] = original.training
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The original's class, so that `isinstance` holds and libraries know the model; `type` tells the truth."""
+        return type(self._dispatcher.original) if "_torchwise" in self.__dict__ else OptimizedModule
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does; straight away where no hook of this wrapper's own must run."""
         own = self.__dict__
@@ -100,6 +105,10 @@ class OptimizedModule(torch.nn.Module):
         """Copy and pickle as the original and the decision: compiled code is made anew."""
         own = self._dispatcher
         return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary))
+
+    def _get_name(self) -> str:
+        """Name it in `repr` as what it is."""
+        return f"Optimized{type(self._dispatcher.original).__name__}"
 
     def extra_repr(self) -> str:
         """Say by which plan it runs."""

@@ -130,7 +130,8 @@ class Job:
     def variables(self) -> dict[str, Any]:
         """Return every environment variable that the worker must see."""
         caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache_dir, "TRITON_CACHE_DIR": f"{self.cache_dir}/triton"}
-        return {**self.environment, **(caches if self.cache_dir else {})}
+        plain = {"TORCHWISE_DISABLE": "1"}  # parts of what is tried are plain here: a worker seeks no plans for them
+        return {**self.environment, **(caches if self.cache_dir else {}), **plain}
 
 
 @dataclass(frozen=True, slots=True)

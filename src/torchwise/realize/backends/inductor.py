@@ -34,6 +34,16 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     return Compiled(steady, straight, plan, backend)
 
 
+def graph_compiler(plan: Plan) -> Callable[..., Any]:
+    """Return what makes of a graph and its inputs what `torch.compile` would make of it as the plan says.
+
+    Raises:
+        UnsupportedError: as `compile`.
+    """
+    options = _options(plan)
+    return _backend(plan, options) or rolled.inductor(tuple(sorted(options.items())))
+
+
 class Compiled:
     """A compiled callable that compiles as the plan says, and then no longer asks.
 

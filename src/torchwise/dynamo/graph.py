@@ -1,0 +1,142 @@
+"""A captured graph on its way to a worker, and which graphs cannot be sent there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchwise.dynamo import private
+from torchwise.errors import UnsupportedError
+from torchwise.workload import Example, Workload
+
+_OF_PYTHON_AND_TORCH = ("builtins", "math", "_operator", "torch")
+
+
+class Graph:
+    """A captured graph as a callable that travels as its source code.
+
+    A `GraphModule` is traced anew where it is unpickled. What takes no tensor runs then, once and for all, and is gone
+    from the graph: random tensors, switches of the grad mode. Weights are inputs.
+
+    Attributes:
+        code: Python code of a function `forward`.
+        requires_grad: whether each input does: it is not seen in inputs' shapes, and makes another graph of this one.
+    """
+
+    def __init__(self, code: str, names: dict[str, Any], requires_grad: tuple[bool, ...]) -> None:
+        self.code = code
+        self.requires_grad = requires_grad
+        self._names = names
+        namespace = dict(names)
+        exec(compile(code, "<captured graph>", "exec"), namespace)
+        self._forward = namespace["forward"]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it."""
+        return self._forward(None, *inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Graph, (self.code, self._names, self.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph that Dynamo captured, and what it is to be measured with.
+
+    Attributes:
+        module: the graph itself.
+        inputs: as Dynamo gave them: sizes that vary are symbols.
+        graph: the same in the form that travels.
+        example: inputs of that form.
+        device: "cpu" or "cuda".
+        mode: "training" where gradients are enabled and an input requires them, else "inference".
+        dynamic: whether it serves many sizes.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    graph: Graph
+    example: Example
+    device: str
+    mode: str
+    dynamic: bool
+
+    @classmethod
+    def of(cls, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Captured:
+        """Look at what Dynamo gave.
+
+        Raises:
+            UnsupportedError: a worker could not run this graph as it would run here; with the reason.
+        """
+        for reason in _obstacles(module, inputs):
+            raise UnsupportedError(reason)
+        python = module.graph.python_code("self")
+        requires_grad = tuple(_requires_grad(value) for value in inputs)
+        return cls(
+            module,
+            inputs,
+            Graph(python.src, python.globals, requires_grad),
+            Example(tuple(map(_concrete, inputs))),
+            device=next(value.device.type for value in inputs if isinstance(value, torch.Tensor)),
+            mode=_mode(inputs),
+            dynamic=any(isinstance(value, torch.SymInt) for value in inputs),
+        )
+
+    @property
+    def workload(self) -> Workload:
+        """The graph with its example, to be tuned."""
+        return Workload(self.graph, (self.example,), name="graph")
+
+
+def _obstacles(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
+    """Yield what speaks against measuring a graph in a worker."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        yield "other ranks would wait while this one tunes"
+    kinds = (torch.Tensor, torch.nn.Parameter, torch.SymInt, int)
+    for value in inputs:
+        if type(value) not in kinds:
+            yield f"an input is a {type(value).__name__}, but only plain tensors and sizes can be sent to a worker"
+    devices = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)}
+    if len(devices) != 1 or not devices <= {"cpu", private.current_cuda_device()}:
+        yield f"its inputs lie on {', '.join(sorted(devices)) or 'no device'}, but must on the CPU or the current GPU"
+    elif torch.is_autocast_enabled(torch.device(devices.pop()).type):
+        yield "autocast is enabled around it, and a worker has it not"
+    yield from _foreign_parts(module, _mode(inputs))
+
+
+def _foreign_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[str]:
+    """Yield what in a graph is not said by its source code alone, or not the same under the grad mode of a worker."""
+    for node in module.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            yield f"it holds {node.target}: another graph (control flow, checkpointing), a module or a constant tensor"
+        if private.enters_autocast(node.target):
+            yield "it enables autocast inside, which some versions of torch do not capture again"
+        if mode == "inference" and (private.sets_grad_mode(node.target) or node.target == "requires_grad_"):
+            yield "it switches gradients on or off inside"
+    for name, value in module.graph.python_code("self").globals.items():
+        owner = str(getattr(value, "__module__", "builtins") or "builtins")
+        if not isinstance(value, (ModuleType, float)) and owner not in _OF_PYTHON_AND_TORCH:
+            yield f"it calls {name}, which only this process has"
+
+
+def _mode(inputs: Sequence[Any]) -> str:
+    return "training" if torch.is_grad_enabled() and any(map(_requires_grad, inputs)) else "inference"
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _concrete(value: Any) -> Any:
+    """Return an input as a worker takes it: a leaf, without the history of its gradients, or a whole number."""
+    if isinstance(value, torch.SymInt):
+        return private.size(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    detached = value.detach()
+    return detached.requires_grad_() if value.requires_grad else detached

@@ -1,0 +1,64 @@
+"""The options of the backend, as `torch.compile(..., options={...})` hands them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torchwise.errors import InputError
+from torchwise.plan import Legality
+from torchwise.plan.space import EFFORTS
+from torchwise.store.location import locate
+from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
+
+BUDGET_S = 300.0
+"""Seconds that a process spends on tuning graphs, where the user names none: a model may break into dozens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user may ask of the backend.
+
+    Attributes:
+        effort: "quick", "standard" or "thorough", for each graph.
+        calls: calls of each graph that are expected over the lifetime that is decided for.
+        allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
+        store: URL or file of the store; by default in the user's data directory.
+        budget: seconds of tuning, all graphs of the process together, after which no further graph is tuned.
+        progress: whether to show what is being tried.
+    """
+
+    effort: str = "quick"
+    calls: int = DEFAULT_CALLS
+    allow: str = "reordered"
+    store: str | None = None
+    budget: float = BUDGET_S
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        if isinstance(self.budget, bool) or not isinstance(self.budget, (int, float)) or not self.budget >= 0:
+            raise InputError(f"budget is {self.budget!r}, but must be seconds, 0 or more: 0 only reads the store")
+        WorkloadSpec("live:graph", calls=self.calls)
+        Legality.of(self.allow)
+        if self.store is not None:
+            locate(self.store)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any] | None, mode: str | None) -> Options:
+        """Read what the user gave to `torch.compile`.
+
+        Raises:
+            InputError: an option is unknown or has a value that it cannot have, or a mode is given.
+        """
+        if mode is not None:
+            raise InputError(
+                f"mode is {mode!r}, but the backend torchwise measures which mode is best: leave it out, or set effort"
+            )
+        known = [field.name for field in fields(cls)]
+        for name in given or {}:
+            if name not in known:
+                raise InputError(f"options has {name!r}, but the backend torchwise has {', '.join(known)}")
+        return cls(**(given or {}))

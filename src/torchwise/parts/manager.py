@@ -1,0 +1,210 @@
+"""The parts of a program, and what is asked for of all of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from torchwise.errors import InputError, TorchwiseError
+from torchwise.parts.autocast import autocast_of, device_of
+from torchwise.parts.config import MODES, PROFILES, CompileConfig
+from torchwise.parts.search import Find, by_evidence
+from torchwise.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchwise.parts.part import Part, PartStatistics
+
+logger = logging.getLogger("torchwise")
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class CompileManager:
+    """Holds the parts of a program: functions, modules, and classes of modules.
+
+    ::
+
+        manager = torchwise.CompileManager("production", calls=1_000_000)
+        manager.register(model.neuron, "neuron")
+        manager.register(model.storage, "storage", enabled=False)
+        carry = manager.register(carry)
+
+    Each part runs plainly until its first call has shown what its inputs are like; then a plan is sought for it
+    (`torchwise.tune`), and used where it is right and surely fast enough. Where anything goes wrong the original
+    answers, unless the config says `fallback=False`. A part lives as long as the function or module that it stands for.
+
+    With the environment variable `TORCHWISE_DISABLE=1` every part is plain, and no plan is sought.
+    """
+
+    def __init__(self, config: CompileConfig | str = "production", *, find: Find = by_evidence, **changes: Any) -> None:
+        """Prepare.
+
+        Args:
+            config: what is asked for, or the name of a profile: "development", "production" or "research".
+            find: how plans are found, where not by `torchwise.tune`.
+            **changes: fields of the config that are to be different.
+
+        Raises:
+            InputError: there is no such profile or field, or a value is none that it takes.
+        """
+        if not isinstance(config, (CompileConfig, str)):
+            raise InputError(f"config is of type {type(config).__name__}, but must be a CompileConfig or a profile")
+        self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
+        self._find = find
+        self._lock = threading.Lock()
+        self._parts: WeakValueDictionary[str, Part] = WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel switched off, without its parts: a class that registers its instances may be sent to a worker."""
+        return CompileManager, ("development",)
+
+    @property
+    def config(self) -> CompileConfig:
+        """What is asked for of all parts that were not registered with something else."""
+        return self._config
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts that are alive, by name."""
+        return dict(self._parts)
+
+    def register(self, target: T, name: str | None = None, *, examples: Sequence[Example] = (), **changes: Any) -> T:
+        """Make `target` a part, and return it: to be used as before.
+
+        Args:
+            target: a function, for which another is returned; a module, which stays the object that it is; or a class
+                of modules, each instance of which becomes a part once it is made.
+            name: by which statistics name it, with "#2" behind it where it is taken; by default its own.
+            examples: inputs to find a plan for; by default those of the first call.
+            **changes: fields of the config that are to be different for this part.
+
+        Raises:
+            InputError: the target cannot be a part, or a field or its value is wrong.
+            TorchwiseError: with `lazy=False` and `fallback=False`, no plan could be sought.
+        """
+        _check(target, examples, self._config.changed(**changes))
+        if isinstance(target, type):
+            from torchwise.parts.program import place_instances
+
+            place_instances(target, functools.partial(self._instance, name, tuple(examples), changes))
+            return target
+        return cast("T", self._add(target, name, tuple(examples), changes))
+
+    def device(self) -> str:
+        """Return where parts are meant to run: "cuda" where there is a GPU, unless the config says otherwise."""
+        return device_of(self._config)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context that parts run under, for code around them; it does nothing without `autocast`."""
+        return autocast_of(self._config)
+
+    def set_mode(self, mode: str) -> None:
+        """Switch all parts to a profile or to a mode, but for what a part was registered with.
+
+        Args:
+            mode: "development", "production", "research"; or "auto" and the modes of `torch.compile`, for which what
+                was found so far is forgotten.
+
+        Raises:
+            InputError: there is no such profile or mode, or the config does not allow it.
+        """
+        if mode not in PROFILES and mode not in MODES:
+            raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *MODES))}")
+        with self._lock:
+            config, parts = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.parts.values()
+            each = [config.changed(**part.changes) for part in parts]  # all are checked before any is switched
+            self._config = config
+            for part, asked in zip(parts, each, strict=True):
+                part.configure(asked)
+
+    def clear(self, name: str | None = None) -> None:
+        """Forget plans, failures and statistics, so that the next calls seek anew; what is stored on disk stays.
+
+        Args:
+            name: of one part; by default of all.
+
+        Raises:
+            InputError: there is no such part.
+        """
+        parts = self.parts
+        if name is not None and name not in parts:
+            raise InputError(f"there is no part {name!r}, but {', '.join(parts) or 'none at all'}")
+        for part in parts.values() if name is None else [parts[name]]:
+            part.clear()
+
+    def statistics(self) -> dict[str, PartStatistics]:
+        """Return what became of each part so far, by name."""
+        return {name: part.statistics for name, part in self.parts.items()}
+
+    def _add(
+        self,
+        target: Callable[..., Any],
+        name: str | None,
+        examples: tuple[Example, ...],
+        changes: dict[str, Any],
+    ) -> Callable[..., Any]:
+        import torch
+
+        from torchwise.parts.part import Part
+        from torchwise.parts.program import function_of, place, twin_of
+
+        module = target if isinstance(target, torch.nn.Module) else None
+        original = target if module is None else twin_of(module)
+        name = name or getattr(target, "__qualname__", None) or type(target).__qualname__
+        with self._lock:
+            config = self._config.changed(**changes)
+            name = self._free(name)
+            part = Part(name, original, config, self._find, examples, changes)
+            if module is not None:
+                place(module, part)
+            self._parts[name] = part
+        if not config.lazy:
+            part.seek()
+        return function_of(part) if module is None else module
+
+    def _instance(
+        self, name: str | None, examples: tuple[Example, ...], changes: dict[str, Any], module: torch.nn.Module
+    ) -> None:
+        """Register what a registered class made; where that cannot be, making it does not fail for it."""
+        try:
+            self._add(module, name, examples, changes)
+        except TorchwiseError as error:
+            logger.warning("torchwise: a %s is left as it is, because %s", type(module).__name__, error)
+
+    def _free(self, name: str) -> str:
+        """Return the name, or the first of "name#2", "name#3" that is not taken."""
+        return next(
+            n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in self._parts
+        )
+
+
+def _check(target: object, examples: Sequence[Example], config: CompileConfig) -> None:
+    """Refuse what cannot be a part.
+
+    Raises:
+        InputError: saying what it is, and what is needed.
+    """
+    import torch
+
+    from torchwise.runtime import unwrap
+
+    if isinstance(target, type) and not issubclass(target, torch.nn.Module):
+        raise InputError(f"{target.__name__} is a class, but only classes of torch.nn.Module have parts for instances")
+    if not callable(target):
+        raise InputError(f"the part is of type {type(target).__name__}, but must be a function, a module or its class")
+    if unwrap(target) is not target:
+        raise InputError("the part runs by a plan already: register what that was applied to, or leave it as it is")
+    if wrong := [example for example in examples if not isinstance(example, Example)]:
+        raise InputError(f"an example is of type {type(wrong[0]).__name__}, but must be torchwise.Example((x,))")
+    if not config.lazy and not examples:
+        raise InputError(
+            "lazy is False, but there are no examples to seek a plan with: examples=[torchwise.Example((x,))]"
+        )

@@ -1,0 +1,43 @@
+"""Ways to find a plan for a part that need no search: what parts are tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from live_decisions import decided
+from torchwise.parts import CompileConfig
+from torchwise.plan import Plan
+from torchwise.records import Decision, Interval
+from torchwise.workload import Example, WorkloadSpec
+from torchwise.workload.identity import describe_example
+
+THREADS = Plan(threads=torch.get_num_threads() + 1)
+
+
+class Finder:
+    """Decides for one plan at once, and remembers what it was asked."""
+
+    def __init__(self, plan: Plan = THREADS, speedup: float = 2.0) -> None:
+        self.plan, self.speedup = plan, speedup
+        self.asked: list[tuple[Callable[..., Any], Sequence[Example], CompileConfig]] = []
+
+    def __call__(self, original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
+        self.asked.append((original, examples, config))
+        return replace(
+            decided(original, self.plan),
+            inputs=tuple(describe_example(example) for example in examples),
+            speedup=Interval(self.speedup * 0.98, self.speedup, self.speedup * 1.02),
+            workload=WorkloadSpec("live:part", mode="training" if config.training else "inference"),
+        )
+
+
+class Failing(Finder):
+    """Finds nothing but an error."""
+
+    def __call__(self, original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
+        super().__call__(original, examples, config)
+        raise OSError("no room for a worker")

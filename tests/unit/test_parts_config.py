@@ -1,0 +1,84 @@
+"""What can be asked for of parts, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from torchwise.errors import InputError
+from torchwise.parts import PROFILES, CompileConfig
+from torchwise.parts.disabled import VARIABLE, is_disabled
+from torchwise.plan import Plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"enabled": "false"}, "enabled is 'false'"),
+        ({"lazy": 1}, "lazy is 1"),
+        ({"fallback": None}, "fallback is None"),
+        ({"progress": "no"}, "progress is 'no'"),
+        ({"training": "yes"}, "training is 'yes'"),
+        ({"mode": "fastest"}, "mode is 'fastest', but must be one of auto, default, reduce-overhead"),
+        ({"effort": "heroic"}, "effort is 'heroic'"),
+        ({"allow": "anything"}, "allow is 'anything'"),
+        ({"autocast": "float64"}, "autocast is 'float64'"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"minimum_speedup": 0.9}, "minimum_speedup is 0.9, but must be a number of at least 1"),
+        ({"minimum_speedup": float("nan")}, "minimum_speedup is nan"),
+        ({"minimum_speedup": "1.05"}, "minimum_speedup is '1.05'"),
+        ({"budget_s": 0}, "budget_s is 0, but must be above 0"),
+        ({"budget_s": True}, "budget_s is True"),
+        ({"calls": 0}, "calls is 0"),
+        ({"restarts": 1.5}, "restarts is 1.5"),
+        ({"mode": "default", "allow": "exact"}, "mode 'default' is reordered, but only up to exact is allowed"),
+        ({"timeout": 5}, "timeout is no field of CompileConfig"),
+    ],
+    ids=str,
+)
+def test_a_value_that_means_nothing_is_refused_with_the_rule(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        CompileConfig().changed(**changes)
+
+
+def test_the_default_is_the_profile_production_and_never_fails() -> None:
+    config = CompileConfig()
+    assert config == CompileConfig.of("production")
+    assert (config.enabled, config.fallback, config.allow, config.minimum_speedup) == (True, True, "reordered", 1.05)
+
+
+def test_development_is_off_and_research_is_quick_and_raises() -> None:
+    assert not CompileConfig.of("development").enabled
+    research = CompileConfig.of("research", calls=5)
+    assert (research.effort, research.fallback, research.calls) == ("quick", False, 5)
+
+
+def test_a_profile_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="profile is 'staging', but must be one of development, production, research"):
+        CompileConfig.of("staging")
+    with pytest.raises(TypeError):
+        PROFILES["production"]["effort"] = "quick"  # type: ignore[index]
+
+
+def test_a_mode_is_the_only_plan_tried_and_auto_searches() -> None:
+    assert CompileConfig().plans is None
+    assert CompileConfig(mode="max-autotune").plans == (Plan(backend="inductor", mode="max-autotune"),)
+
+
+@pytest.mark.parametrize(
+    ("value", "off"),
+    [("1", True), ("true", True), ("anything", True), ("0", False), (" False ", False), ("", False), ("no", False)],
+)
+def test_the_switch_is_read_when_asked(value: str, off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert not is_disabled()
+    monkeypatch.setenv(VARIABLE, value)
+    assert is_disabled() is off
+
+
+def test_asking_for_parts_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from torchwise.parts import *; print(CompileConfig().mode)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "auto", done.stderr

@@ -1,0 +1,98 @@
+"""A part that is tuned by workers, from its first call to the answers of its plan."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.parts import CompileManager, search
+from torchwise.parts.disabled import VARIABLE
+from torchwise.parts.part import FIRST
+
+
+def test_a_search_is_asked_for_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    class Told(Exception):
+        pass
+
+    def tune(original: object, **options: Any) -> None:
+        asked.update(options)
+        raise Told
+
+    monkeypatch.setattr("torchwise.api.tune", tune)
+    changes = {"calls": 7, "restarts": 3, "allow": "reduced", "budget_s": 60, "store": "here", "mode": "max-autotune"}
+    config = CompileManager("research", training=True, progress=False, **changes).config
+    with pytest.raises(Told):
+        search.by_evidence(torch.tanh, (), config)
+    assert asked == {
+        "examples": (),
+        "calls": 7,
+        "restarts": 3,
+        "allow": "reduced",
+        "effort": "quick",
+        "budget": 60,
+        "mode": "training",
+        "plans": config.plans,
+        "store": "here",
+        "progress": False,
+    }
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_function_is_tuned_by_workers_and_then_answers_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    threads = torch.get_num_threads()
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(40):
+            x = torch.sin(x) * 1.01 + 0.1
+        return x
+
+    manager = CompileManager("research", mode="default", store=str(tmp_path / "store.db"), progress=False, calls=10**9)
+    call, x = manager.register(many, "many"), torch.randn(20_000)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), many(x))
+    found = manager.statistics()["many"]
+    assert (found.plan, found.optimized, found.original) == ("inductor", 2, {FIRST: 1}), found
+    assert found.speedup is not None
+    assert found.speedup.low > 1.05
+    assert found.compile_s > 0
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_module_within_a_program_is_tuned_by_workers_and_others_stay_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+    class Slow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling():
+                time.sleep(0.002)
+            return self.inner(x)
+
+    program, x = torch.nn.Sequential(Slow(), torch.nn.Linear(4, 4)), torch.randn(2, 4)
+    asked = {"store": str(tmp_path / "s.db"), "progress": False, "autocast": "bfloat16", "device": "cpu"}
+    manager = CompileManager("research", **asked)
+    manager.register(program[0], "slow", mode="default", calls=10**9)
+    manager.register(program[1], "quick", budget_s=1.0, calls=10)
+    for _ in range(3):
+        program(x)
+    statistics = manager.statistics()
+    assert statistics["slow"].optimized == 2, statistics
+    assert "Stay with eager" in statistics["quick"].reason
+    assert program[0](x).dtype == torch.bfloat16
