@@ -11,7 +11,7 @@ import torch
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.realize.backends.inductor import compiled_graphs
+from torchwise.realize.backends.inductor import compile, compiled_graphs
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
 from torchwise.trial.job import EFFORTS
@@ -124,3 +124,20 @@ def test_an_option_that_this_torch_lacks_is_refused() -> None:
     plan = INDUCTOR.with_choice("options", ("not_an_option", True))
     with pytest.raises(UnsupportedError, match="does not exist in torch"):
         realize(torch.tanh, plan, Example((torch.ones(1),)), device="cpu", mode="inference")
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_more_signatures_than_dynamo_allows_are_all_compiled() -> None:
+    """After eight, Dynamo would leave the ninth to eager without a word, and it would count as the plan's."""
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    compiled = compile(function, Plan(backend="inductor"))
+    before = compiled_graphs()
+    for length in range(2, 14):
+        x = torch.randn(length)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert compiled_graphs() - before == 12

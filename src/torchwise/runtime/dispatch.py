@@ -54,6 +54,7 @@ class Dispatcher:
         refusal: why the plan may not answer at all, if that is so.
         borrow: whether a captured plan returns memory that its next call overwrites.
         canary: calls per comparison with the original; None for none.
+        statistics: where calls are counted, if several share it.
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -67,11 +68,12 @@ class Dispatcher:
         *,
         borrow: bool = False,
         canary: int | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self.original = original
         self.borrow = borrow
         self.decision = decision
-        self.statistics = Statistics()
+        self.statistics = Statistics() if statistics is None else statistics
         self.is_frozen = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
         self._proven: dict[Signature, Callable[..., Any]] = {}

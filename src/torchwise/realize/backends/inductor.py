@@ -116,8 +116,14 @@ def _while_compiling(plan: Plan) -> Iterator[None]:
     dynamic = plan.shapes == "dynamic"
     # What `torch.compile(dynamic=...)` sets; static also means that a second shape does not turn the first dynamic. And
     # a hook that is registered later must be noticed, which Dynamo by itself leaves out.
+    # The limits, after which Dynamo leaves a call to eager without a word, count compilations of one code object, which
+    # all modules of a class share; how many there are is bounded by the signatures that were proven.
     settings = dynamo.patch(
-        assume_static_by_default=not dynamic, automatic_dynamic_shapes=dynamic, skip_nnmodule_hook_guards=False
+        assume_static_by_default=not dynamic,
+        automatic_dynamic_shapes=dynamic,
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=1 << 16,
+        accumulated_recompile_limit=1 << 16,
     )
     with settings, contextlib.ExitStack() as freezing:
         if plan.option("freezing"):  # folds the weights in: as an option it is ignored, and gradients must be off

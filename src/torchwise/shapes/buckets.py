@@ -1,0 +1,110 @@
+"""Which sizes to pad to, so that a number of them costs least over the sizes that were seen."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from torchwise.errors import InputError
+
+MOST_BUCKETS = 8
+"""Buckets by default, as PyTorch compiles one piece of code for no more signatures (`recompile_limit`)."""
+MOST_DISTINCT = 2048
+"""Sizes told apart; more are rounded up, so that the search stays below a second."""
+
+Cost = Callable[[int], float]
+
+
+def histogram_of(sizes: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
+    """Return observed sizes with their weights, ascending.
+
+    Args:
+        sizes: sizes with how often each came, or every size as it came.
+
+    Raises:
+        InputError: there is none, a size is below 1, or a weight is not above 0.
+    """
+    found = dict(sizes) if isinstance(sizes, Mapping) else dict(Counter(sizes))
+    if not found:
+        raise InputError("sizes is empty, but at least one size must have been seen")
+    for size, weight in found.items():
+        if type(size) is not int or size < 1:
+            raise InputError(f"a size is {size!r}, but must be a whole number of at least 1")
+        if not 0 < weight < float("inf"):
+            raise InputError(f"the weight of size {size} is {weight!r}, but must be above 0 and finite")
+    return dict(sorted(found.items()))
+
+
+def buckets_for(
+    sizes: Mapping[int, float] | Iterable[int], count: int = MOST_BUCKETS, *, cost: Cost = float
+) -> tuple[int, ...]:
+    """Return the buckets that cost least, ascending; the largest is the largest size seen.
+
+    An exact dynamic programme over the sizes seen, as no bucket between two of them can be better. It is the problem of
+    which lengths of steel to stock where longer ones are cut to what is asked for.
+
+    Source: M. L. Wolfson, "Selecting the best lengths to stock", Operations Research 13 (1965).
+
+    Args:
+        sizes: as for `histogram_of`.
+        count: of buckets; fewer where fewer sizes were seen.
+        cost: what a call at a size costs; a constant in it for every call changes nothing. By default in proportion to
+            the size; it must not fall with it.
+
+    Raises:
+        InputError: `count` is below 1, or as `histogram_of`.
+    """
+    if type(count) is not int or count < 1:
+        raise InputError(f"count is {count!r}, but must be a whole number of at least 1")
+    histogram = _coarsened(histogram_of(sizes))
+    known = list(histogram)
+    if len(known) <= count:
+        return tuple(known)
+    costs = np.array([cost(size) for size in known])
+    weights = np.concatenate([[0.0], np.cumsum(list(histogram.values()))])
+    best = costs * weights[1:]  # with one bucket, over the sizes up to each
+    chosen: list[np.ndarray] = []
+    for _ in range(count - 1):
+        before = np.concatenate([[0.0], best])
+        came = np.array([np.argmin(before[: j + 1] - costs[j] * weights[: j + 1]) for j in range(len(known))])
+        best = before[came] + costs * (weights[1:] - weights[came])
+        chosen.append(came)
+    return tuple(known[place] for place in _traced(chosen, len(known) - 1))
+
+
+def padded_share(sizes: Mapping[int, float] | Iterable[int], buckets: Sequence[int]) -> float:
+    """Return which share of what is computed would be padding, 0 to 1; sizes beyond the largest bucket do not count."""
+    padding = total = 0.0
+    for size, weight in histogram_of(sizes).items():
+        if size <= buckets[-1]:
+            bucket = buckets[bisect_left(buckets, size)]
+            padding += weight * (bucket - size)
+            total += weight * bucket
+    return padding / total if total else 0.0
+
+
+def _traced(chosen: list[np.ndarray], last: int) -> list[int]:
+    """Walk back from the largest size: each table tells how many sizes are left to the smaller buckets."""
+    places = [last]
+    for came in reversed(chosen):
+        left = int(came[places[0]])
+        if left == 0:
+            break
+        places.insert(0, left - 1)
+    return places
+
+
+def _coarsened(histogram: dict[int, float]) -> dict[int, float]:
+    """Round sizes up to as many as can be searched, each of a like share of their range in the list."""
+    if len(histogram) <= MOST_DISTINCT:
+        return histogram
+    known = list(histogram)
+    step = -(-len(known) // MOST_DISTINCT)
+    rounded: dict[int, float] = {}
+    for place, (_, weight) in enumerate(histogram.items()):
+        size = known[min((place // step + 1) * step, len(known)) - 1]
+        rounded[size] = rounded.get(size, 0.0) + weight
+    return rounded

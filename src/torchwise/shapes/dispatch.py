@@ -1,0 +1,152 @@
+"""A call of any size: padded to a bucket, answered by the bucket's plan, and cut back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import is_autocast_enabled, is_grad_enabled
+
+from torchwise.errors import InputError
+from torchwise.realize.backends.inductor import compiled_graphs
+from torchwise.realize.watch import ModuleWatch
+from torchwise.records import Decision
+from torchwise.runtime import Dispatcher, Statistics, stale_because
+from torchwise.shapes.counts import Counts
+from torchwise.shapes.padder import Padder
+from torchwise.shapes.proof import Proof
+
+BEYOND = "the inputs are larger than the largest bucket"
+BELOW = "the inputs are smaller than what padding is proven for"
+GRADIENTS = "gradients are enabled, and padding is proven for answers alone: call it under torch.no_grad()"
+AUTOCAST = "autocast is enabled, and padding was proven without"
+CHANGED = "the model changed since padding was proven: prove it again"
+UNFIT = "the inputs do not fit the rule for padding"
+EAGER_HERE = "the decision for this bucket is to stay with eager, where padding would only cost"
+
+
+class Buckets(Dispatcher):
+    """Answers a call by the plan of the smallest bucket that holds it, and by the original where there is none.
+
+    What the plan of a bucket cannot answer the original does, as in `Dispatcher`; where padding, the plan and the
+    original all fail on padded inputs, the original answers the call as it came, and its error is the caller's.
+
+    Args:
+        original: the module or function.
+        decisions: one for each bucket, or one for all.
+        proof: of the rule, for this model.
+        canary: as for `Dispatcher`.
+
+    Raises:
+        InputError: there are more or fewer decisions than buckets, or one is for training.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decisions: Sequence[Decision],
+        proof: Proof,
+        *,
+        canary: int | None = None,
+    ) -> None:
+        if len(decisions) not in (1, len(proof.buckets)):
+            raise InputError(
+                f"there are {len(decisions)} decisions for {len(proof.buckets)} buckets, but there must be one for "
+                "each, or one for all"
+            )
+        if any(decision.workload.mode != "inference" for decision in decisions):
+            raise InputError("a decision is for training, but padding is proven for answers alone, not for gradients")
+        shared = Statistics()
+        served = {id(decision): _served(original, decision, canary, shared) for decision in decisions}
+        leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
+        super().__init__(original, leading, stale_because(original, leading), statistics=shared)
+        self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
+        each = self.decisions if len(decisions) > 1 else self.decisions * len(proof.buckets)
+        self._routes = [served[id(decision)] for decision in each]
+        self._dispatchers = [dispatcher for dispatcher in served.values() if dispatcher is not None]
+        self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
+        self._least = proof.padding.least
+        self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None)
+        self._at_freeze: tuple[int, int] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the original does."""
+        refusal = self._refusal or self._unprovable()
+        if refusal is not None:
+            return self._original(refusal, args, kwargs)
+        try:
+            size = self._padder.size_of(args, kwargs)
+        except Exception:  # an input may be of any kind, and refuse to be looked at
+            return self._original(UNFIT, args, kwargs)
+        place = bisect_left(self._buckets, size)
+        if place == len(self._buckets) or size < self._least:
+            return self._outside(size, args, kwargs)
+        bucket, route, counts = self._buckets[place], self._routes[place], self.counts
+        counts.sizes[size] += 1
+        if route is None:
+            return self._original(EAGER_HERE, args, kwargs)
+        counts.calls[bucket] += 1
+        counts.padding += bucket - size
+        counts.computed += bucket
+        if size == bucket:
+            return route(*args, **kwargs)
+        try:
+            more, named = self._padder.pad(args, kwargs, bucket - size)
+            return self._padder.cut(route(*more, **named), size, bucket)
+        except Exception as error:  # whatever padding led to, the call is answered as it came
+            return self._original(f"padding failed ({type(error).__name__})", args, kwargs)
+
+    def warm(self, bucket: int, calls: int) -> None:
+        """Call a bucket's plan on the example, made as long as the bucket; where eager serves, do nothing."""
+        route = self._routes[self._buckets.index(bucket)]
+        for _ in range(calls if route is not None else 0):
+            example = self._padder.resize(self.proof.example, bucket)
+            with torch.no_grad():
+                route(*example.args, **example.kwargs)  # type: ignore[misc]
+
+    def freeze(self) -> None:
+        """Compile and capture nothing more, in the plan of any bucket, and count what is compiled nevertheless."""
+        super().freeze()
+        for dispatcher in self._dispatchers:
+            dispatcher.freeze()
+        self._at_freeze = (compiled_graphs(), self.statistics.first_calls)
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Give up the plans of all buckets and free what they hold; the original answers from now on."""
+        super().close(reason)
+        for dispatcher in self._dispatchers:
+            dispatcher.close(reason)
+
+    def counted(self) -> Counts:
+        """Return the counts, with what was compiled since the freeze."""
+        if self._at_freeze is not None:
+            compiled, called = self._at_freeze
+            self.counts.compiles = compiled_graphs() - compiled
+            self.counts.first_calls = self.statistics.first_calls - called
+        return self.counts
+
+    def _unprovable(self) -> str | None:
+        """Return why nothing may be padded in the state that the process and the model are in, or None."""
+        if is_grad_enabled():
+            return GRADIENTS
+        if is_autocast_enabled(self._device):
+            return AUTOCAST
+        return self._changed() or (CHANGED if self._watch.changed() else None)
+
+    def _outside(self, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if size < self._least:
+            return self._original(BELOW, args, kwargs)
+        self.counts.beyond += 1
+        self.counts.sizes[1 << (size - 1).bit_length()] += 1
+        return self._original(BEYOND, args, kwargs)
+
+
+def _served(
+    original: Callable[..., Any], decision: Decision, canary: int | None, statistics: Statistics
+) -> Dispatcher | None:
+    """Return what answers by a decision, or None where that is to leave the model alone, or no longer holds."""
+    if decision.plan.is_eager or stale_because(original, decision):
+        return None
+    return Dispatcher(original, decision, canary=canary, statistics=statistics)

@@ -1,0 +1,82 @@
+"""The whole of it in one call: what the sizes speak for is chosen, proven where it must be, tuned and applied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchwise.errors import InputError
+from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.shapes.bucketed import Tuned, tuned, tuning
+from torchwise.shapes.buckets import MOST_BUCKETS, histogram_of
+from torchwise.shapes.choice import Choice, choose
+from torchwise.shapes.module import apply_buckets
+from torchwise.shapes.padder import Padder
+from torchwise.shapes.padding import Padding
+from torchwise.shapes.proof import Proof, prove
+from torchwise.workload import Example
+from torchwise.workload.workload import as_args, as_kwargs
+
+logger = logging.getLogger("torchwise")
+
+
+def fit(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    padding: Padding,
+    sizes: Mapping[int, float] | Iterable[int],
+    count: int = MOST_BUCKETS,
+    plan_per_bucket: bool = False,
+    tune: Callable[..., Tuned] | None = None,
+    **options: Any,
+) -> tuple[OptimizedModule | OptimizedFunction, Choice]:
+    """Return `model` running as the sizes that came speak for, and what was chosen with its reason.
+
+    A few sizes get plans of their own. Otherwise inputs are padded to buckets, if little of the work is padding then
+    and the rule changes no answer. If it does, one plan is tuned on sizes that stand for the others.
+
+    Args:
+        model: an `nn.Module` or a function.
+        args: example arguments, as long as the longest that will come.
+        kwargs: example keyword arguments.
+        padding: which inputs carry the size, and how they would be padded; it may turn out to be refused.
+        sizes: sizes that came, with how often each did, or every size as it came.
+        count: sizes that a plan is made for, at most.
+        plan_per_bucket: tune a plan for each bucket, and not one for all of them.
+        tune: in place of `torchwise.tune`.
+        **options: as for `torchwise.tune`.
+
+    Raises:
+        InputError: an argument cannot be used.
+        BaselineError: the model raises at one of the sizes.
+    """
+    from torchwise.api import apply
+
+    model, seen, tune = unwrap(model), histogram_of(sizes), tune or tuning()
+    example = Example(as_args(args), as_kwargs(kwargs or {}))
+    padder = Padder(model, padding)
+    padder.size_of(example.args, example.kwargs)
+    choice, proof = _chosen(model, example, padding, seen, count)
+    logger.info("torchwise: %s, because %s", choice.kind, choice.reason)
+    if proof is not None:
+        decisions = tuned(model, proof, seen, tune, plan_per_bucket=plan_per_bucket, **options)
+        return apply_buckets(model, decisions, proof), choice
+    examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
+    return apply(model, tune(model, examples=examples, **options).decision), choice
+
+
+def _chosen(
+    model: Callable[..., Any], example: Example, padding: Padding, seen: Mapping[int, float], count: int
+) -> tuple[Choice, Proof | None]:
+    choice = choose(seen, proven=True, count=count, most=padding.most)
+    if choice.kind != "buckets":
+        return choice, None
+    try:
+        return choice, prove(model, example.args, dict(example.kwargs), padding=padding, buckets=choice.sizes)
+    except InputError as error:  # the rule is refused: the sizes are served without it
+        other = choose(seen, proven=False, count=count)
+        return replace(other, reason=f"{other.reason} ({error})"), None

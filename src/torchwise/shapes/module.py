@@ -1,0 +1,116 @@
+"""Drop-in wrappers that pad to buckets: a module that looks like the original, and the same for functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchwise.errors import InputError
+from torchwise.records import Decision
+from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.shapes.counts import Counts
+from torchwise.shapes.dispatch import Buckets
+from torchwise.shapes.proof import Proof
+
+
+class BucketedModule(OptimizedModule):
+    """Runs a module by the plans of some buckets (`Buckets`); all else is as in `OptimizedModule`."""
+
+    def __init__(
+        self, original: torch.nn.Module, decisions: Sequence[Decision], proof: Proof, *, canary: int | None = None
+    ) -> None:
+        buckets = Buckets(original, decisions, proof, canary=canary)
+        super().__init__(original, buckets.decision)
+        self.__dict__["_torchwise"] = buckets
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as the original, the decisions and the proof: compiled code is made anew."""
+        return _parts(buckets_of(self))
+
+    def extra_repr(self) -> str:
+        """Say by which plans it runs."""
+        return _said(buckets_of(self))
+
+
+class BucketedFunction(OptimizedFunction):
+    """Runs a function by the plans of some buckets; see `Buckets`."""
+
+    def __init__(
+        self, original: Callable[..., Any], decisions: Sequence[Decision], proof: Proof, *, canary: int | None = None
+    ) -> None:
+        buckets = Buckets(original, decisions, proof, canary=canary)
+        super().__init__(original, buckets.decision)
+        self._dispatcher = buckets
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as the original, the decisions and the proof."""
+        return _parts(buckets_of(self))
+
+    def __repr__(self) -> str:
+        return f"<BucketedFunction {self._dispatcher.original!r}: {_said(buckets_of(self))}>"
+
+
+Bucketed = BucketedModule | BucketedFunction
+
+
+def apply_buckets(
+    model: Callable[..., Any], decisions: Decision | Sequence[Decision], proof: Proof, *, canary: int | None = None
+) -> Bucketed:
+    """Return `model` padding to buckets and running by what was decided for them; the model itself is not changed.
+
+    Args:
+        model: what the decisions and the proof were made for.
+        decisions: one for each bucket of the proof, in its order, or one for all. The original answers for a bucket
+            whose decision is stale, or is to leave the model alone, and nothing is padded there.
+        proof: of `prove`.
+        canary: as for `torchwise.apply`.
+
+    Raises:
+        InputError: there are more or fewer decisions than buckets, or one is for training.
+    """
+    several = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
+    model = unwrap(model)
+    if isinstance(model, torch.nn.Module):
+        return BucketedModule(model, several, proof, canary=canary)
+    return BucketedFunction(model, several, proof, canary=canary)
+
+
+def counts_of(fast: Any) -> Counts:
+    """Return what became of the sizes that came.
+
+    A function and no method, as a model may have a method of any name.
+
+    Raises:
+        InputError: it pads nothing.
+    """
+    return buckets_of(fast).counted()
+
+
+def buckets_of(fast: Any) -> Buckets:
+    """Return what pads behind a wrapper.
+
+    Raises:
+        InputError: it is no wrapper that pads.
+    """
+    own = getattr(fast, "__dict__", {})
+    found = own.get("_torchwise") or own.get("_dispatcher")
+    if not isinstance(found, Buckets):
+        raise InputError(
+            f"it is of type {type(fast).__name__}, but only what `bucketed` or `apply_buckets` returned pads"
+        )
+    return found
+
+
+def _parts(buckets: Buckets) -> tuple[Any, ...]:
+    return (_rebuilt, (buckets.original, buckets.decisions, buckets.proof, buckets.canary))
+
+
+def _rebuilt(original: Any, decisions: tuple[Decision, ...], proof: Proof, canary: int | None) -> Bucketed:
+    return apply_buckets(original, decisions, proof, canary=canary)
+
+
+def _said(buckets: Buckets) -> str:
+    plans = ", ".join(dict.fromkeys(str(decision.plan) for decision in buckets.decisions))
+    return f"buckets: {', '.join(map(str, buckets.proof.buckets))}; plan: {plans}"

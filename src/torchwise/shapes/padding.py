@@ -1,0 +1,112 @@
+"""The user's rule: which dimensions of which inputs are one size, and what lies beyond it when they are padded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchwise.errors import InputError
+
+Input = int | str
+Dims = int | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How inputs of any size become inputs of a few sizes; `prove` says whether that changes an answer.
+
+    Attributes:
+        inputs: every input that carries the size, by position or parameter name, with its dimension (or several, as a
+            square mask has): `{"tokens": 1, "mask": 1}`. An input that is None or left out of a call is passed over.
+        fill: what an input is padded with where that is not 0: for a mask, the value that means "nothing here".
+        outputs: every output that carries the size, by its path as PyTorch writes it ("" for a lone tensor,
+            "['logits']" in a dict, "[0]" in a tuple), with its dimension, to be cut back. None has them found.
+        least: the smallest size that is padded; the original answers smaller ones. Above 1 for a model that cannot run
+            on less.
+        most: the largest size to pad to; None for the largest that is seen.
+
+    Raises:
+        InputError: no input carries the size, `fill` names another input, or `least` and `most` are no sizes.
+    """
+
+    inputs: Mapping[Input, Dims]
+    fill: Mapping[Input, float] = field(default_factory=dict)
+    outputs: Mapping[str, Dims] | None = None
+    least: int = 1
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise InputError("inputs is empty, but at least one input must carry the size: Padding({'x': 0})")
+        if unknown := set(self.fill) - set(self.inputs):
+            raise InputError(
+                f"fill has {min(unknown, key=repr)!r}, but the inputs that are padded are {[*self.inputs]}"
+            )
+        for name, size in (("least", self.least), ("most", self.most)):
+            if (size is not None or name == "least") and (type(size) is not int or size < 1):
+                raise InputError(f"{name} is {size!r}, but must be a whole number of at least 1")
+        if self.most is not None and self.least > self.most:
+            raise InputError(f"least is {self.least} and most is {self.most}, but least must not be the larger")
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """An input that carries the size: where it stands in a call, and how it is padded."""
+
+    position: int | None
+    name: str | None
+    dims: tuple[int, ...]
+    fill: float
+
+    def __str__(self) -> str:
+        return f"input {self.name if self.name is not None else self.position}"
+
+
+def carriers_of(model: Callable[..., Any], padding: Padding) -> tuple[Carrier, ...]:
+    """Return where in a call of `model` the inputs of the rule stand: by position, by name, or either.
+
+    Raises:
+        InputError: the model has no such parameter, or a dimension is no whole number.
+    """
+    names, by_name, takes_any = _parameters(model)
+    found = []
+    for key, dims in padding.inputs.items():
+        if isinstance(key, str) and key not in by_name and not takes_any:
+            raise InputError(
+                f"an input of the rule is {key!r}, but the model takes {', '.join(by_name) or 'none by name'}"
+            )
+        position = names.index(key) if key in names else key if isinstance(key, int) else None
+        if position is not None and position < 0:
+            raise InputError(f"an input of the rule is {position}, but positions are counted from 0")
+        name = key if isinstance(key, str) else names[key] if key < len(names) else None
+        found.append(Carrier(position, name, as_dims(dims), padding.fill.get(key, 0)))
+    return tuple(found)
+
+
+def as_dims(dims: Dims) -> tuple[int, ...]:
+    """Read one dimension or several.
+
+    Raises:
+        InputError: it is neither.
+    """
+    several = dims if isinstance(dims, tuple) else (dims,)
+    if not several or not all(type(dim) is int for dim in several):
+        raise InputError(f"a dimension is {dims!r}, but must be a whole number, or a tuple of them")
+    return several
+
+
+def _parameters(model: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
+    """List the names of what may be given by position, of what may be given by name, and whether any name may be."""
+    import torch
+
+    call = model.forward if isinstance(model, torch.nn.Module) else model
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):  # a function of C tells nothing
+        return [], [], True
+    kinds = inspect.Parameter
+    positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    return positional, named, any(p.kind is kinds.VAR_KEYWORD for p in parameters)

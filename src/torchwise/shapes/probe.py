@@ -1,0 +1,72 @@
+"""Which outputs carry the size: found by running the model at two sizes, unless the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchwise.errors import BaselineError, InputError
+from torchwise.shapes.padder import Padder, tensors_by_path
+from torchwise.shapes.padding import Padding
+from torchwise.workload import Example
+from torchwise.workload.state import kept_buffers
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, sizes: tuple[int, int]) -> Padding:
+    """Return the rule with what it cuts back filled in: every dimension of an output that is as long as the size.
+
+    Args:
+        model: run twice, without gradients; its buffers are put back.
+        padding: the rule; one that says its outputs is returned as it is.
+        example: inputs, made as long as each of the sizes.
+        sizes: two that differ.
+
+    Raises:
+        BaselineError: the model raises at one of the sizes.
+        InputError: an output grows with the size otherwise than one for one, or there are more outputs at one size.
+    """
+    if padding.outputs is not None:
+        return padding
+    padder = Padder(model, padding)
+    short, long = (_shapes(model, padder.resize(example, size), size) for size in sizes)
+    if list(short) != list(long):
+        odd = min(set(short) ^ set(long), default="an order of its own")
+        raise InputError(
+            f"the answer has {odd or 'a lone tensor'} at only one of the sizes {sizes[0]} and {sizes[1]}: padding "
+            "needs the same outputs at every size"
+        )
+    found = {path: _carrying(path, short[path], long[path], sizes) for path in short}
+    return replace(padding, outputs={path: dims for path, dims in found.items() if dims})
+
+
+def failed_at(size: int, error: Exception) -> BaselineError:
+    """Return what to raise where the model itself fails at a size."""
+    told = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
+    return BaselineError(f"{told}; leave out such sizes by least and most of the rule")
+
+
+def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
+    module = model if isinstance(model, torch.nn.Module) else None
+    given = example.clone()
+    try:
+        with torch.no_grad(), kept_buffers(module):
+            answer = model(*given.args, **given.kwargs)
+    except Exception as error:  # a model may raise anything: said with the size, as that may be beyond what it takes
+        raise failed_at(size, error) from error
+    return {path: tuple(tensor.shape) for path, tensor in tensors_by_path(answer)}
+
+
+def _carrying(path: str, short: tuple[int, ...], long: tuple[int, ...], sizes: tuple[int, int]) -> tuple[int, ...]:
+    if len(short) == len(long):
+        dims = tuple(dim for dim, pair in enumerate(zip(short, long, strict=True)) if pair[0] != pair[1])
+        if all((short[dim], long[dim]) == sizes for dim in dims):
+            return dims
+    raise InputError(
+        f"output{path} has shape {short} at size {sizes[0]} and {long} at size {sizes[1]}: only a dimension that is as "
+        "long as the size can be cut back; return it with the size as a dimension of its own"
+    )

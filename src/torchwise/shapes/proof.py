@@ -1,0 +1,199 @@
+"""The proof that padding changes no answer: the model itself, eagerly, on inputs as they are and padded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.errors import InputError
+from torchwise.realize.signature import is_plain, plain_key
+from torchwise.shapes.padder import Padder
+from torchwise.shapes.padding import Padding
+from torchwise.shapes.probe import failed_at, with_outputs
+from torchwise.verify import is_stochastic, mismatch
+from torchwise.verify.draws import draws
+from torchwise.verify.observe import Observation, observe
+from torchwise.verify.reference import as_reference, float64_of, widen
+from torchwise.workload import Example, Workload, trees
+from torchwise.workload.workload import as_args, as_kwargs
+
+DRAWS = 2
+"""Inputs beyond the example itself that take turns."""
+PLAIN_ERROR = 1e-4
+"""Relative error of a plain float that is taken for rounding: it was most likely computed in float32."""
+FLOAT64_ERROR = 1e-6
+"""Error in float64 that is taken for rounding: a model may compute parts of itself in float32, whatever it is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A rule that was found to change no answer.
+
+    Attributes:
+        padding: the rule, with the outputs that are cut back.
+        buckets: the sizes that are padded to, ascending.
+        example: inputs that others are made from.
+        cases: pairs of answers that were compared.
+        in_float64: whether some of them were in float64, where rounding hides nothing.
+    """
+
+    padding: Padding
+    buckets: tuple[int, ...]
+    example: Example
+    cases: int
+    in_float64: bool
+
+
+def prove(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    padding: Padding,
+    buckets: Sequence[int],
+) -> Proof:
+    """Show that padding to `buckets` changes no answer of `model` beyond rounding, or refuse the rule.
+
+    For each bucket the model answers inputs of the smallest, a middle and the largest size that would be padded to it,
+    as they are and padded. Outputs, inputs after the call and buffers must agree in form and value. The smallest is
+    compared in float64, too, where the model runs in it, as what little a padded place contributes would pass for
+    rounding in float32. The proof holds for the model's weights as they are, and for its mode.
+
+    Args:
+        model: an `nn.Module` or a function; run without gradients, and left as it was.
+        args: example arguments, as long as the longest that will come: shorter and longer ones are made from them.
+        kwargs: example keyword arguments.
+        padding: the rule.
+        buckets: sizes to pad to.
+
+    Raises:
+        InputError: padding changes an answer, the rule does not fit the model or the example, or a bucket is no size.
+        BaselineError: the model raises on inputs of one of the sizes.
+    """
+    buckets = _checked(buckets, padding)
+    example = Example(as_args(args), as_kwargs(kwargs or {}))
+    if not Padder(model, padding).size_of(example.args, example.kwargs):
+        raise InputError("the size of the example is 0, but must be at least 1: other sizes are made from it")
+    with torch.random.fork_rng(_devices(example)):
+        return _proven(model, padding, buckets, example)
+
+
+def _proven(model: Callable[..., Any], padding: Padding, buckets: tuple[int, ...], example: Example) -> Proof:
+    cases = [(size, bucket) for low, bucket in _ranges(buckets, padding.least) for size in _between(low, bucket)]
+    if not cases:
+        return Proof(padding, buckets, example, 0, False)
+    padding = with_outputs(model, padding, example, (buckets[-1] - 1, buckets[-1]))
+    padder, drawn = Padder(model, padding), draws(Workload(model, (example,)), DRAWS)
+    _refuse_noise(model, padder.resize(example, cases[-1][0]))
+    for number, (size, bucket) in enumerate(cases):
+        given = padder.resize(drawn[number % len(drawn)], size)
+        _refuse(_difference(model, padder, given, bucket, seed=number), model, padding, size, bucket)
+    sharp = _in_float64(model, padder, buckets, example)
+    return Proof(padding, buckets, example, len(cases) + sharp, sharp > 0)
+
+
+def _in_float64(model: Callable[..., Any], padder: Padder, buckets: tuple[int, ...], example: Example) -> int:
+    """Compare in float64 where most is padding, and return how often that could be done."""
+    done = 0
+    try:
+        precise = float64_of(model)
+    except Exception:  # a module may refuse to be copied, for reasons of its own: the rest of the proof still holds
+        return done
+    for low, bucket in _ranges(buckets, padder.padding.least):
+        if low >= bucket:
+            continue
+        try:
+            found = _difference(precise, padder, widen(padder.resize(example, low)), bucket, seed=0, precise=True)
+        except Exception:  # a model may be unable to run in float64, for reasons of its own: likewise
+            continue
+        done += 1
+        _refuse(found and f"{found}, in float64", model, padder.padding, low, bucket)
+    return done
+
+
+def _difference(
+    model: Callable[..., Any], padder: Padder, given: Example, bucket: int, *, seed: int, precise: bool = False
+) -> str | None:
+    """Return what differs between the answers to inputs as they are and padded, or None."""
+    size = padder.size_of(given.args, given.kwargs)
+
+    def padded(*args: Any, **kwargs: Any) -> Any:
+        more, named = padder.pad(args, kwargs, bucket - size)
+        return padder.cut(model(*more, **named), size, bucket)
+
+    module = model if isinstance(model, torch.nn.Module) else None
+    try:
+        theirs = observe(model, module, given, seed=seed, under=as_reference() if precise else None)
+    except Exception as error:  # the model may raise anything: said with the size, which may be less than it takes
+        raise failed_at(size, error) from error
+    try:
+        ours = observe(padded, module, given, seed=seed, under=as_reference() if precise else None)
+    except Exception as error:  # the model may raise anything on what padding gives it
+        if precise:
+            raise
+        return f"it raises {type(error).__name__}: {error}"
+    return mismatch(ours, theirs, FLOAT64_ERROR if precise else 0.0) or _plainly_differs(ours, theirs)
+
+
+def _plainly_differs(ours: Observation, theirs: Observation) -> str | None:
+    """Compare what is no tensor: a spot check leaves it out, but a number may well be the size of the padded input."""
+    for (name, mine), (_, plain) in zip(ours.leaves, theirs.leaves, strict=True):
+        if isinstance(mine, torch.Tensor) or not name.startswith("output"):
+            continue
+        if not is_plain(mine):
+            return f"{name} is of type {type(mine).__name__}, which cannot be looked into for what is to be cut back"
+        close = isinstance(mine, float) and isinstance(plain, float) and math.isclose(mine, plain, rel_tol=PLAIN_ERROR)
+        if plain_key(mine) != plain_key(plain) and not close:
+            return f"{name} is {mine!r}, without padding {plain!r}"
+    return None
+
+
+def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
+    @torch.no_grad()
+    def call() -> Any:
+        given = example.clone()
+        return model(*given.args, **given.kwargs)
+
+    if is_stochastic(call, model if isinstance(model, torch.nn.Module) else None)[0]:
+        raise InputError(
+            "the model's answers are not the same twice, so none can be compared with that to padded inputs; where it "
+            "drops out, call model.eval() first"
+        )
+
+
+def _refuse(found: str | None, model: Callable[..., Any], padding: Padding, size: int, bucket: int) -> None:
+    if not found:
+        return
+    training = getattr(model, "training", False)
+    way = "call model.eval() first" if training else "give every input that tells what is padding, such as a mask"
+    raise InputError(f"padding {[*padding.inputs]} from {size} to {bucket} changes the answer: {found}; {way}")
+
+
+def _checked(buckets: Sequence[int], padding: Padding) -> tuple[int, ...]:
+    found = tuple(sorted(set(buckets)))
+    if not found:
+        raise InputError("buckets is empty, but there must be at least one size to pad to")
+    for bucket in found:
+        if type(bucket) is not int or bucket < 1:
+            raise InputError(f"a bucket is {bucket!r}, but must be a whole number of at least 1")
+    if padding.most is not None and found[-1] > padding.most:
+        raise InputError(f"a bucket is {found[-1]}, but the rule pads to at most {padding.most}")
+    return found
+
+
+def _ranges(buckets: tuple[int, ...], least: int) -> list[tuple[int, int]]:
+    """Pair each bucket with the smallest size that is padded to it."""
+    return [(max(before + 1, least), bucket) for before, bucket in zip((0, *buckets), buckets, strict=False)]
+
+
+def _between(low: int, bucket: int) -> list[int]:
+    return sorted({size for size in (low, (low + bucket) // 2, bucket - 1) if low <= size < bucket})
+
+
+def _devices(example: Example) -> list[int]:
+    found = trees.tensors((example.args, dict(example.kwargs)))
+    return [torch.cuda.current_device()] if any(tensor.is_cuda for tensor in found) else []
