@@ -19,8 +19,8 @@ class Alert:
 
     Attributes:
         kind: "canary_mismatch" (the plan answered otherwise than the original), "plan_failed" (often enough to be left
-            alone for a time), "out_of_memory" (what the plan held was freed), "fallback_rate" (too many calls are answered
-            by the original) or "slow_down" (the plan takes longer than was measured when it was decided).
+            alone for a time), "out_of_memory" (what the plan held was freed), "fallback_rate" (too many calls are
+            answered by the original) or "slow_down" (the plan takes longer than when it was decided for).
         message: what happened and what was done about it, for people.
         facts: the same as plain data: the plan among it.
     """

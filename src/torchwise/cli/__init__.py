@@ -9,6 +9,7 @@ import typer
 
 from torchwise import __version__
 from torchwise.cli.bench import bench
+from torchwise.cli.cache import cache
 from torchwise.cli.compare import compare
 from torchwise.cli.doctor import doctor
 from torchwise.cli.plans import plans
@@ -31,6 +32,7 @@ app.command()(bench)
 app.command()(compare)
 app.command()(zoo)
 app.add_typer(plans, name="plans")
+app.add_typer(cache, name="cache")
 
 
 def _version(wanted: bool) -> None:

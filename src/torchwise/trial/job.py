@@ -83,7 +83,9 @@ class ProcessSettings:
         """Set them in this process."""
         import torch
 
-        torch.set_float32_matmul_precision(self.matmul_precision)
+        # Where it is so already, nothing is set: PyTorch's cache keys tell a default from the same value, set.
+        if self.matmul_precision != ProcessSettings.of_this_process().matmul_precision:
+            torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_default_dtype(getattr(torch, self.default_dtype))
         torch.set_num_threads(self.threads)
         torch.backends.cudnn.benchmark = self.cudnn_benchmark

@@ -37,6 +37,10 @@ SERVER_VARIABLES = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # A worker that is killed leaves its semaphores to Python's tracker, which removes them, and need not say so.
     "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
+    # What others have compiled must not flatter what compiling costs.
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "0",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "0",
 }
 POLL_S = 0.05
 LOG_TAIL = 600

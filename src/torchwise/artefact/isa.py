@@ -1,0 +1,75 @@
+"""What Inductor finds out about the CPU's instruction sets in every process, kept, so that it need not again.
+
+For each set that the CPU has, Inductor compiles a small library and loads it in a new Python, before any code from its
+cache may be used: one second with torch 2.13, twelve with 2.11, whose children import torch. What comes out depends on
+the machine and its software alone. Which sets the CPU has is asked anew, always.
+
+`TORCHINDUCTOR_VEC_ISA_OK=1` would also skip it, but changes the keys of the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torchwise.realize import private
+
+name = functools.partial(private.look_up, "an artefact")
+
+VEC_ISA = ("torch._inductor.cpu_vec_isa", "VecISA")
+VALID = ("torch._inductor.cpu_vec_isa", "valid_vec_isa_list")
+
+Check = Callable[[Any, str], bool]
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[dict[str, bool]]:
+    """Note what each check comes to.
+
+    Raises:
+        UnsupportedError: this torch checks in another way.
+    """
+    found: dict[str, bool] = {}
+
+    def noted(check: Check, isa: Any, code: str) -> bool:
+        found[_key(isa, code)] = answer = check(isa, code)
+        return answer
+
+    with _checking(noted):
+        yield found
+
+
+def replay(known: Mapping[str, bool]) -> None:
+    """Have Inductor choose among the instruction sets by what is known; a check that is not is made.
+
+    Raises:
+        UnsupportedError: this torch checks in another way.
+    """
+    if not known:  # what was compiled there asked for no instruction set
+        return
+
+    def answered(check: Check, isa: Any, code: str) -> bool:
+        answer = known.get(_key(isa, code))
+        return check(isa, code) if answer is None else answer
+
+    with _checking(answered):
+        name(VALID)()
+
+
+@contextlib.contextmanager
+def _checking(way: Callable[[Check, Any, str], bool]) -> Iterator[None]:
+    kind = name(VEC_ISA)
+    check = kind.check_build
+    kind.check_build = lambda isa, code: way(check, isa, code)
+    try:
+        yield
+    finally:
+        kind.check_build = check
+
+
+def _key(isa: Any, code: str) -> str:
+    """Name a check by what enters it: the set, the compiler's flags, and the program."""
+    return f"{isa} {isa.build_arch_flags()} {hashlib.sha256(code.encode()).hexdigest()[:16]}"

@@ -1,0 +1,167 @@
+"""The file: a zip of a manifest, a decision and the compiled code, read as a whole or not at all.
+
+Whatever is wrong with a file is found before any of it is used: everything is read into memory, and held against the
+manifest there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from torchwise.artefact.manifest import Info, Manifest, Member
+from torchwise.errors import InputError
+from torchwise.records import Decision, codec
+
+MANIFEST, DECISION = "manifest.json", "decision.json"
+CODE = ("inductor", "triton")
+"""Folders of compiled code; anything else in an artefact is refused."""
+MOST_MANIFEST_BYTES = 2**26
+MOST_BYTES = 2**32
+"""Unpacked, all together; the largest that was seen has a hundredth of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An artefact that was read and found whole; `code` holds the bytes of each file of compiled code by name."""
+
+    info: Info
+    code: Mapping[str, bytes]
+
+
+def write(path: Path, manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> Info:
+    """Write an artefact, beside `path` first, so that what lies there is the old file or the new one, and whole.
+
+    Args:
+        path: the file.
+        manifest: all but its members, which are filled in here.
+        decision: what the code was compiled for.
+        code: files of compiled code by name.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    members = {DECISION: decision.to_json().encode(), **code}
+    described = {name: Member(len(data), _digest(data)) for name, data in members.items()}
+    manifest = replace(manifest, members=described)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in {MANIFEST: codec.to_json(manifest).encode(), **members}.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)  # without the time of day
+    put(path, packed.getvalue())
+    return Info(decision, manifest, _digest(packed.getvalue()), len(packed.getvalue()))
+
+
+def read(path: Path, sha256: str | None = None) -> Package:
+    """Read an artefact, and hold every byte against its manifest.
+
+    Args:
+        path: the file.
+        sha256: what the whole file must hash to, from a source that is trusted; None for any.
+
+    Raises:
+        InputError: there is no such file, it is damaged or was tampered with, or it is of another schema.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    digest = _digest(data)
+    if sha256 is not None and sha256.strip().lower() != digest:
+        raise InputError(f"the SHA-256 of {path} is {digest}, but must be {sha256}: it is another file, or was changed")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            manifest, members = _members(archive)
+        decision = Decision.from_json(members.pop(DECISION))
+    except InputError as error:
+        raise InputError(f"{path} is refused: {error}") from None
+    # Besides its own error, zipfile lets those of its decompressors through, and has two for what it cannot do.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise InputError(f"{path} is no artefact, or is damaged ({error}): copy it again, or make it anew") from None
+    return Package(Info(decision, manifest, digest, len(data)), members)
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file beside its place, and move it there.
+
+    Raises:
+        InputError: it cannot be written; what was there before still is.
+    """
+    beside = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as file:
+            beside = file.name
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written: {error.strerror}; nothing was changed there") from None
+
+
+def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
+    """Return what is in the archive, every byte of it held against the manifest.
+
+    Raises:
+        InputError: something is in it that the manifest does not name, or is not as it says.
+    """
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    if len(entries) != len(archive.infolist()):
+        raise InputError("a name is in it twice")
+    if MANIFEST not in entries:
+        raise InputError(f"it has no {MANIFEST}")
+    manifest = Manifest.from_json(_bytes(archive, entries.pop(MANIFEST), MOST_MANIFEST_BYTES))
+    if odd := sorted(entries.keys() ^ manifest.members.keys()):
+        raise InputError(f"{odd[0]!r} is in the file or in its manifest, but must be in both")
+    if DECISION not in entries:
+        raise InputError(f"it has no {DECISION}")
+    if (total := sum(member.size for member in manifest.members.values())) > MOST_BYTES:
+        raise InputError(f"it unpacks to {total} bytes, but at most {MOST_BYTES} are read")
+    return manifest, {name: _checked(archive, entries[name], member) for name, member in manifest.members.items()}
+
+
+def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -> bytes:
+    name = entry.filename
+    if name != DECISION:
+        _check_name(name)
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG):
+        raise InputError(f"{name!r} is a link or a device, but must be a file")
+    data = _bytes(archive, entry, member.size)
+    if len(data) != member.size:
+        raise InputError(f"{name!r} has {len(data)} bytes, but the manifest says {member.size}")
+    if (digest := _digest(data)) != member.sha256:
+        raise InputError(f"the SHA-256 of {name!r} is {digest}, but the manifest says {member.sha256}")
+    return data
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that could lead out of the folder that it is to be unpacked in."""
+    folder, _, rest = name.partition("/")
+    parts = rest.split("/")
+    plain = not any(mark in name for mark in ("\\", ":", "\0")) and not {"", ".", ".."}.intersection(parts)
+    if folder not in CODE or not plain or PurePosixPath(rest).is_absolute():
+        raise InputError(f"{name!r} is in it, but only plain paths under {' and '.join(CODE)} are taken")
+
+
+def _bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
+    """Read an entry, but not more than one byte over what is expected, whatever it claims or unpacks to."""
+    with archive.open(entry) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{entry.filename!r} has more than {most} bytes, which is all that is expected")
+    return data
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,134 @@
+"""From a decision to an artefact: its plan is compiled once more, in a process of its own, into an empty folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwise import __version__, environment
+from torchwise.artefact import caches, package
+from torchwise.artefact.build import Build, Built
+from torchwise.artefact.manifest import Info, Manifest
+from torchwise.errors import InputError, StalePlanError, UnsupportedError
+from torchwise.records import Decision, Failure, codec
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.workload import Example, Workload
+from torchwise.workload.target import check_form
+
+LIMIT_S = 1800.0
+
+
+def save(
+    path: str | Path,
+    model: Callable[..., Any] | Workload | str,
+    decision: Decision,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    limit_s: float = LIMIT_S,
+    launcher: Launcher | None = None,
+) -> Info:
+    """Write a decision and the code compiled for it to one file.
+
+    The plan is compiled in a worker, as it will be used, and then started once more in another from what the first one
+    left: what that start costs is in the manifest. Nothing is compiled in this process, and the model is not changed.
+
+    Args:
+        path: the file; one that is there is replaced when the new one is complete.
+        model: what the decision was made for: a module, a function, a `Workload`, or the target.
+        decision: of `tune`, on this machine.
+        args: example arguments that the plan was proven on, a tuple (or one tensor); none for a target or a Workload.
+        kwargs: example keyword arguments.
+        examples: several examples, in place of `args`.
+        limit_s: seconds that each worker may take.
+        launcher: where the workers run; by default processes on this machine.
+
+    Raises:
+        InputError: an argument cannot be used, or the file cannot be written.
+        StalePlanError: the decision was made for another machine, another software or another model.
+        UnsupportedError: the plan cannot be compiled, or does not answer these examples.
+    """
+    path = Path(path)
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {path.resolve().parent}")
+    Decision.from_json(decision.to_json())  # what cannot be read again is refused before minutes are spent
+    workload = _workload(model, args, kwargs, examples)
+    _check_holds(workload, decision)
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as source, own_caches() as folder:
+        job = _job(workload, decision, source, folder)
+        cold, warm = _built(job, decision, launcher or ProcessLauncher(), limit_s)
+        manifest = Manifest(
+            __version__,
+            environment.detect(decision.workload.device),
+            {},
+            cold.checks,
+            cold.seconds,
+            warm.seconds if warm else None,
+            warm.compiled if warm else 0,
+        )
+        return package.write(path, manifest, decision, caches.collect(Path(folder)))
+
+
+def _workload(
+    model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
+) -> Workload | str:
+    """Return a live workload, or the target.
+
+    Raises:
+        InputError: inputs are missing, given twice, or given for a target that brings its own.
+    """
+    given = args is not None or kwargs is not None
+    if isinstance(model, (str, Workload)):
+        if given or examples is not None:
+            raise InputError("a target or a Workload brings its own examples, but args, kwargs or examples are given")
+        return model
+    if given == (examples is not None):
+        raise InputError("give the example inputs that the plan was proven on, as args and kwargs or as examples")
+    from torchwise.runtime import unwrap
+
+    model = unwrap(model)
+    if examples is not None:
+        return Workload(model, tuple(examples))
+    return Workload.of((model, () if args is None else args, kwargs or {}))
+
+
+def _check_holds(workload: Workload | str, decision: Decision) -> None:
+    if isinstance(workload, str):
+        check_form(workload)
+        stale = "; ".join(decision.environment.differences(environment.detect(decision.workload.device)))
+    else:
+        from torchwise.runtime import stale_because
+
+        stale = stale_because(workload.call, decision) or ""
+    if stale:
+        raise StalePlanError(f"the decision is stale ({stale}): tune again, here")
+
+
+def _job(workload: Workload | str, decision: Decision, source: str, folder: str) -> Job:
+    job = Job("try", decision.workload, decision.plan, cache_dir=folder)
+    if isinstance(workload, str):
+        return replace(job, workload=replace(decision.workload, target=workload))
+    from torchwise.trial.loading import save as save_workload
+
+    file = str(Path(source, "model.pt"))
+    save_workload(workload, file)
+    return replace(job, source=file, settings=ProcessSettings.of_this_process())
+
+
+def _built(job: Job, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Built, Built | None]:
+    """Compile, and start once more; a plan without a compiler needs neither."""
+    if decision.plan.backend == "eager":
+        return Built(0.0, {}, 0), None
+    cold = _run(Build("compile", job, decision.to_json()), launcher, limit_s)
+    return cold, _run(Build("start", job, decision.to_json(), cold.checks), launcher, limit_s)
+
+
+def _run(build: Build, launcher: Launcher, limit_s: float) -> Built:
+    answer = launcher.run(build, Limits.of_this_machine(limit_s), lambda _stage: None)
+    if isinstance(answer, Failure):
+        raise UnsupportedError(f"there is nothing to save, because in a worker the plan {answer}")
+    return codec.from_json(answer, Built)

@@ -1,0 +1,104 @@
+"""`torchwise cache`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from store_samples import a_decision as stored_decision
+from torchwise import artefact, environment
+from torchwise.artefact import package
+from torchwise.artefact.manifest import Info, Manifest
+from torchwise.cli.cache import cache
+from torchwise.errors import InputError
+from torchwise.records import Decision, Interval
+
+
+def a_decision() -> Decision:
+    return replace(stored_decision(), break_even_calls=Interval(90.0, 100.0, 110.0))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    manifest = Manifest("0.0.1", environment.detect("cpu"), {}, {}, 20.0, 1.25, 0)
+    package.write(tmp_path / "model.tw", manifest, a_decision(), {"inductor/a.so": b"code"})
+    return tmp_path / "model.tw"
+
+
+def ran(*words: object) -> str:
+    done = CliRunner().invoke(cache, [*map(str, words)])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def test_info_says_what_is_in_it_and_whether_it_is_for_here(file: Path) -> None:
+    said = ran("info", file)
+    assert "1 files of compiled code" in said
+    assert "cost 1.25 s with it, and 20.00 s without" in said
+    assert "For this machine and software: no, torchwise: 0.0.1 there" in said
+    assert artefact.info(file).sha256 in said
+
+
+def test_info_as_json_holds_manifest_and_decision(file: Path) -> None:
+    found = json.loads(ran("info", file, "--json"))
+    assert found["manifest"]["torchwise"] == "0.0.1"
+    assert found["decision"]["schema"] == "torchwise.decision/1"
+
+
+def test_load_takes_no_code_out_without_trust(file: Path) -> None:
+    with pytest.raises(InputError, match="--trust"):
+        ran("load", file)
+
+
+def test_load_hands_on_trust_and_hash(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def load(path: Path, **options: Any) -> Any:
+        given.update(options)
+        return artefact.info(path).decision
+
+    monkeypatch.setattr(artefact, "load", load)
+    assert f"artefact.load('{file}', trust=True)" in ran("load", file, "--trust", "--sha256", "ab")
+    assert given == {"trust": True, "sha256": "ab"}
+
+
+class Found:
+    def __init__(self, target: str, decision: Any) -> None:
+        self.workload = type("Spec", (), {"target": target})
+        self.decision = decision
+        self.state = "running"
+
+
+def found(monkeypatch: pytest.MonkeyPatch, target: str, decision: Any) -> None:
+    from torchwise.cli import lookup
+
+    monkeypatch.setattr(lookup, "find_study", lambda name, store: Found(target, decision))
+
+
+def test_save_compiles_what_the_study_decided_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(path: Path, target: str, decision: Any) -> Info:
+        assert (target, decision) == ("zoo:a.b", a_decision())
+        return artefact.info(file)
+
+    found(monkeypatch, "zoo:a.b", a_decision())
+    monkeypatch.setattr(artefact, "save", save)
+    assert f"SHA-256 {artefact.info(file).sha256}" in ran("save", "latest", file)
+
+
+def test_save_refuses_a_live_model_and_an_open_study(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch, "live:Net", a_decision())
+    with pytest.raises(InputError, match=r"save it there, by torchwise\.artefact\.save"):
+        ran("save", "1", file)
+    found(monkeypatch, "zoo:a.b", None)
+    with pytest.raises(InputError, match="has no decision yet"):
+        ran("save", "1", file)
+    with pytest.raises(InputError, match="there is no folder"):
+        ran("save", "1", tmp_path / "none" / "x.tw")
