@@ -172,6 +172,98 @@ def test_an_input_that_cannot_be_copied_costs_the_canary_alone(
     assert any("cannot be copied" in record.message for record in caplog.records)
 
 
+def test_calls_whose_inputs_share_memory_are_passed_over(serve: Callable[..., Any]) -> None:
+    def in_place(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a + b
+
+    fast = serve(in_place, in_place, X, X.clone(), canary=1)
+    fast._dispatcher.decision = replace(fast.decision, inputs=(*fast.decision.inputs, same_twice(in_place)))
+    x = X.clone()
+    [answer] = called(fast, 1, x, x)
+    assert torch.equal(answer, 2 * (X + 1))
+    assert torch.equal(x, X + 1)
+    whole = torch.randn(6, 4)
+    called(fast, 1, whole[:3], whole[3:])
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (0, 0)
+    called(fast, 1, X.clone(), X.clone())
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (1, 0), "and the canary is on"
+
+
+def same_twice(call: Any) -> str:
+    x = X.clone()
+    return decided(call, PLAN, x, x).inputs[0]
+
+
+class Remembering(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2
+
+
+def test_a_model_that_keeps_state_outside_its_buffers_is_compared_once(
+    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Remembering().eval()
+    fast = serve(model, model.forward, canary=1)
+    with caplog.at_level(logging.WARNING, "torchwise"):
+        called(fast, 4)
+    assert model.calls == 5
+    assert any("keeps state outside its buffers" in record.message for record in caplog.records)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.given: list[torch.Tensor] = []
+
+
+def test_an_input_that_is_an_object_is_never_given_to_the_original_as_well(serve: Callable[..., Any]) -> None:
+    def keep(x: torch.Tensor, holder: Holder) -> torch.Tensor:
+        holder.given.append(x)
+        return x * 2
+
+    holder = Holder()
+    fast = serve(keep, keep, canary=1)
+    fast._dispatcher.decision = replace(fast.decision, inputs=(decided(keep, PLAN, X, holder).inputs[0],))
+    called(fast, 3, X, holder)  # type: ignore[arg-type]
+    assert len(holder.given) == 3
+
+
+def test_rare_random_numbers_condemn_no_plan(serve: Callable[..., Any]) -> None:
+    def rarely(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if float(torch.rand(())) > 0.1 else x * 3
+
+    for seed in range(30):
+        torch.manual_seed(seed)
+        fast = serve(rarely, rarely, canary=1)
+        called(fast, 10)
+        assert fast.statistics.mismatched == 0
+
+
+def test_once_a_plan_is_found_wrong_its_answer_is_never_returned(serve: Callable[..., Any]) -> None:
+    def grow(several: list[torch.Tensor]) -> torch.Tensor:
+        several.append(several[0])
+        return several[0] * 2
+
+    fast = serve(grow, lambda several: several[0] * 3, canary=1)
+    fast._dispatcher.decision = replace(fast.decision, inputs=(decided(grow, PLAN, [X]).inputs[0],))
+    [answer] = called(fast, 1, [X])  # type: ignore[arg-type]
+    assert torch.equal(answer, X * 2)
+    assert (fast.statistics.optimized, fast.statistics.original.total()) == (0, 1)
+
+
+def test_the_answer_of_an_in_place_model_is_the_callers_own_tensor(serve: Callable[..., Any]) -> None:
+    fast = serve(lambda x: x.add_(1), lambda x: x.add_(2), X.clone(), canary=1)
+    x = X.clone()
+    [answer] = called(fast, 1, x)
+    assert answer is x
+    assert torch.equal(x, X + 1)
+
+
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "often"])
 def test_a_canary_needs_a_number_of_calls(every: Any) -> None:
     with pytest.raises(InputError, match="must be a whole number of calls, at least 1"):

@@ -18,7 +18,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture import call as captured
 from torchwise.realize.capture.call import CapturedCall
-from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS
+from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS, Replays
 from torchwise.realize.capture.graph import Graph, record, record_in_place
 from torchwise.workload import trees
 
@@ -516,3 +516,12 @@ def test_what_cannot_be_captured_is_named_with_its_line(
     monkeypatch.setattr(captured, "record", fails)
     with pytest.raises(kind, match=said):
         of(torch.sin)(X)
+
+
+def test_what_is_dropped_holds_no_memory_of_the_graph_whoever_holds_it() -> None:
+    outputs = {"answer": torch.ones(3), "more": [torch.ones(2)]}
+    replays = Replays(Graph(lambda: None, [], outputs, []), lambda: True)
+    references = [weakref.ref(outputs["answer"]), weakref.ref(outputs["more"][0])]
+    replays.drop()
+    del outputs
+    assert [reference() for reference in references] == [None, None]

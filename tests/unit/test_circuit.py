@@ -75,3 +75,13 @@ def test_a_first_wait_beyond_an_hour_stays(clock: Clock) -> None:
     assert circuit.admits()
     assert circuit.failed()
     assert circuit.wait_s == 2 * LONGEST_WAIT_S
+
+
+def test_calls_that_were_under_way_when_it_opened_change_nothing(circuit: Circuit, clock: Clock) -> None:
+    opened(circuit)
+    assert [circuit.failed() for _ in range(5)] == [False] * 5
+    assert circuit.wait_s == 60.0
+    clock.now += 60.0
+    assert circuit.admits()
+    assert [circuit.failed() for _ in range(3)] == [True, False, False]
+    assert circuit.wait_s == 120.0

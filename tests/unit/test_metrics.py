@@ -165,6 +165,15 @@ def test_prometheus_sees_the_counts_as_they_are_when_it_asks(
     assert b"torchwise_optimized_calls_total" in prometheus_client.generate_latest(registry)
 
 
+def test_an_old_remover_leaves_another_model_of_the_name_alone(registry: prometheus_client.CollectorRegistry) -> None:
+    one, two = (torchwise.apply(double, decided(double, PLAN, X)) for _ in range(2))
+    remove = torchwise.export_metrics(one, "it", registry)
+    remove()
+    torchwise.export_metrics(two, "it", registry)
+    remove()
+    assert sample(registry, "frozen", model="it") == 0
+
+
 def test_a_name_is_taken_once(registry: prometheus_client.CollectorRegistry) -> None:
     fast = torchwise.apply(double, decided(double, PLAN, X))
     torchwise.export_metrics(fast, "it", registry)

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -235,6 +236,103 @@ def test_a_frozen_plan_answers_what_it_answered_before_and_compiles_nothing_more
     fault.error, fault.now = None, 60.0
     fast(X)
     assert fast.statistics.optimized == 3, "what it answered before is tried again"
+
+
+class Touchy:
+    """An object that cannot even be looked at."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError("hands off")
+
+
+class Unhashable(str):
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Touchy, Unhashable])
+def test_an_input_that_cannot_be_looked_at_is_the_originals_also_after_others(kind: type) -> None:
+    odd = kind()
+
+    def first(x: Any, *_: Any) -> Any:
+        return x
+
+    fast = torchwise.apply(first, decided(first, THREADS, X))
+    fast(X)
+    assert fast(odd) is odd
+    assert fast(X, odd) is X
+
+
+@torch.no_grad()
+def test_many_calls_that_run_out_of_memory_at_once_are_one_event(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = Fault(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
+    fast, held = applied(net), []
+
+    def empty() -> None:
+        held.append(fast._dispatcher._memory.failed())  # as another thread's call would
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    with heard() as alerts:
+        fast(X)
+    assert (held, len(alerts), fast.statistics.opened) == ([False], 1, 1)
+    assert fast._dispatcher._memory.wait_s == MEMORY_WAIT_S
+    assert fault.closed == 1
+
+
+@torch.no_grad()
+def test_what_a_call_had_computed_is_freed_before_the_original_runs(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fault(monkeypatch, RuntimeError("unused"))
+    alive: list[bool] = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        large = x * 2
+        reference = weakref.ref(large)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(reference() is not None))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = Realized(THREADS, call, lambda _args, _kwargs: call, lambda: None)
+    monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
+    applied(net)(X)
+    assert alive == [False]
+
+
+@torch.no_grad()
+def test_where_no_shorter_way_is_found_the_call_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    made = Realized(THREADS, add, lambda _args, _kwargs: 1 / 0, lambda: None)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
+    fast, x = torchwise.apply(add, decided(add, THREADS, X)), X.clone()
+    for turn in (1, 2):
+        fast(x)
+        assert torch.equal(x, X + turn)
+    assert fast.statistics.optimized == 2
+
+
+def test_replicas_for_several_devices_are_the_originals(net: Net) -> None:
+    fast = applied(net)
+    before = list(net.state_dict())
+    replica = fast._replicate_for_data_parallel()
+    assert type(replica) is Net
+    assert list(net.state_dict()) == before
+    assert not getattr(net, "_is_replica", False)
+
+
+class CopiedInItsOwnWay(Net):
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiedInItsOwnWay:
+        return CopiedInItsOwnWay().eval()
+
+
+def test_a_deep_copy_is_optimised_whatever_way_the_original_is_copied_in() -> None:
+    model = CopiedInItsOwnWay().eval()
+    twin = copy.deepcopy(torchwise.apply(model, decided(model, THREADS, X)))
+    assert type(twin) is OptimizedModule
+    assert type(unwrap(twin)) is CopiedInItsOwnWay
 
 
 def test_only_what_was_optimised_can_be_frozen(net: Net) -> None:

@@ -195,7 +195,8 @@ class _Loop:
         if rival is None or not row.is_right:
             return row
         if rival.contender in caches:
-            shutil.copytree(caches[rival.contender], caches[row.contender], dirs_exist_ok=True)
+            with contextlib.suppress(OSError):  # what cannot be copied is compiled anew
+                shutil.copytree(caches[rival.contender], caches[row.contender], dirs_exist_ok=True)
         answer = self._ask(replace(_at("duel", contest), rival=rival.contender))
         if isinstance(answer, Failure):
             return replace(row, rival=rival.contender, reason=f"beside {rival.contender}: {answer}")

@@ -38,6 +38,7 @@ class Circuit:
         self._failures = 0
         self._wait_s = first_wait_s
         self._closed_until: float | None = None  # None where the circuit is closed
+        self._is_trying = False
 
     @property
     def is_open(self) -> bool:
@@ -58,13 +59,20 @@ class Circuit:
             if now < self._closed_until:
                 return False
             self._closed_until = now + self._wait_s  # the others wait for what becomes of this one
+            self._is_trying = True
             return True
 
     def failed(self) -> bool:
-        """Count a failure; return whether it opened the circuit, or opened it anew."""
+        """Count a failure; return whether it opened the circuit, or opened it anew.
+
+        Of several calls that were under way when it opened, the others change nothing.
+        """
         with self._lock:
             self._failures += 1
+            if self._closed_until is not None and not self._is_trying:
+                return False
             if self._closed_until is not None:  # the retry failed
+                self._is_trying = False
                 self._wait_s = min(2 * self._wait_s, max(LONGEST_WAIT_S, self._first_wait_s))
             elif self._failures < self._most:
                 return False
@@ -75,3 +83,4 @@ class Circuit:
         """Close it, and forget its failures."""
         with self._lock:
             self._failures, self._wait_s, self._closed_until = 0, self._first_wait_s, None
+            self._is_trying = False

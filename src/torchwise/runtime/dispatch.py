@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ logger = logging.getLogger("torchwise")
 
 NOT_PROVEN = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
 FROZEN = "the plan is frozen, and has not answered such a call before"
+MOST_CIRCUITS = 1024
+"""Signatures whose failures are remembered: a plan for dynamic shapes may meet any number of them."""
 MEMORY_WAIT_S = 600.0
 """Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
 LEAST_CALLS = 1000
@@ -79,6 +82,7 @@ class Dispatcher:
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: tuple[Recognizer, Callable[..., Any]] | None = None  # of the last signature that was proven anew
         self._realized: Realized | None = None
+        self._served: set[Signature] = set()  # signatures that the plan has answered, whatever became of it since
         self._circuits: dict[Signature, Circuit] = {}
         self._memory = Circuit(failures=1, first_wait_s=MEMORY_WAIT_S)
         self._is_alarmed = False
@@ -108,18 +112,18 @@ class Dispatcher:
             self.statistics.original[refusal] += 1
             return self.original(*args, **kwargs)
         last, key = self._last, None
-        call = last[1] if last is not None and not kwargs and last[0](args) else None
-        if call is None:
-            try:
+        try:
+            call = last[1] if last is not None and not kwargs and last[0](args) else None
+            if call is None:
                 key = signature_of(args, kwargs)
-            except Exception:  # an input may be of any kind, and refuse to be looked at
-                return self._original("an input cannot be described", args, kwargs)
-            call = self._proven.get(key)
+                call = self._proven.get(key)
+        except Exception:  # an input may be of any kind, and refuse to be looked at
+            return self._original("an input cannot be described", args, kwargs)
         if call is None or is_grad_enabled() or is_autocast_enabled(self._device) or self._changed():
             return self._slow(key or signature_of(args, kwargs), args, kwargs)
         counts = self.statistics
         try:
-            result = call(*args, **kwargs) if counts.optimized % EVERY else self._latency.timed(call, args, kwargs)
+            result = call(*args, **kwargs) if counts.optimized % EVERY else self._timed(call, args, kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
             return self._failed(error, key or signature_of(args, kwargs), args, kwargs)
         counts.optimized += 1
@@ -130,7 +134,7 @@ class Dispatcher:
         refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
-        if refusal is None and self.is_frozen and key not in self._proven and key not in self._circuits:
+        if refusal is None and self.is_frozen and key not in self._served:
             refusal = FROZEN
         refusal = refusal or self._waits(key)
         if refusal is not None:
@@ -140,32 +144,45 @@ class Dispatcher:
             with self._lock:  # two first calls at once would compile twice
                 realized = self._realize(args, kwargs)
             result = self._watched(realized.call)(*args, **kwargs)
-            lean = realized.lean(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             return self._failed(error, key, args, kwargs)
         if (circuit := self._circuits.pop(key, None)) is not None:
             circuit.succeeded()
         self._memory.succeeded()
+        self.statistics.optimized += 1
         # Another thread may have given the plan up, and the call may have changed what it was given.
-        if self._refusal is None and self._realized is realized and signature_of(args, kwargs) == key:
-            if key not in self._proven:
+        if self._refusal is None and self._realized is realized and _is_of(key, args, kwargs):
+            if key not in self._served:
+                self._served.add(key)
                 self.statistics.first_calls += 1
                 self.statistics.first_calls_s += time.perf_counter() - start
-            lean = self._proven[key] = self._watched(lean)
-            self._last = _recognized(args, kwargs, lean)
-        self.statistics.optimized += 1
+            self._shorten(realized, key, args, kwargs)
         return result
+
+    def _shorten(self, realized: Realized, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find the shorter way for calls like one that was answered; where that fails, the longer one goes on."""
+        try:
+            lean = self._watched(realized.lean(args, kwargs))
+        except Exception as error:  # the call is answered, whatever this meets
+            logger.debug("torchwise: no shorter way for calls of this signature", exc_info=error)
+            return
+        self._proven[key] = lean
+        self._last = _recognized(args, kwargs, lean)
+
+    def _timed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Time a call without the comparison that may be around it."""
+        return self._latency.timed(getattr(call, "plain", call), args, kwargs)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call if self._canary is None else self._canary.around(call)
 
     def _waits(self, key: Signature) -> str | None:
         """Return why the plan is left alone for now on such calls, or None where it may answer this one."""
-        if not self._memory.admits():
-            return "the GPU ran out of memory under the plan, which is tried again later"
         circuit = self._circuits.get(key)
         if circuit is not None and not circuit.admits():
             return "the plan failed on calls of this signature, and is tried again later"
+        if not self._memory.admits():
+            return "the GPU ran out of memory under the plan, which is tried again later"
         return None
 
     def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,13 +190,18 @@ class Dispatcher:
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory:  # first, so that the original has room
+            traceback.clear_frames(error.__traceback__)  # which hold what the plan had computed so far
             self._release(plan)
         result = self._original(f"the plan failed ({kind})", args, kwargs)
         self.statistics.failures[kind] += 1
         if self.statistics.failures.total() == 1:
             logger.warning("torchwise: plan %s failed, the original answers", plan, exc_info=error)
+        if is_memory:
+            return result
         circuit = self._circuits.setdefault(key, Circuit())
-        if not is_memory and circuit.failed():
+        if len(self._circuits) > MOST_CIRCUITS:
+            del self._circuits[next(iter(self._circuits))]
+        if circuit.failed():
             self._proven.pop(key, None)
             self._last = None
             self.statistics.opened += 1
@@ -190,9 +212,11 @@ class Dispatcher:
 
     def _release(self, plan: str) -> None:
         """Free what the plan holds on the GPU, captured graphs and their memory, and leave it alone for a time."""
-        self._memory.failed()
+        is_first = self._memory.failed()
         self._forget()
         torch.cuda.empty_cache()  # which does nothing where there is no GPU
+        if not is_first:  # another thread's call failed for the same reason at once
+            return
         self.statistics.opened += 1
         said = f"the GPU ran out of memory under plan {plan}: what it held is freed, and the original answers for now"
         alert("out_of_memory", said, plan=plan)
@@ -229,6 +253,9 @@ class Dispatcher:
                 mode=workload.mode,
                 borrow=self.borrow,
             )
+            if self._refusal is not None:  # it was closed meanwhile
+                self._forget()
+                raise UnsupportedError("the plan was given up while it was made ready")
         return self._realized
 
     def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -312,6 +339,14 @@ class Dispatcher:
         if NOT_PROVEN not in self._logged:
             logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
         return NOT_PROVEN
+
+
+def _is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has this signature still, and a signature that can be looked up."""
+    try:
+        return signature_of(args, kwargs) == key and hash(key) is not None
+    except Exception:  # as in a call
+        return False
 
 
 def _recognized(

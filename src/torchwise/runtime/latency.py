@@ -79,12 +79,12 @@ class Latency:
     def _on_gpu(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.cuda.is_current_stream_capturing():
             return call(*args, **kwargs)
-        if self._pending is not None and self._pending[1].query():
-            start, end = self._pending
-            self._add(start.elapsed_time(end) / 1e3)
-            self._pending = None
-        if self._pending is not None:  # the GPU is far behind: the next one will do
+        pending, self._pending = self._pending, None  # at once: several threads may be here
+        if pending is not None and not pending[1].query():  # the GPU is far behind: the next one will do
+            self._pending = pending
             return call(*args, **kwargs)
+        if pending is not None:
+            self._add(pending[0].elapsed_time(pending[1]) / 1e3)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         answer = call(*args, **kwargs)

@@ -44,7 +44,8 @@ def export_metrics(optimized: Any, name: str, registry: Any = None) -> Callable[
     collector.served[name] = dispatcher
 
     def remove() -> None:
-        collector.served.pop(name, None)
+        if collector.served.get(name) is dispatcher:
+            del collector.served[name]
 
     return remove
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,6 +101,16 @@ class OptimizedModule(torch.nn.Module):
     def __delattr__(self, name: str) -> None:
         """Delete the original's attribute."""
         delattr(self._dispatcher.original, name)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """Replicate the original: what this does to a module would go through to it."""
+        return self._dispatcher.original._replicate_for_data_parallel()  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy the wrapper, also where the original has a way of its own."""
+        rebuilt, parts = self.__reduce__()
+        memo[id(self)] = rebuilt(*copy.deepcopy(parts, memo))
+        return memo[id(self)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew."""

@@ -99,7 +99,7 @@ class Replays:
         """Free the graphs, whoever holds this; it must not be called again."""
         self.dropped = True
         self._direct.clear()
-        self._outputs = []
+        self._outputs, self._blanks, self._packed = [], [], list
         self.graph = Graph(_nothing, [], None, [])
 
     def _settle(
