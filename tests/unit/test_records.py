@@ -311,3 +311,11 @@ def test_an_inspection_has_the_traits_that_choices_ask_for() -> None:
     again = codec.from_json(codec.to_json(STUDY.inspection), Inspection)
     assert isinstance(again.traits, frozenset)
     assert "gemm" in again.traits
+
+
+def test_an_interval_without_an_end_comes_back_from_json() -> None:
+    never = Interval(1200.0, 5000.0, float("inf"))
+    decision = replace(DECISION, break_even_calls=never)
+    assert Decision.from_json(decision.to_json()).break_even_calls == never
+    with pytest.raises(InputError, match="Expected `float`, got `null`"):
+        Decision.from_json(replace(decision, saved_s=float("inf")).to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +19,10 @@ def to_builtins(record: Any) -> Any:
 
 
 def to_json(record: Any) -> str:
-    """Return a record as one line of JSON. A float that is not finite becomes null, as JSON has none."""
+    """Return a record as one line of JSON. A float that is not finite becomes null, as JSON has none.
+
+    In an interval that is infinity, such as for calls after which a plan may never have paid; it is read as such.
+    """
     return msgspec.json.encode(record).decode()
 
 
@@ -53,5 +58,23 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:  # ValidationError is one of them
+    except msgspec.ValidationError as error:
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(_with_infinities(msgspec.json.decode(text)), kind, str_keys=True)
         raise InputError(f"this is no {kind.__name__}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise InputError(f"this is no {kind.__name__}: {error}") from None
+
+
+def _with_infinities(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_with_infinities(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if data.keys() == _INTERVAL:
+        return {name: math.inf if value is None else value for name, value in data.items()}
+    return {name: _with_infinities(value) for name, value in data.items()}
+
+
+_INTERVAL = {"low", "mid", "high"}
+"""The fields of `Interval`, which no other record has alone."""
