@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import deque
 from dataclasses import fields, replace
@@ -42,6 +43,7 @@ def keys(space: PlanSpace) -> set[tuple[str, object]]:
     return {choice.key for choice in space.choices()}
 
 
+@functools.cache  # a thousand plans, which several tests look at
 def reachable(space: PlanSpace) -> set[Plan]:
     found, waiting = {EAGER}, deque([EAGER])
     while waiting:
