@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from types import ModuleType
 
 import pytest
 from fastapi.testclient import TestClient
+
+import torchwise
+from torchwise.plan import Plan
 
 FOLDER = Path(__file__).parents[2] / "examples" / "service"
 
@@ -23,6 +27,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModuleTy
         patch.setenv("TORCHWISE_CANARY", "4")
         patch.syspath_prepend(str(FOLDER))  # as `uvicorn --app-dir` does: workers must find the model's class
         module = importlib.import_module("app")
+        # A search of one plan, which compiles nothing: the search itself is tested elsewhere.
+        patch.setattr(torchwise, "optimize", functools.partial(torchwise.optimize, plans=[Plan(threads=1)]))
         with TestClient(module.app) as client:
             yield module, client
         sys.modules.pop("app")
