@@ -15,6 +15,7 @@ from torchwise.plan import Legality, Plan
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
 from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+from torchwise.workload.given import given
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule
@@ -127,7 +128,7 @@ def tune(
         from torchwise.runtime import unwrap
 
         model = unwrap(model)
-    workload = _workload(model, args, kwargs, examples)
+    workload = given(model, args, kwargs, examples)
     name = model if isinstance(model, str) else f"live:{_name(model)}"
     spec = WorkloadSpec(
         name,
@@ -269,30 +270,6 @@ def export_metrics(
     from torchwise.runtime import metrics
 
     return metrics.export_metrics(optimized, name, registry)
-
-
-def _workload(
-    model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
-) -> Workload | None:
-    """Return a live workload, or None for a target string.
-
-    Raises:
-        InputError: inputs are missing, given twice, or given for a target that brings its own.
-    """
-    given = args is not None or kwargs is not None
-    if isinstance(model, (str, Workload)):
-        if given or examples is not None:
-            raise InputError(
-                "a target or a Workload brings its own example inputs, but args, kwargs or examples are given"
-            )
-        return model if isinstance(model, Workload) else None
-    if examples is not None:
-        if given:
-            raise InputError("examples and args or kwargs are given, but only one of them can be meant")
-        return Workload(model, tuple(examples))
-    if not given:
-        raise InputError("no example inputs are given, but tuning needs them: tune(model, (x,))")
-    return Workload.of((model, () if args is None else args, kwargs or {}))
 
 
 def _name(model: Any) -> str:

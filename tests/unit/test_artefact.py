@@ -298,9 +298,9 @@ def test_a_decision_for_another_model_or_machine_is_not_saved(tmp_path: Path, de
 @pytest.mark.parametrize(
     ("model", "given", "message"),
     [
-        (NET, {}, "give the example inputs"),
-        (NET, {"args": X, "examples": []}, "give the example inputs"),
-        ("zoo:tutorial.fusion_demo", {"args": X}, "brings its own examples"),
+        (NET, {}, "no example inputs are given"),
+        (NET, {"args": X, "examples": []}, "only one of them can be meant"),
+        ("zoo:tutorial.fusion_demo", {"args": X}, "brings its own example inputs"),
         ("nothing", {}, "target is 'nothing'"),
     ],
 )

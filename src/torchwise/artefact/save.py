@@ -16,6 +16,7 @@ from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.records import Decision, Failure, codec
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
 from torchwise.workload import Example, Workload
+from torchwise.workload.given import given
 from torchwise.workload.target import check_form
 
 LIMIT_S = 1800.0
@@ -76,24 +77,11 @@ def save(
 def _workload(
     model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
 ) -> Workload | str:
-    """Return a live workload, or the target.
-
-    Raises:
-        InputError: inputs are missing, given twice, or given for a target that brings its own.
-    """
-    given = args is not None or kwargs is not None
-    if isinstance(model, (str, Workload)):
-        if given or examples is not None:
-            raise InputError("a target or a Workload brings its own examples, but args, kwargs or examples are given")
-        return model
-    if given == (examples is not None):
-        raise InputError("give the example inputs that the plan was proven on, as args and kwargs or as examples")
+    """Return a live workload, or the target; raises as `given` does."""
     from torchwise.runtime import unwrap
 
-    model = unwrap(model)
-    if examples is not None:
-        return Workload(model, tuple(examples))
-    return Workload.of((model, () if args is None else args, kwargs or {}))
+    plain = model if isinstance(model, (str, Workload)) else unwrap(model)
+    return given(plain, args, kwargs, examples) or plain
 
 
 def _check_holds(workload: Workload | str, decision: Decision) -> None:
