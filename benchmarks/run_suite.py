@@ -3,6 +3,9 @@
 Each piece starts no new contender after --budget seconds, so that it ends within some minutes of it; the next call goes
 on where this one ended. Rows of unlike machines or software are never merged: `torchwise bench --resume` refuses.
 
+With --beside 3 three targets are under way on each GPU: one compiles while another is measured, and whoever measures is
+alone on the device (`torchwise.measure.turns`). Cold first calls then share the CPU with two others'.
+
 Each GPU's rows are kept beside the results while it runs (results.part-0.json), so that a run that is killed loses no
 more than the contender under way. Further options are those of `torchwise bench`.
 
@@ -27,6 +30,7 @@ def main() -> None:
     parser.add_argument("suite", type=Path)
     parser.add_argument("results", type=Path, help="a .json file; it is gone on with where it exists")
     parser.add_argument("--gpus", default="", help="GPUs to use side by side, as 0,1,2; none for a suite on the CPU")
+    parser.add_argument("--beside", type=int, default=1, help="targets under way on each GPU at once")
     parser.add_argument("--budget", default="500", help="seconds after which no further contender starts")
     parser.add_argument("--only", nargs="+", help="only targets that contain one of these words")
     options, options.bench = parser.parse_known_args()
@@ -39,9 +43,10 @@ def main() -> None:
     targets = unfinished(targets, suite.contenders, done)
     gpus = options.gpus.split(",") if options.gpus else [""]
     cores = shares_of(sorted(os.sched_getaffinity(0)), len(gpus))
-    shards = [targets[number :: len(gpus)] for number in range(len(gpus))]
-    work = [given for given in zip(shards, gpus, cores, strict=True) if given[0]]
-    runs = [start(options, shard, done, gpu, share) for shard, gpu, share in work]
+    lanes = list(zip(gpus, cores, strict=True)) * options.beside
+    shards = [targets[number :: len(lanes)] for number in range(len(lanes))]
+    work = [(number, *lane) for number, lane in enumerate(lanes) if shards[number]]
+    runs = [start(options, shards[number], done, number, gpu, share) for number, gpu, share in work]
     for run in runs:
         run.wait()
     merge(options.results)
@@ -66,10 +71,10 @@ def shares_of(cores: list[int], gpus: int) -> list[set[int]]:
 
 
 def start(
-    options: argparse.Namespace, targets: list[str], done: Benchmark | None, gpu: str, cores: set[int]
+    options: argparse.Namespace, targets: list[str], done: Benchmark | None, lane: int, gpu: str, cores: set[int]
 ) -> subprocess.Popen[bytes]:
     """Start one benchmark on one GPU and some cores, going on with the rows that there are of its targets."""
-    part = options.results.with_suffix(f".part-{gpu or 'cpu'}.json")
+    part = options.results.with_suffix(f".part-{lane}.json")
     if done:
         part.write_text(replace(done, rows=tuple(r for r in done.rows if r.workload.target in targets)).to_json())
     command = [sys.executable, "-m", "torchwise.cli", "bench", *targets, "--suite", str(options.suite)]

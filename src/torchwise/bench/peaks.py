@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchwise.bench.job import Survey
-from torchwise.measure import Clock
+from torchwise.measure import Clock, turns
 from torchwise.records.benchmark import Peaks
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -22,10 +22,12 @@ SPEND_S = 1.0
 def survey(job: Survey, stage: Callable[[str], None]) -> Peaks:
     """Measure bandwidth and matrix rates of the job's device, PyTorch's default settings in force."""
     device = job.job.workload.device
-    stage("bandwidth")
-    bandwidth = _bandwidth(device)
-    stage("matrix products")
-    return Peaks(bandwidth, {name: _rate(name, device) for name in DTYPES[device]})
+    turns.join(device)
+    with turns.alone():
+        stage("bandwidth")
+        bandwidth = _bandwidth(device)
+        stage("matrix products")
+        return Peaks(bandwidth, {name: _rate(name, device) for name in DTYPES[device]})
 
 
 def _bandwidth(device: str) -> float:

@@ -166,15 +166,17 @@ class _Loop:
 
         request = self._request
         asked = Request(row.workload, request.allow, request.effort)
-        with tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder:
-            start = time.monotonic()
-            with open_storage(f"{folder}/store.db") as storage:
-                study = run_study(asked, storage, self._launcher, Silent())
-            seconds = time.monotonic() - start
+        with (
+            tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder,
+            open_storage(f"{folder}/s.db") as storage,
+        ):
+            study = run_study(asked, storage, self._launcher, Silent())
         assert study.decision is not None
         plan = study.decision.plan
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
-        row = replace(row, plan=plan, precision=plan.precision, search_s=seconds, searched=(*tried, *study.excluded))
+        row = replace(
+            row, plan=plan, precision=plan.precision, search_s=study.seconds, searched=(*tried, *study.excluded)
+        )
         return row, replace(contest, decision=study.decision.to_json())
 
     def _with_warm_start(self, row: Row, contest: Contest) -> Row:

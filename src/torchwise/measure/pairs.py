@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchwise.measure import turns
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.quality import Watch
 from torchwise.records import Measurement
@@ -73,6 +74,13 @@ def measure_pair(
     Returns:
         Raw samples, with what the measurement must say against itself in `notes`.
     """
+    with turns.alone():
+        return _measure_pair(candidate, baseline, clock, precision, prune_below)
+
+
+def _measure_pair(
+    candidate: Mix, baseline: Mix, clock: Clock, precision: Precision, prune_below: float | None
+) -> Measurement:
     repeats = {id(mix): [_repeats(clock, call) for call in mix.calls] for mix in (candidate, baseline)}
     rounds: list[tuple[Reading, Reading]] = []
     watch = Watch(clock.device)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torchwise.measure import turns
+
 GEMM = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "scaled_dot_product", "flash_attention")
 CONV = ("convolution", "conv1d", "conv2d", "conv3d")
 
@@ -37,7 +39,7 @@ def profile_of(call: Callable[[], Any], device: str) -> Profile:
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     try:
-        with profile(activities=activities) as profiler:
+        with turns.alone(), profile(activities=activities) as profiler:
             for _ in range(CALLS):
                 call()
             if device == "cuda":

@@ -22,7 +22,7 @@ from torchwise.records import Decision, Inspection, Study, StudyState, Trial, Tr
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
-from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
+from torchwise.trial import WAITING, Job, Launcher, Limits, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS as CARE
 
 HEARTBEAT_S = 30.0
@@ -90,6 +90,8 @@ class _Loop:
         self._inspection = inspection
         self._owner = Owner.current()
         self._start = time.monotonic()
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
         self._leader = EAGER
         self._tried = 0
         self._sampler = self._choose_sampler()
@@ -97,7 +99,7 @@ class _Loop:
     def run(self) -> Study:
         try:
             with self._heartbeat():
-                while time.monotonic() - self._start < self._request.search_s:
+                while self._spent_s() < self._request.search_s:
                     self._storage.reclaim(self._id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
@@ -149,7 +151,18 @@ class _Loop:
             prune_below=prune_below(history) if self._request.plans is None else None,
         )
         limits = Limits.of_this_machine(self._request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s)
-        return try_plan(self._launcher, job, trial, limits, self._listener.stage)
+        return try_plan(self._launcher, job, trial, limits, self._stage)
+
+    def _stage(self, name: str) -> None:
+        now = time.monotonic()
+        if self._waits_since is not None:
+            self._waited_s += now - self._waits_since
+        self._waits_since = now if name == WAITING else None
+        self._listener.stage(name)
+
+    def _spent_s(self) -> float:
+        """Return the seconds spent so far, without those in which other processes had the device."""
+        return time.monotonic() - self._start - self._waited_s
 
     def _traits(self, history: History) -> frozenset[str]:
         """Return the workload's traits, with what earlier trials found out about its noise."""
@@ -169,14 +182,14 @@ class _Loop:
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
         excluded = self._sampler.excluded(history)
-        if state is StudyState.DECIDED and time.monotonic() - self._start >= self._request.search_s:
+        if state is StudyState.DECIDED and self._spent_s() >= self._request.search_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         self._storage.conclude(
             self._id,
             state=state,
             decision=decision,
             excluded=excluded,
-            seconds=time.monotonic() - self._start,
+            seconds=self._spent_s(),
             asked=(self._request.workload, self._request.effort),
         )
         return self._storage.get_study(self._id)

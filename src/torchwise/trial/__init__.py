@@ -1,11 +1,12 @@
 """One candidate in one worker process: the job, the worker, and the launcher that survives whatever it does."""
 
 from torchwise.trial.job import Effort, Job, ProcessSettings
-from torchwise.trial.launcher import Launcher, Limits, ProcessLauncher
+from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
 from torchwise.trial.tryout import inspect_workload, own_caches, try_plan
 from torchwise.trial.worker import Assignment
 
 __all__ = [
+    "WAITING",
     "Assignment",
     "Effort",
     "Job",

@@ -48,6 +48,8 @@ TELLING_S = 2.0
 _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
+WAITING = "wait for the device, where another measures or compiles"
+"""Stage that a listener hears of while the worker waits; see `torchwise.measure.turns`."""
 MOST_TRACEBACK = 8000
 
 OnStage = Callable[[str], None]
@@ -117,10 +119,12 @@ class _Conversation:
         self._on_stage = on_stage
         self._log = log
         self._stage = "start"
+        self._deadline = float("inf")
+        self._waits_since: float | None = None
 
     def outcome(self) -> str | Failure:
         """Listen until the worker answers, dies, or passes a limit."""
-        deadline = time.monotonic() + self._limits.time_s
+        self._deadline = time.monotonic() + self._limits.time_s
         while True:
             if self._receiver.poll(POLL_S):
                 try:
@@ -131,7 +135,7 @@ class _Conversation:
                 if answer is not None:
                     return answer
                 continue
-            if time.monotonic() > deadline:
+            if self._waits_since is None and time.monotonic() > self._deadline:
                 return self._timed_out()
             if (used := _resident(self._process.pid)) > self._limits.memory_bytes:
                 message = f"used {used / 2**30:.1f} GiB, its limit is {self._limits.memory_bytes / 2**30:.1f} GiB"
@@ -141,6 +145,15 @@ class _Conversation:
         if kind == "stage":
             self._stage = payload
             self._on_stage(payload)
+            return None
+        if kind == "waits":
+            self._waits_since = time.monotonic()
+            self._on_stage(WAITING)
+            return None
+        if kind == "goes on" and self._waits_since is not None:  # others' work is not on this worker's account
+            self._deadline += time.monotonic() - self._waits_since
+            self._waits_since = None
+            self._on_stage(self._stage)
             return None
         if kind == "failure":
             return codec.from_json(payload, Failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchwise.measure import turns
 from torchwise.trial.job import Job
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
@@ -21,6 +22,7 @@ def load(job: Job) -> Workload:
 
     if job.settings is not None:
         job.settings.apply()
+    turns.join(job.workload.device)
     if job.source is None:
         return target.load(job.workload.target, device=job.workload.device, seed=job.workload.seed)
     # Written moments ago by the process that started this one, into a folder of its own; never from a store.

@@ -1,7 +1,8 @@
 """The child's side: do one job, say at which stage it stands, answer with one record, and end.
 
-Messages to the parent are pairs of strings: ("stage", name), ("result", JSON), ("failure", JSON of a `Failure`), or
-("error", "ClassName|message") for an error of the user's that ends the whole study.
+Messages to the parent are pairs of strings: ("stage", name), ("waits", stage) and ("goes on", stage) around a wait for
+the device, ("result", JSON), ("failure", JSON of a `Failure`), or ("error", "ClassName|message") for an error of the
+user's that ends the whole study.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError
+from torchwise.measure import turns
 from torchwise.records import Failure, FailureKind, codec
 
 Stage = Callable[[str], None]
@@ -61,6 +63,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
         stage[0] = name
         connection.send(("stage", name))
 
+    turns.on_wait(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
     try:
         connection.send(("result", codec.to_json(_run(job, enter))))
     except BaseException as error:  # whatever a candidate raises is this trial's result, and nobody else's problem

@@ -1,0 +1,127 @@
+"""Turns at a device: whoever measures is alone on it, the others wait, and compiling goes on side by side.
+
+Two searches at once on one GPU, or two benchmarks that share it to save time, would time each other's kernels. So every
+worker shares the device from when it loads a model, and has it alone while it measures: a lock for readers and writers,
+fair by a door that whoever waits for the device alone keeps shut (Courtois, Heymans & Parnas, CACM 14(10), 1971, with
+the turnstile of Downey, The Little Book of Semaphores, 4.2.3). The locks are `flock`s, which end with their process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: nobody waits
+    fcntl = None  # type: ignore[assignment]
+
+
+class Turns:
+    """This process's turns at one device.
+
+    Args:
+        device: a name that every process has for it: see `name_of`.
+        waiting: told True before this process waits for others, and False when it has its turn.
+        folder: where the locks lie; the same for all who take part.
+    """
+
+    def __init__(self, device: str, waiting: Callable[[bool], None], folder: Path | None = None) -> None:
+        folder = folder or Path(tempfile.gettempdir(), f"torchwise-turns-{os.getuid()}")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._door, self._room = (os.open(folder / f"{device}.{part}", flags, 0o600) for part in ("door", "room"))
+        self._waiting = waiting
+        self._told = False
+
+    def share(self) -> None:
+        """Work on the device beside others, from now on: none of them measures."""
+        self.leave()  # whoever waits at the door must have left the room: the one inside waits for that
+        with self._wait():
+            self._lock(self._door, fcntl.LOCK_EX)
+            self._lock(self._room, fcntl.LOCK_SH)
+        fcntl.flock(self._door, fcntl.LOCK_UN)
+
+    def leave(self) -> None:
+        """Work on the device no longer."""
+        fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the device alone, and share it again afterwards."""
+        self.leave()
+        with self._wait():
+            self._lock(self._door, fcntl.LOCK_EX)
+            self._lock(self._room, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._room, fcntl.LOCK_SH)
+            fcntl.flock(self._door, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _wait(self) -> Iterator[None]:
+        yield
+        if self._told:
+            self._told = False
+            self._waiting(False)
+
+    def _lock(self, file: int, kind: int) -> None:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not self._told:
+                self._told = True
+                self._waiting(True)
+            fcntl.flock(file, kind)
+
+
+def name_of(device: str) -> str:
+    """Return the name of `device`, "cpu" or "cuda", that all processes on this machine have for it."""
+    if device == "cpu":
+        return device
+    import torch
+
+    # CUDA_VISIBLE_DEVICES numbers the devices anew for each process.
+    return f"cuda-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+_turns: Turns | None = None
+
+
+def _tell_nobody(waits: bool) -> None: ...
+
+
+_tell: Callable[[bool], None] = _tell_nobody
+
+
+def on_wait(tell: Callable[[bool], None]) -> None:
+    """Have `tell` hear when this process begins (True) and ceases (False) to wait for its turn."""
+    global _turns, _tell
+    _turns, _tell = None, tell
+
+
+def join(device: str) -> None:
+    """Take part: from now on this process shares `device`, "cpu" or "cuda", with every other that takes part.
+
+    Only workers do, one model each. A program that measures parts of itself must not: what it times may wait for
+    another of its processes, which would wait for its turn.
+    """
+    global _turns
+    if _turns is None and fcntl is not None:
+        with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody, as before
+            _turns = Turns(name_of(device), _tell)
+            _turns.share()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Have the device that was joined alone; without effect where none was."""
+    if _turns is None:
+        yield
+        return
+    with _turns.alone():
+        yield
