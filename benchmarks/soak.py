@@ -1,17 +1,26 @@
-"""Millions of calls of random sizes: constant memory, nothing compiled after the freeze, right answers, p50 and p99.
+"""Millions of calls of random sizes: constant memory, nothing compiled or captured once frozen, right answers, p99.
 
 Sizes come from a heavy-tailed mix: many small ones, few large ones, now and then one beyond every bucket. Answers are
 compared with the original's for one call in `--sample`. It ends with status 1 where memory grows, something is
-compiled, or an answer is wrong.
+compiled or captured, an answer is wrong, or the original answers for another reason than a size beyond the buckets.
 
-Run it: python benchmarks/soak.py --calls 10_000_000
+Results are written every 65,536 calls. What was cut, by Ctrl-C or `--budget`, is gone on with: `--resume` its JSON.
+
+Run it: python benchmarks/soak.py --calls 10_000_000 --label epyc-2cpu --out benchmarks/results
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
+import json
 import sys
 import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -25,8 +34,74 @@ from torchwise.workload.identity import describe_example, structure
 
 WIDTH = 16
 LARGEST = 64
+ROUND = 65_536
+"""Calls between two looks at memory and clock."""
 MOST_GROWTH = 16 * 2**20
 """Bytes by which memory may grow after a tenth of the calls: a leak of 16 bytes a call would be 160 MB."""
+STEP = 1.02
+"""Ratio of the bounds of a bucket of the latencies: percentiles are right to 2 %, and what is kept does not grow."""
+
+
+@dataclass
+class Soak:
+    """What became of the calls so far; of several runs, where one was gone on with.
+
+    Attributes:
+        asked: calls that were asked for.
+        machine: hardware, torch and plan.
+        calls: calls so far.
+        seconds: what they took, comparisons and looks at memory included.
+        memory: for each run, the resident bytes at the start of each round.
+        latencies: calls by bucket: n holds those of `STEP ** n` microseconds and a little more.
+        compared: calls that were also answered by the original.
+        wrong: those of them that differed.
+        beyond: calls of sizes beyond every bucket.
+        original: calls that the original answered, by reason.
+        compiles: graphs compiled since the freeze.
+        captures: CUDA graphs recorded since the freeze.
+        first_calls: calls by which something was compiled or captured since the freeze.
+        padded_share: the share of what was computed in the last run that is padding.
+    """
+
+    asked: int
+    machine: str
+    calls: int = 0
+    seconds: float = 0.0
+    memory: list[list[int]] = field(default_factory=list)
+    latencies: dict[str, int] = field(default_factory=dict)
+    compared: int = 0
+    wrong: int = 0
+    beyond: int = 0
+    original: dict[str, int] = field(default_factory=dict)
+    compiles: int = 0
+    captures: int = 0
+    first_calls: int = 0
+    padded_share: float = 0.0
+
+    @property
+    def growth(self) -> int:
+        """The most bytes that a run took beyond what it had after a tenth of its calls."""
+        return max(run[-1] - run[len(run) // 10 or min(1, len(run) - 1)] for run in self.memory)
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not be."""
+        odd = sum(self.original.values()) - self.beyond
+        counted = {
+            "wrong": self.wrong,
+            "compiled": self.compiles,
+            "captured": self.captures,
+            "first calls": self.first_calls,
+            "by the original for another reason than their size": odd,
+        }
+        grown = [f"memory grew by {self.growth / 2**20:.1f} MiB"] if self.growth > MOST_GROWTH else []
+        return [f"{times} {name}" for name, times in counted.items() if times] + grown
+
+    def percentile(self, share: float) -> float:
+        """Return the microseconds within which a share of the calls was answered."""
+        counted = sorted((int(bucket), times) for bucket, times in self.latencies.items())
+        reached = np.cumsum([times for _, times in counted]) >= share * self.calls
+        return float(STEP ** (counted[int(np.argmax(reached))][0] + 1))
 
 
 class Block(torch.nn.Module):
@@ -45,39 +120,86 @@ class Block(torch.nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=10_000_000)
+    parser.add_argument("--budget", type=float, help="seconds after which it stops; without, all calls are made")
+    parser.add_argument("--resume", type=Path, help="the JSON of a run that was cut, to go on with")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sample", type=int, default=1000)
+    parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
+    parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     torch.set_num_threads(1)  # calls are tiny: threads that wait for each other would be all that is timed
     with torch.no_grad():
-        sys.exit(soak(options.calls, options.device, options.sample))
+        found = soak(options)
+    print(written(found, options), end="")
+    sys.exit(bool(found.faults))
 
 
-def soak(calls: int, device: str, sample: int) -> int:
+def soak(options: argparse.Namespace) -> Soak:
     torch.manual_seed(0)
     drawn = np.random.default_rng(0)
-    model = Block().to(device).eval()
-    fast = served(model, device, drawn)
+    model = Block().to(options.device).eval()
+    fast = served(model, options.device, drawn)
     shapes.warm_up(fast, print)
-    inputs = torch.randn(4 * LARGEST, WIDTH, device=device)
-    microseconds, memory = np.zeros(100_000), list[int]()  # percentiles of at most so many calls: it must not grow
-    wrong = 0
-    for number in range(calls):
-        if number % 65_536 == 0:
-            batch = sizes(drawn, 65_536)
-        if number % max(calls // 10, 1) == 0:
-            memory.append(psutil.Process().memory_info().rss)
-            print(f"{number:12,} calls, {memory[-1] / 2**20:.1f} MiB, {wrong} wrong", flush=True)
-        x = inputs[: batch[number % 65_536]]
+    here, plan = environment.detect(options.device), fast.decision.plan
+    machine = f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {plan}"
+    found = before(options, machine)
+    earlier = Counter(found.original), found.compiles, found.captures, found.first_calls, found.beyond
+    inputs = torch.randn(4 * LARGEST, WIDTH, device=options.device)
+    found.memory.append([])
+    drawn = np.random.default_rng(found.calls)
+    end = time.monotonic() + (options.budget or float("inf"))
+    with contextlib.suppress(KeyboardInterrupt):
+        while found.calls < options.calls and time.monotonic() < end:
+            found.memory[-1].append(psutil.Process().memory_info().rss)
+            one_round(fast, model, inputs, sizes(drawn, min(ROUND, options.calls - found.calls)), options, found)
+            counted(fast, found, earlier)
+            written(found, options)
+            memory = found.memory[-1][-1] / 2**20
+            print(f"{found.calls:12,} calls, {found.seconds:.0f} s, {memory:.1f} MiB, {found.wrong} wrong", flush=True)
+    found.memory[-1].append(psutil.Process().memory_info().rss)
+    return found
+
+
+def before(options: argparse.Namespace, machine: str) -> Soak:
+    """Return the result to go on with, or a new one."""
+    if options.resume is None:
+        return Soak(options.calls, machine)
+    kept = json.loads(options.resume.read_text())["soak"]
+    if kept["machine"] != machine:
+        sys.exit(f"{options.resume} is of {kept['machine']}, and here is {machine}: go on there, or begin anew")
+    return Soak(**kept | {"asked": options.calls})
+
+
+def one_round(
+    fast: Any, model: Any, inputs: torch.Tensor, batch: list[int], options: argparse.Namespace, found: Soak
+) -> None:
+    """Make the calls of a round, and note how long each took."""
+    microseconds = np.zeros(len(batch))
+    start_s = time.perf_counter()
+    for number, size in enumerate(batch):
+        x = inputs[:size]
         start = time.perf_counter()
         answer = fast(x)
-        if device == "cuda":
+        if options.device == "cuda":
             torch.cuda.synchronize()
-        microseconds[number % len(microseconds)] = (time.perf_counter() - start) * 1e6
-        if number % sample == 0:
-            wrong += not torch.allclose(answer, model(x), rtol=1e-4, atol=1e-5)
-    memory.append(psutil.Process().memory_info().rss)
-    return report(fast, microseconds[:calls], memory, wrong, calls, sample)
+        microseconds[number] = (time.perf_counter() - start) * 1e6
+        if number % options.sample == 0:
+            found.compared += 1
+            found.wrong += not torch.allclose(answer, model(x), rtol=1e-4, atol=1e-5)
+    found.seconds += time.perf_counter() - start_s
+    found.calls += len(batch)
+    buckets = Counter(np.floor(np.log(np.maximum(microseconds, 1.0)) / np.log(STEP)).astype(int).tolist())
+    found.latencies = dict(Counter(found.latencies) + Counter({str(n): times for n, times in buckets.items()}))
+
+
+def counted(fast: Any, found: Soak, earlier: tuple[Counter[str], int, int, int, int]) -> None:
+    """Take over the counts of this run beside those of earlier ones."""
+    original, compiles, captures, first_calls, beyond = earlier
+    sized, counts = shapes.counts_of(fast), fast.statistics
+    found.original = dict(original + counts.original)
+    found.compiles, found.captures = compiles + counts.compiles, captures + counts.captures
+    found.first_calls, found.beyond = first_calls + (sized.first_calls or 0), beyond + sized.beyond
+    found.padded_share = sized.padded_share
 
 
 def sizes(drawn: np.random.Generator, count: int) -> list[int]:
@@ -108,25 +230,43 @@ def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> t
         inputs=tuple(describe_example(Example((example[:bucket].clone(),))) for bucket in buckets),
         environment=environment.detect(device),
     )
-    here = decision.environment
-    print(f"{here.gpu or here.cpu}, torch {torch.__version__}, {decision.plan}, buckets {buckets}")
+    print(f"buckets {buckets}")
     return shapes.apply_buckets(model, decision, proof)
 
 
-def report(
-    fast: torch.nn.Module, microseconds: np.ndarray, memory: list[int], wrong: int, calls: int, sample: int
-) -> int:
-    counts, settled = shapes.counts_of(fast), memory[1] if len(memory) > 2 else memory[0]
-    growth = memory[-1] - settled
-    p50, p99 = np.percentile(microseconds, (50, 99))
-    share = counts.beyond / calls
-    print(f"{calls:,} calls: p50 {p50:.1f} us, p99 {p99:.1f} us; {growth / 2**20:+.1f} MiB since the first tenth")
-    print(f"padding {counts.padded_share:.1%} of what was computed; {share:.2%} of the calls beyond the largest bucket")
-    print(f"since the freeze: {counts.compiles} compiled, {counts.first_calls} first calls")
-    print(f"{wrong} wrong of {-(-calls // sample):,} compared; by reason: {dict(fast.statistics.original)}")
-    odd = sum(fast.statistics.original.values()) - counts.beyond
-    return int(bool(wrong or counts.compiles or counts.first_calls or odd or growth > MOST_GROWTH))
+def written(found: Soak, options: argparse.Namespace) -> str:
+    """Write the result as JSON and as text; return the text."""
+    percentiles = {name: round(found.percentile(share), 1) for name, share in PERCENTILES.items()}
+    rate = found.calls / found.seconds
+    summary = percentiles | {
+        "calls_per_s": round(rate),
+        "hours_for_10_million": round(1e7 / rate / 3600, 2),
+        "growth_mib": round(found.growth / 2**20, 2),
+        "beyond_share": round(found.beyond / found.calls, 5),
+        "faults": found.faults,
+    }
+    lines = [f"Soak, {datetime.date.today()}, {found.machine}", "", "| | |", "|---|---|"]
+    rows: dict[str, object] = {
+        "calls": f"{found.calls:,} of {found.asked:,}, in {len(found.memory)} runs, {found.seconds:.0f} s",
+        "calls per second": f"{rate:,.0f}; ten million take {1e7 / rate / 60:.0f} minutes",
+        **{name.replace("_us", ", µs"): value for name, value in percentiles.items()},
+        "memory": f"{found.growth / 2**20:+.2f} MiB since the first tenth, of {found.memory[-1][-1] / 2**20:.0f}",
+        "compiled, captured, first calls since the freeze": (found.compiles, found.captures, found.first_calls),
+        "wrong": f"{found.wrong} of {found.compared:,} compared",
+        "beyond the largest bucket": f"{found.beyond / found.calls:.2%}",
+        "padding": f"{found.padded_share:.1%} of what was computed",
+        "by the original": "; ".join(f"{times:,}: {reason}" for reason, times in found.original.items()),
+        "faults": "; ".join(found.faults) or "none",
+    }
+    text = "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows.items())]) + "\n"
+    stem = f"{datetime.date.today()}-{options.label or options.device}-soak"
+    options.out.mkdir(parents=True, exist_ok=True)
+    Path(options.out, f"{stem}.json").write_text(json.dumps({"summary": summary, "soak": asdict(found)}))
+    Path(options.out, f"{stem}.md").write_text(text)
+    return text
 
+
+PERCENTILES = {"p50_us": 0.5, "p99_us": 0.99, "p99.9_us": 0.999, "longest_us": 1.0}
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
-    from torchwise.api import Study, apply, export_metrics, freeze, optimize, tune, unwrap
+    from torchwise.api import Study, apply, export_metrics, freeze, optimize, tune, unfreeze, unwrap
+    from torchwise.diagnose.analyze import Analysis, analyze
+    from torchwise.diagnose.bisect import bisect
+    from torchwise.diagnose.explain import explain
+    from torchwise.diagnose.watch import watch
     from torchwise.errors import TorchwiseError
     from torchwise.parts import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.plan import EAGER, Legality, Plan
@@ -23,6 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "EAGER": "plan",
     "Alert": "alerts",
+    "Analysis": "diagnose.analyze",
     "CompileConfig": "parts",
     "CompileManager": "parts",
     "Decision": "records",
@@ -32,23 +37,29 @@ _HOMES = {
     "Study": "api",
     "TorchwiseError": "errors",
     "Workload": "workload",
+    "analyze": "diagnose.analyze",
     "apply": "api",
+    "bisect": "diagnose.bisect",
     "captured_loop": "steps",
     "captured_step": "steps",
     "compiled": "parts",
     "default_manager": "parts",
+    "explain": "diagnose.explain",
     "export_metrics": "api",
     "freeze": "api",
     "on_alert": "alerts",
     "optimize": "api",
     "rollout": "steps",
     "tune": "api",
+    "unfreeze": "api",
     "unwrap": "api",
+    "watch": "diagnose.watch",
 }
 
 __all__ = [
     "EAGER",
     "Alert",
+    "Analysis",
     "CompileConfig",
     "CompileManager",
     "Decision",
@@ -59,18 +70,23 @@ __all__ = [
     "TorchwiseError",
     "Workload",
     "__version__",
+    "analyze",
     "apply",
+    "bisect",
     "captured_loop",
     "captured_step",
     "compiled",
     "default_manager",
+    "explain",
     "export_metrics",
     "freeze",
     "on_alert",
     "optimize",
     "rollout",
     "tune",
+    "unfreeze",
     "unwrap",
+    "watch",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 logger = logging.getLogger("torchwise")
 
-Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate", "slow_down"]
+Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate", "slow_down", "background_failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Alert:
     Attributes:
         kind: "canary_mismatch" (the plan answered otherwise than the original), "plan_failed" (often enough to be left
             alone for a time), "out_of_memory" (what the plan held was freed), "fallback_rate" (too many calls are
-            answered by the original) or "slow_down" (the plan takes longer than when it was decided for).
+            answered by the original), "slow_down" (the plan takes longer than when it was decided for) or
+            "background_failed" (no better plan comes from the search in the background).
         message: what happened and what was done about it, for people.
         facts: the same as plain data: the plan among it.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +16,11 @@ from torchwise.plan import Legality, Plan
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
 from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
-from torchwise.workload.given import given
+from torchwise.workload.given import device_of, given, name_of
 
 if TYPE_CHECKING:
     from torchwise.runtime import OptimizedFunction, OptimizedModule
+    from torchwise.study import Request
 
 logger = logging.getLogger("torchwise")
 
@@ -121,42 +123,60 @@ def tune(
     """
     from torchwise.report import Progress
     from torchwise.store import open_storage
-    from torchwise.study import Request, Silent, run_study
-    from torchwise.trial import ProcessLauncher, ProcessSettings
+    from torchwise.study import Silent, run_study
+    from torchwise.trial import ProcessLauncher
 
-    if not isinstance(model, (str, Workload)):
-        from torchwise.runtime import unwrap
-
-        model = unwrap(model)
-    workload = given(model, args, kwargs, examples)
-    name = model if isinstance(model, str) else f"live:{_name(model)}"
-    spec = WorkloadSpec(
-        name,
-        device=device or (_device(workload) if workload else "cpu"),  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        objective=objective,  # type: ignore[arg-type]
-        calls=calls,
-        restarts=restarts,
-    )
-    request = Request(
-        spec, Legality.of(allow), effort, budget, tuple(plans) if plans is not None else None, fresh=fresh
+    request, workload = _asked(
+        model,
+        (args, kwargs, examples),
+        (calls, restarts, objective, mode, device),
+        allow=Legality.of(allow),
+        effort=effort,
+        budget_s=budget,
+        plans=tuple(plans) if plans is not None else None,
+        fresh=fresh,
     )
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
         if workload is not None:
-            from torchwise.trial.loading import save
-            from torchwise.workload.identity import structure
-
-            source = str(Path(folder, "model.pt"))
-            save(replace(workload, name=name), source)
-            request = replace(
-                request,
-                source=source,
-                settings=ProcessSettings.of_this_process(),
-                structure=structure(workload.call),  # here, where the source of a script or notebook is at hand
-            )
+            request = replace(request, source=str(Path(folder, "model.pt")))
+            _save(workload, request)
         shown: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
         with shown as listener:
             return Study(run_study(request, storage, ProcessLauncher(), listener))
+
+
+def _asked(
+    model: Any, inputs: tuple[Any, Any, Any], work: tuple[int, int, str, str, str | None], **options: Any
+) -> tuple[Request, Workload | None]:
+    """Return what is asked of a study, and the live workload, where it is not a target.
+
+    Raises:
+        InputError: an argument cannot be used.
+    """
+    from torchwise.runtime import unwrap
+    from torchwise.study import Request
+    from torchwise.trial import ProcessSettings
+    from torchwise.workload.identity import structure
+
+    calls, restarts, objective, mode, device = work
+    model = model if isinstance(model, (str, Workload)) else unwrap(model)
+    workload = given(model, *inputs)
+    name = name_of(model)
+    device = device or (device_of(workload) if workload else "cpu")
+    spec = WorkloadSpec(name, device=device, mode=mode, objective=objective, calls=calls, restarts=restarts)  # type: ignore[arg-type]
+    if workload is None:
+        return Request(spec, **options), None
+    # The structure is read here, where the source of a script or notebook is at hand.
+    settings, code = ProcessSettings.of_this_process(), structure(workload.call)
+    return Request(spec, **options, settings=settings, structure=code), replace(workload, name=name)
+
+
+def _save(workload: Workload, request: Request) -> None:
+    """Write a live model to where the request says; raises as `torchwise.trial.loading.save` does."""
+    from torchwise.trial.loading import save
+
+    assert request.source is not None
+    save(workload, request.source)
 
 
 def apply(
@@ -185,9 +205,7 @@ def apply(
         InputError: `canary` is no number of calls, or the decision is one for training.
         StalePlanError: with `strict`, the decision does not hold here.
     """
-    import torch
-
-    from torchwise.runtime import OptimizedFunction, OptimizedModule, stale_because, unwrap
+    from torchwise.runtime import stale_because, unwrap
 
     decision = decision.decision if isinstance(decision, Study) else decision
     model = unwrap(model)
@@ -197,9 +215,18 @@ def apply(
     if stale:
         logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
     refusal = f"the decision is stale ({stale})" if stale else None
-    if isinstance(model, torch.nn.Module):
-        return OptimizedModule(model, decision, refusal, borrow=borrow, canary=canary)
-    return OptimizedFunction(model, decision, refusal, borrow=borrow, canary=canary)
+    return _wrapped(model, decision, refusal, borrow=borrow, canary=canary)
+
+
+def _wrapped(
+    model: Any, decision: Decision, refusal: str | None, **options: Any
+) -> OptimizedModule | OptimizedFunction:
+    import torch
+
+    from torchwise.runtime import OptimizedFunction, OptimizedModule
+
+    wrap = OptimizedModule if isinstance(model, torch.nn.Module) else OptimizedFunction
+    return wrap(model, decision, refusal, **options)
 
 
 def optimize(
@@ -208,6 +235,7 @@ def optimize(
     kwargs: dict[str, Any] | None = None,
     *,
     canary: int | None = None,
+    background: bool = False,
     **options: Any,
 ) -> OptimizedModule | OptimizedFunction:
     """Tune and apply: return `model` running in the fastest proven way.
@@ -220,11 +248,63 @@ def optimize(
         args: as for `tune`.
         kwargs: as for `tune`.
         canary: as for `apply`.
-        **options: as for `tune`.
+        background: return at once, and search in another process: the original answers until a quick search has proven
+            a plan, and that until a search of the `effort` has proven a better one. What is returned has an attribute
+            `background`, which tells how far that is, waits for it and stops it.
+        **options: as for `tune`; in the background, `progress` is for nobody.
+
+    Raises:
+        InputError: an argument cannot be used; in the background, `mode` must be inference.
     """
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but optimize needs the module or function itself")
+    if background:
+        return _optimize_in_background(model, args, kwargs, canary, **options)
     return apply(model, tune(model, args, kwargs, **options), canary=canary)
+
+
+def _optimize_in_background(
+    model: Any,
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    canary: int | None,
+    *,
+    examples: Sequence[Example] | None = None,
+    calls: int = DEFAULT_CALLS,
+    restarts: int = 1,
+    objective: str = "latency",
+    mode: str = "inference",
+    device: str | None = None,
+    allow: Legality | str = Legality.REORDERED,
+    effort: str = "standard",
+    budget: float | None = None,
+    plans: Iterable[Plan] | None = None,
+    store: str | None = None,
+    fresh: bool = False,
+    progress: bool = False,  # noqa: ARG001 - as `tune` takes it
+) -> OptimizedModule | OptimizedFunction:
+    from torchwise.background import Order, start, undecided
+
+    if mode != "inference":
+        raise InputError(
+            f"mode is {mode!r}, but only plans for inference are swapped in from the background: tune first, then apply"
+        )
+    request, workload = _asked(
+        model,
+        (args, kwargs, examples),
+        (calls, restarts, objective, mode, device),
+        allow=Legality.of(allow),
+        effort=effort,
+        budget_s=budget,
+        plans=tuple(plans) if plans is not None else None,
+        fresh=fresh,
+    )
+    assert workload is not None, "optimize takes no target"
+    decision = undecided(workload, request)
+    optimized = _wrapped(workload.call, decision, decision.reason, canary=canary)
+    order = Order(request, tuple(dict.fromkeys(("quick", effort))), store, tuple(sys.path))
+    vars(optimized)["background"] = start(optimized, workload, order, _save, canary)
+    return optimized
 
 
 def unwrap(optimized: Any) -> Any:
@@ -238,14 +318,27 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
     """Have nothing more compiled or captured: what the plan has not answered by now, the original answers.
 
     For a service that has called its plan once on inputs of every signature that will come, and must not stop for a new
-    one.
+    one. Where the model or PyTorch's settings change so that the plan would be compiled or captured anew, the original
+    answers, too.
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised.
+        UnsupportedError: this torch does not say when it compiles.
+    """
+    from torchwise import runtime
+
+    runtime.freeze(optimized)
+
+
+def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
+    """Have calls compile and capture again, until the next `freeze`: to warm up for what changed.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
     """
     from torchwise import runtime
 
-    runtime.freeze(optimized)
+    runtime.unfreeze(optimized)
 
 
 def export_metrics(
@@ -270,19 +363,3 @@ def export_metrics(
     from torchwise.runtime import metrics
 
     return metrics.export_metrics(optimized, name, registry)
-
-
-def _name(model: Any) -> str:
-    call = model.call if isinstance(model, Workload) else model
-    return str(getattr(call, "__qualname__", type(call).__qualname__))
-
-
-def _device(workload: Workload) -> str:
-    import torch
-
-    from torchwise.workload import trees
-
-    found = [t.device.type for e in workload.examples for t in trees.tensors((e.args, dict(e.kwargs)))]
-    if isinstance(workload.call, torch.nn.Module):
-        found += [p.device.type for p in workload.call.parameters()]
-    return "cuda" if "cuda" in found else "cpu"

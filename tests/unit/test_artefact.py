@@ -20,11 +20,12 @@ import torch
 import torchwise
 from live_decisions import decided
 from torchwise import artefact, environment
-from torchwise.artefact import caches, isa, package
+from torchwise.artefact import caches, package
 from torchwise.artefact.build import Build, Built
 from torchwise.artefact.manifest import SCHEMA, Manifest
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
+from torchwise.realize import isa
 from torchwise.records import Decision, Failure, FailureKind, codec
 from torchwise.trial import Limits
 
@@ -112,7 +113,7 @@ def test_what_is_saved_is_what_is_loaded(file: Path, place: Path, decision: Deci
 
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from torchwise import artefact; from torchwise.artefact import isa; isa.replay = lambda known: 0\n"
+        "import sys; from torchwise import artefact; from torchwise.realize import isa; isa.replay = lambda known: 0\n"
         f"artefact.load({str(file)!r}, trust=True); print('torch._inductor.compile_fx' in sys.modules)"
     )
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches")}

@@ -277,13 +277,6 @@ def test_what_a_worker_could_not_run_alike_is_not_measured(
     assert reason in caplog.text
 
 
-def test_a_graph_under_autocast_is_not_measured(bench: Bench, caplog: Any) -> None:
-    with torch.autocast("cpu", torch.bfloat16), caplog.at_level(logging.WARNING, "torchwise"):
-        assert torch.compile(torch.mm, backend=entry)(torch.eye(2), torch.eye(2)).dtype is torch.bfloat16
-    assert "autocast is enabled around it" in caplog.text
-    assert bench.inductor == 1
-
-
 def test_nothing_is_tuned_where_other_ranks_would_wait(bench: Bench, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)

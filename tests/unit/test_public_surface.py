@@ -16,6 +16,7 @@ import torchwise
 SURFACE = [
     "EAGER",
     "Alert",
+    "Analysis",
     "CompileConfig",
     "CompileManager",
     "Decision",
@@ -26,18 +27,23 @@ SURFACE = [
     "TorchwiseError",
     "Workload",
     "__version__",
+    "analyze",
     "apply",
+    "bisect",
     "captured_loop",
     "captured_step",
     "compiled",
     "default_manager",
+    "explain",
     "export_metrics",
     "freeze",
     "on_alert",
     "optimize",
     "rollout",
     "tune",
+    "unfreeze",
     "unwrap",
+    "watch",
 ]
 HEAVY = ("torch", "scipy", "numpy", "matplotlib", "sqlalchemy", "alembic", "rich", "typer", "msgspec")
 ATTEMPTS = 5  # the best of them, since the machine may be busy with something else

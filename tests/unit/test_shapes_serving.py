@@ -17,8 +17,9 @@ import torchwise
 from live_decisions import decided
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
+from torchwise.realize.capture.frozen import count_capture
 from torchwise.records import Decision
-from torchwise.runtime import unwrap
+from torchwise.runtime import unfreeze, unwrap
 from torchwise.runtime.dispatch import FROZEN, NOT_PROVEN
 from torchwise.shapes import (
     BucketedFunction,
@@ -223,11 +224,13 @@ def test_all_buckets_are_warmed_and_then_nothing_is_new(net: Net) -> None:
         fast(torch.randn(size, 3))
     assert not fast.statistics.original
     counts = counts_of(fast)
-    assert (counts.compiles, counts.first_calls) == (0, 0)
+    assert (counts.compiles, counts.captures, counts.first_calls) == (0, 0, 0)
     strided = torch.randn(3, 8).t()  # of a bucket's size, but of other strides
     same(fast(strided), net(strided))
     assert fast.statistics.original == {NOT_PROVEN: 1}
     assert counts_of(fast).snapshot()["compiles_since_freeze"] == 0
+    count_capture()
+    assert counts_of(fast).snapshot()["captures_since_freeze"] == 1
 
 
 @torch.no_grad()
@@ -243,8 +246,19 @@ def test_a_first_call_after_the_freeze_would_show(net: Net) -> None:
     fast = served(net)
     warm_up(fast, freeze=False)
     assert counts_of(fast).first_calls is None
-    fast._dispatcher._at_freeze = (0, 0)
+    fast._dispatcher._at_freeze = 0
     assert counts_of(fast).first_calls == 2
+
+
+@torch.no_grad()
+def test_unfrozen_all_buckets_take_what_is_new_again(net: Net) -> None:
+    fast = served(net)
+    torchwise.freeze(fast)
+    fast(X[:3])
+    unfreeze(fast)
+    assert counts_of(fast).first_calls is counts_of(fast).captures is None
+    same(fast(X[:3]), net(X[:3]))
+    assert (fast.statistics.original, fast.statistics.optimized) == ({FROZEN: 1}, 1)
 
 
 @torch.no_grad()

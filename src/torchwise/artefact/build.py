@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torchwise.artefact import isa
 from torchwise.errors import UnsupportedError
+from torchwise.realize import isa
 from torchwise.records import Decision
 from torchwise.trial import Job
 

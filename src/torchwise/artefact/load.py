@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from torchwise.artefact import caches, isa, package
+from torchwise.artefact import caches, package
 from torchwise.artefact.manifest import Info
 from torchwise.errors import InputError, StalePlanError
+from torchwise.realize import isa
 from torchwise.records import Decision
 
 COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torchwise.runtime")

@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from torchwise import __version__
+from torchwise.cli.analyze import analyze
 from torchwise.cli.bench import bench
+from torchwise.cli.bisect import bisect
 from torchwise.cli.cache import cache
 from torchwise.cli.compare import compare
 from torchwise.cli.doctor import doctor
+from torchwise.cli.explain import explain
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
@@ -27,6 +30,9 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(doctor)
+app.command()(analyze)
+app.command()(explain)
+app.command()(bisect)
 app.command()(report)
 app.command()(bench)
 app.command()(compare)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.tune import check_writable
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def bench(
         list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
     ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots, PNG and SVG.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the results as a self-contained page.")] = None,
     resume: Annotated[
         Path | None,
         typer.Option(help="A .json file to go on with, written after every row; it need not be there yet."),
@@ -61,6 +64,7 @@ def bench(
         _name_families()
     files = list(dict.fromkeys([*(export or []), *([resume] if resume else [])]))
     _check_files(files, plots, resume)
+    check_writable(html)
     earlier = read_benchmark(resume) if resume and resume.exists() else None
 
     from torchwise.bench import BenchRequest
@@ -80,17 +84,33 @@ def bench(
         budget,
         warm=not no_warm,
     )
-    _run(request, earlier, files, plots, resume)
+    _run(request, earlier, Files(tuple(files), plots, html, resume))
 
 
-def _run(
-    request: BenchRequest, earlier: Benchmark | None, files: list[Path], plots: Path | None, resume: Path | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where results go.
+
+    Attributes:
+        exports: JSON, CSV or Markdown.
+        plots: a folder.
+        html: a page.
+        resume: JSON to go on with, written after every row; one of the exports.
+    """
+
+    exports: tuple[Path, ...]
+    plots: Path | None
+    html: Path | None
+    resume: Path | None
+
+
+def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None:
     """Run, keep every row as soon as it is done, and show and write what there is, however it ended."""
     from torchwise.bench import run_benchmark
     from torchwise.report.bench import BenchProgress, export
     from torchwise.trial import ProcessLauncher
 
+    resume = files.resume
     progress = BenchProgress(keep=lambda benchmark: export(benchmark, resume) if resume else None)
     try:
         with progress:
@@ -99,7 +119,7 @@ def _run(
     except KeyboardInterrupt:  # caught here, as Typer would end without a word
         done, interrupted = progress.benchmark or earlier, True
     if done:
-        _show(done, request, files, plots, resume)
+        _show(done, request, files)
     if interrupted:
         kept = (
             f"the same command goes on from {resume}" if resume else "with --resume FILE.json a run can be gone on with"
@@ -108,19 +128,21 @@ def _run(
         raise typer.Exit(130)
 
 
-def _show(done: Benchmark, request: BenchRequest, files: list[Path], plots: Path | None, resume: Path | None) -> None:
+def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from rich.console import Console
 
-    from torchwise.report.bench import export, render_benchmark, write_plots
+    from torchwise.report.bench import export, render_benchmark, write_bench_html, write_plots
 
-    for file in files:
+    for file in files.exports:
         export(done, file)
-    if plots:
-        write_plots(done, plots)
-    Console(highlight=False).print(render_benchmark(done, _next(done, request, files, resume)))
+    if files.plots:
+        write_plots(done, files.plots)
+    if files.html:
+        write_bench_html(done, files.html)
+    Console(highlight=False).print(render_benchmark(done, _next(done, request, files)))
 
 
-def _next(done: Benchmark, request: BenchRequest, files: list[Path], resume: Path | None) -> list[str]:
+def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
     """Return the commands that make sense next, the most useful first."""
     from torchwise.bench.contenders import find
 
@@ -128,9 +150,9 @@ def _next(done: Benchmark, request: BenchRequest, files: list[Path], resume: Pat
     asked = (request.device, request.mode, request.objective)
     wanted = {(target, *asked, contender.name) for target in request.targets for contender in find(request.contenders)}
     if left := len(wanted - {row.key for row in done.rows}):
-        again = "the same command again" if resume else "the same command with --resume bench.json"
+        again = "the same command again" if files.resume else "the same command with --resume bench.json"
         found.append(f"{again}: {left} of {len(wanted)} rows are not done")
-    exported = next((str(file) for file in files if file.suffix == ".json"), None)
+    exported = next((str(file) for file in files.exports if file.suffix == ".json"), None)
     found.append(
         f"torchwise compare {exported or 'BEFORE.json'} AFTER.json" + ("" if exported else "  (after --export)")
     )

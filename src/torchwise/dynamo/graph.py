@@ -43,6 +43,29 @@ class Graph:
         return Graph, (self.code, self._names, self.requires_grad)
 
 
+class CastGraph(Graph):
+    """A captured graph under the autocast that was in force around it, which a worker has not.
+
+    Attributes:
+        autocast: the type of device and the dtype, such as ("cpu", "bfloat16"): part of what a graph is.
+    """
+
+    def __init__(
+        self, code: str, names: dict[str, Any], requires_grad: tuple[bool, ...], autocast: tuple[str, str]
+    ) -> None:
+        super().__init__(code, names, requires_grad)
+        self.autocast = autocast
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it under its autocast."""
+        device, dtype = self.autocast
+        with torch.autocast(device, getattr(torch, dtype)):
+            return super().__call__(*inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CastGraph, (self.code, self._names, self.requires_grad, self.autocast)
+
+
 @dataclass(frozen=True, slots=True)
 class Captured:
     """A graph that Dynamo captured, and what it is to be measured with.
@@ -76,12 +99,16 @@ class Captured:
             raise UnsupportedError(reason)
         python = module.graph.python_code("self")
         requires_grad = tuple(_requires_grad(value) for value in inputs)
+        device = next(value.device.type for value in inputs if isinstance(value, torch.Tensor))
+        cast = _autocast_on(device)
         return cls(
             module,
             inputs,
-            Graph(python.src, python.globals, requires_grad),
+            CastGraph(python.src, python.globals, requires_grad, cast)
+            if cast
+            else Graph(python.src, python.globals, requires_grad),
             Example(tuple(map(_concrete, inputs))),
-            device=next(value.device.type for value in inputs if isinstance(value, torch.Tensor)),
+            device=device,
             mode=_mode(inputs),
             dynamic=any(isinstance(value, torch.SymInt) for value in inputs),
         )
@@ -104,8 +131,6 @@ def _obstacles(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[
     devices = {str(value.device) for value in inputs if isinstance(value, torch.Tensor)}
     if len(devices) != 1 or not devices <= {"cpu", private.current_cuda_device()}:
         yield f"its inputs lie on {', '.join(sorted(devices)) or 'no device'}, but must on the CPU or the current GPU"
-    elif torch.is_autocast_enabled(torch.device(devices.pop()).type):
-        yield "autocast is enabled around it, and a worker has it not"
     yield from _foreign_parts(module, _mode(inputs))
 
 
@@ -126,6 +151,13 @@ def _foreign_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[str]:
 
 def _mode(inputs: Sequence[Any]) -> str:
     return "training" if torch.is_grad_enabled() and any(map(_requires_grad, inputs)) else "inference"
+
+
+def _autocast_on(device: str) -> tuple[str, str] | None:
+    """Return the autocast that is in force on a type of device, or None where there is none."""
+    if not torch.is_autocast_enabled(device):
+        return None
+    return device, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _requires_grad(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchwise.dynamo import private
-from torchwise.dynamo.graph import Captured
+from torchwise.dynamo.graph import Captured, CastGraph
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize.backends.inductor import graph_compiler
@@ -37,10 +37,23 @@ def by_decision(captured: Captured, decision: Decision) -> Callable[..., Any]:
     if compiles_alone(plan):
         compiled: Callable[..., Any] = graph_compiler(plan)(captured.module, captured.inputs)
         return compiled
-    dispatcher = Dispatcher(captured.graph, decision)
+    dispatcher: Callable[..., Any] = Dispatcher(captured.graph, decision)
+    if isinstance(captured.graph, CastGraph):
+        dispatcher = _outside_autocast(dispatcher, captured.device)
     if captured.mode == "inference" and torch.is_grad_enabled():
-        return torch.no_grad()(dispatcher.__call__)  # nothing in it requires gradients, and the plan was proven without
+        # Nothing in it requires gradients, and the plan was proven without.
+        return torch.no_grad()(lambda *inputs: dispatcher(*inputs))
     return dispatcher
+
+
+def _outside_autocast(dispatcher: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return what calls a plan as it was proven: the graph itself enters the autocast that is around it."""
+
+    def called(*inputs: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return dispatcher(*inputs)
+
+    return called
 
 
 def compiles_alone(plan: Plan) -> bool:

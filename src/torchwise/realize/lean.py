@@ -15,7 +15,7 @@ import inspect
 import re
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,23 @@ class Straight:
         inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         inner.__kwdefaults__ = function.__kwdefaults__
         straight = inner if self._owner is None else types.MethodType(inner, self._owner)
-        return _checked(straight, guarded, watch)
+        return checked(straight, guarded, watch)
+
+    def uncovered(self, guards: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """Return what one of these guards asks that neither a call's signature nor a look at the module tells."""
+        given, own, _ = _bound(self._function, self._owner, args, kwargs)
+        return next((_named(guard) for guard in guards if not _is_covered(guard, own, given)), None)
+
+    def obstacle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], covered: Container[int] = ()) -> str | None:
+        """Return why code whose guards were noted may not be called without them, or None.
+
+        Args:
+            args: of the call.
+            kwargs: likewise.
+            covered: ids of guards whose question is asked otherwise.
+        """
+        asked = [guard for guard in self._guards if id(guard) not in covered]
+        return self._obstacle(args, kwargs) or self.uncovered(asked, args, kwargs)
 
     def _code(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> types.CodeType | None:
         """Return the code object that answers this call, if it may be called itself; `reason` says why not."""
@@ -187,7 +203,8 @@ def _watched(steady: Way, guarded: Way, watch: ModuleWatch) -> Way:
     return watched
 
 
-def _checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
+def checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
+    """Return `straight` for as long as neither PyTorch's settings nor the module change, and else `guarded`."""
     from torch._C._dynamo.guards import GlobalStateGuard
 
     settings, stacked = GlobalStateGuard().check, torch._C._len_torch_function_stack

@@ -25,6 +25,9 @@ from torchwise.realize.transforms import Layer, known_transforms, transform_mode
 from torchwise.realize.weights import DerivedWeights, guarding, share
 from torchwise.workload.workload import Example
 
+Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
+"""Takes what is to be compiled, and how; returns what answers its calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Realized:
@@ -45,7 +48,14 @@ class Realized:
 
 
 def realize(
-    call: Callable[..., Any], plan: Plan, example: Example, *, device: str, mode: str, borrow: bool = False
+    call: Callable[..., Any],
+    plan: Plan,
+    example: Example,
+    *,
+    device: str,
+    mode: str,
+    borrow: bool = False,
+    backend: Backend | None = None,
 ) -> Realized:
     """Make `plan` callable for `call`; nothing is compiled before the first call.
 
@@ -59,6 +69,7 @@ def realize(
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
+        backend: what makes the compiled part, in place of the plan's own backend; see `ahead`.
 
     Raises:
         UnsupportedError: this torch, or this model, lacks what the plan needs.
@@ -68,7 +79,7 @@ def realize(
     if unknown := [name for name in plan.transforms if name not in known_transforms()]:
         raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
     inside, outside = _inside(call, plan)
-    inner = _compiled(inside, plan, Edge.for_plan(plan, call, example))
+    inner = _compiled(inside, plan, Edge.for_plan(plan, call, example), backend)
     settings = settings_for(plan)
     way = getattr(inner, "way", lambda _args, _kwargs: inner)
     call = settings.around(inner)
@@ -99,8 +110,10 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
 
-def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge) -> Callable[..., Any]:
+def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend | None = None) -> Callable[..., Any]:
     """Compile the whole, edge included, or each repeated block."""
+    if given is not None and plan.backend != "eager":
+        return edge.around(given(_entry(inside), plan))
     backend = BACKENDS.get(plan.backend)
     if backend is None:
         raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from torchwise.environment import Environment
 from torchwise.records import Decision, Study
 from torchwise.report import format as show
 from torchwise.report.costs import asked
@@ -76,8 +77,12 @@ def inspected(study: Study) -> list[Fact]:
 
 
 def environment(study: Study) -> list[Fact]:
-    """Return the machine and software, as pairs of a name and a value."""
-    here = study.environment
+    """Return the machine and software of a study, as pairs of a name and a value."""
+    return machine(study.environment)
+
+
+def machine(here: Environment) -> list[Fact]:
+    """Return a machine and its software, as pairs of a name and a value."""
     facts = [
         ("GPU", here.gpu),
         ("GPU memory", show.size(here.gpu_memory_mib * 2**20) if here.gpu_memory_mib else None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torchwise.report.json_export import write_whole
 from torchwise.report.page import details
 from torchwise.report.plots.plot import Plot
 from torchwise.report.rows import rows
+from torchwise.report.template import render
 
 TEMPLATE = "report.html.j2"
 
@@ -30,17 +30,7 @@ def write_html(study: Study, path: str | Path) -> Path:
 
 def render_html(study: Study) -> str:
     """Return a study as a page. The same study always gives the same page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("torchwise.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalized,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(TEMPLATE).render(_context(study))
+    return render(TEMPLATE, **_context(study))
 
 
 def plots(study: Study) -> list[Plot]:
@@ -54,32 +44,22 @@ def plots(study: Study) -> list[Plot]:
 
 
 def _context(study: Study) -> dict[str, Any]:
-    from markupsafe import Markup
-
     candidates = rows(study)
     return {
         "study": study,
-        "show": show,
-        "css": Markup(files("torchwise.report").joinpath("templates/report.css").read_text(encoding="utf-8")),
         "asked": facts.asked_for(study),
         "target": asked(study).target,
         "when": facts.when(study.created_at),
         "verdict": study.decision.reason if study.decision else _undecided(study),
         "figures": _figures(study.decision),
         "rows": candidates,
-        # Drawn by ElementTree, which escapes every text and attribute in it.
-        "plots": [(plot, Markup(plot.svg)) for plot in plots(study)],
+        "plots": plots(study),
         "details": details(study, candidates),
         "inspected": facts.inspected(study),
         "environment": facts.environment(study),
         "notes": facts.notes(study),
         "steps": next_steps(study),
     }
-
-
-def _finalized(value: Any) -> Any:
-    """Take out of every text what could fool a reader or a parser; the escaping comes after this."""
-    return show.plain(value) if type(value) is str else value
 
 
 def _undecided(study: Study) -> str:

@@ -1,7 +1,7 @@
 """A decided plan in a live program: proven signatures take the plan, everything else the original."""
 
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.module import OptimizedFunction, OptimizedModule, freeze, unwrap
+from torchwise.runtime.module import OptimizedFunction, OptimizedModule, freeze, unfreeze, unwrap
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
 
@@ -12,5 +12,6 @@ __all__ = [
     "Statistics",
     "freeze",
     "stale_because",
+    "unfreeze",
     "unwrap",
 ]

@@ -23,6 +23,7 @@ class Circuit:
         failures: how many open it.
         first_wait_s: seconds for which it is open first.
         clock: seconds that never go back.
+        longest_wait_s: seconds beyond which the wait does not double.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class Circuit:
         failures: int = FAILURES,
         first_wait_s: float = FIRST_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        longest_wait_s: float = LONGEST_WAIT_S,
     ) -> None:
         self._most = failures
-        self._first_wait_s = first_wait_s
+        self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
@@ -73,7 +76,7 @@ class Circuit:
                 return False
             if self._closed_until is not None:  # the retry failed
                 self._is_trying = False
-                self._wait_s = min(2 * self._wait_s, max(LONGEST_WAIT_S, self._first_wait_s))
+                self._wait_s = min(2 * self._wait_s, max(self._longest_wait_s, self._first_wait_s))
             elif self._failures < self._most:
                 return False
             self._closed_until = self._clock() + self._wait_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 import traceback
@@ -18,12 +17,15 @@ from torch.nn.modules import module as modules
 
 from torchwise.alerts import alert
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.realize import Realized, Recognizer, Signature, realize, signature_of
+from torchwise.realize import Backend, Realized, Signature, realize, signature_of
+from torchwise.realize.capture.frozen import FrozenError, hold
 from torchwise.records import Decision
+from torchwise.runtime.alike import Known, is_of, ranks, recognized
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.circuit import Circuit
 from torchwise.runtime.latency import EVERY, Latency
 from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.undo import Undo
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
 
@@ -31,8 +33,14 @@ logger = logging.getLogger("torchwise")
 
 NOT_PROVEN = "the plan was not proven on inputs of this shape, type or value: tune with such an example, too"
 FROZEN = "the plan is frozen, and has not answered such a call before"
+FREED = "the plan is frozen, and what it held was freed"
+CHANGED = (
+    "the plan is frozen, and would be compiled or captured anew: the model, its mode or a setting of PyTorch changed"
+)
 MOST_CIRCUITS = 1024
 """Signatures whose failures are remembered: a plan for dynamic shapes may meet any number of them."""
+REFUSED_WAIT_S, LONGEST_REFUSED_WAIT_S = 1.0, 60.0
+"""Seconds for which a frozen plan is left alone on calls that it would be compiled for: asking takes some 10 ms."""
 MEMORY_WAIT_S = 600.0
 """Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
 LEAST_CALLS = 1000
@@ -58,6 +66,7 @@ class Dispatcher:
         borrow: whether a captured plan returns memory that its next call overwrites.
         canary: calls per comparison with the original; None for none.
         statistics: where calls are counted, if several share it.
+        backend: what makes the compiled part of the plan, where that is not its own backend (`realize.ahead`).
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -72,18 +81,21 @@ class Dispatcher:
         borrow: bool = False,
         canary: int | None = None,
         statistics: Statistics | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self.original = original
+        self._backend = backend
         self.borrow = borrow
         self.decision = decision
         self.statistics = Statistics() if statistics is None else statistics
         self.is_frozen = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
         self._proven: dict[Signature, Callable[..., Any]] = {}
-        self._last: tuple[Recognizer, Callable[..., Any]] | None = None  # of the last signature that was proven anew
+        self._last: Known | None = None  # of the last signature that was proven anew
         self._realized: Realized | None = None
         self._served: set[Signature] = set()  # signatures that the plan has answered, whatever became of it since
         self._circuits: dict[Signature, Circuit] = {}
+        self._refused: dict[Any, Circuit] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
         self._memory = Circuit(failures=1, first_wait_s=MEMORY_WAIT_S)
         self._is_alarmed = False
         self._lock = threading.Lock()
@@ -134,24 +146,27 @@ class Dispatcher:
         refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
-        if refusal is None and self.is_frozen and key not in self._served:
-            refusal = FROZEN
+        if refusal is None and self.is_frozen:
+            refusal = FROZEN if key not in self._served else FREED if self._realized is None else None
         refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
-        start = time.perf_counter()
+        start, undo = time.perf_counter(), Undo(args, kwargs, self._module) if key not in self._served else None
         try:
             with self._lock:  # two first calls at once would compile twice
                 realized = self._realize(args, kwargs)
-            result = self._watched(realized.call)(*args, **kwargs)
+            result = self._watched(self._held(realized.call))(*args, **kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
+            if undo is not None:
+                undo()
             return self._failed(error, key, args, kwargs)
         if (circuit := self._circuits.pop(key, None)) is not None:
             circuit.succeeded()
+        self._refused.pop((key, is_grad_enabled()), None)
         self._memory.succeeded()
         self.statistics.optimized += 1
         # Another thread may have given the plan up, and the call may have changed what it was given.
-        if self._refusal is None and self._realized is realized and _is_of(key, args, kwargs):
+        if self._refusal is None and self._realized is realized and is_of(key, args, kwargs):
             if key not in self._served:
                 self._served.add(key)
                 self.statistics.first_calls += 1
@@ -162,12 +177,13 @@ class Dispatcher:
     def _shorten(self, realized: Realized, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the shorter way for calls like one that was answered; where that fails, the longer one goes on."""
         try:
-            lean = self._watched(realized.lean(args, kwargs))
+            lean = realized.lean(args, kwargs)
         except Exception as error:  # the call is answered, whatever this meets
             logger.debug("torchwise: no shorter way for calls of this signature", exc_info=error)
             return
-        self._proven[key] = lean
-        self._last = _recognized(args, kwargs, lean)
+        with self._lock:  # or a freeze meanwhile would pass this way by
+            self._proven[key] = lean = self._watched(self._held(lean))
+            self._last = recognized(args, kwargs, lean)
 
     def _timed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Time a call without the comparison that may be around it."""
@@ -176,8 +192,13 @@ class Dispatcher:
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call if self._canary is None else self._canary.around(call)
 
+    def _held(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return hold(call) if self.is_frozen else call
+
     def _waits(self, key: Signature) -> str | None:
         """Return why the plan is left alone for now on such calls, or None where it may answer this one."""
+        if (refused := self._refused.get((key, is_grad_enabled()))) is not None and not refused.admits():
+            return CHANGED
         circuit = self._circuits.get(key)
         if circuit is not None and not circuit.admits():
             return "the plan failed on calls of this signature, and is tried again later"
@@ -187,6 +208,12 @@ class Dispatcher:
 
     def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer by the original; where that raises too, the fault was the call's, and is not the plan's."""
+        if isinstance(error, FrozenError):  # which is no fault
+            waits = Circuit(1, REFUSED_WAIT_S, longest_wait_s=LONGEST_REFUSED_WAIT_S)
+            self._refused.setdefault((key, is_grad_enabled()), waits).failed()
+            self._proven.pop(key, None)
+            self._last = None
+            return self._original(CHANGED, args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory:  # first, so that the original has room
@@ -227,8 +254,29 @@ class Dispatcher:
         return self._realized
 
     def freeze(self) -> None:
-        """Compile and capture nothing more: calls of signatures that the plan never answered go to the original."""
-        self.is_frozen = True
+        """Compile and capture nothing more: the original answers every call that needs it.
+
+        Those are calls of signatures that the plan never answered, and all for which the model or PyTorch's settings
+        changed in a way that the plan does not follow. Where they change back, the plan answers again.
+
+        Raises:
+            UnsupportedError: this torch does not say when it compiles.
+        """
+        hold(self.original)  # which raises
+        self._set_frozen(True)
+        self.statistics.freeze()
+
+    def unfreeze(self) -> None:
+        """Compile and capture again, on the calls that need it."""
+        self._set_frozen(False)
+        self.statistics.at_freeze = None
+
+    def _set_frozen(self, frozen: bool) -> None:
+        with self._lock:
+            self.is_frozen = frozen
+            self._proven.clear()  # the next calls find their ways anew, held or not
+            self._refused.clear()
+            self._last = None
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""
@@ -252,6 +300,7 @@ class Dispatcher:
                 device=workload.device,
                 mode=workload.mode,
                 borrow=self.borrow,
+                backend=self._backend,
             )
             if self._refusal is not None:  # it was closed meanwhile
                 self._forget()
@@ -334,32 +383,8 @@ class Dispatcher:
         given = describe_example(Example(args, kwargs))
         if given in self.decision.inputs:
             return None
-        if self.decision.plan.shapes == "dynamic" and _ranks(given) in {_ranks(i) for i in self.decision.inputs}:
+        if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
             return None
         if NOT_PROVEN not in self._logged:
             logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
         return NOT_PROVEN
-
-
-def _is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has this signature still, and a signature that can be looked up."""
-    try:
-        return signature_of(args, kwargs) == key and hash(key) is not None
-    except Exception:  # as in a call
-        return False
-
-
-def _recognized(
-    args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]
-) -> tuple[Recognizer, Callable[..., Any]] | None:
-    if kwargs:
-        return None
-    try:
-        return Recognizer(args), call
-    except UnsupportedError:
-        return None
-
-
-def _ranks(description: str) -> str:
-    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks."""
-    return re.sub(r"\d+(?=[,\]\)])", "·", description)

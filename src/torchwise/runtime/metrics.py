@@ -84,6 +84,12 @@ class _Collector:
         firsts = CounterMetricFamily("torchwise_first_calls", "Calls that compiled or captured.", labels=labels)
         first_s = CounterMetricFamily("torchwise_first_calls_seconds", "Seconds that these took.", labels=labels)
         frozen = GaugeMetricFamily("torchwise_frozen", "Whether nothing more is compiled or captured.", labels=labels)
+        compiles = GaugeMetricFamily(
+            "torchwise_compiles_since_freeze", "Graphs compiled in the process since then.", labels=labels
+        )
+        captures = GaugeMetricFamily(
+            "torchwise_captures_since_freeze", "CUDA graphs recorded in the process since then.", labels=labels
+        )
         latency = HistogramMetricFamily("torchwise_latency_seconds", "Sampled calls of the plan.", labels=labels)
         for name, dispatcher in list(self.served.items()):
             counts, of = dispatcher.statistics, [name, str(dispatcher.decision.plan)]
@@ -98,8 +104,12 @@ class _Collector:
             firsts.add_metric(of, counts.first_calls)
             first_s.add_metric(of, counts.first_calls_s)
             frozen.add_metric(of, dispatcher.is_frozen)
+            if counts.compiles is not None and counts.captures is not None:
+                compiles.add_metric(of, counts.compiles)
+                captures.add_metric(of, counts.captures)
             latency.add_metric(of, *_buckets(counts.latency))
-        yield from (optimized, by_reason, failures, opened, compared, mismatched, firsts, first_s, frozen, latency)
+        yield from (optimized, by_reason, failures, opened, compared, mismatched, firsts, first_s)
+        yield from (frozen, compiles, captures, latency)
 
 
 _KNOWN: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()

@@ -181,11 +181,25 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
+        UnsupportedError: this torch does not say when it compiles.
     """
+    _freezable(optimized).freeze()
+
+
+def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
+    """Have calls compile and capture again, until it is frozen anew (`Dispatcher.unfreeze`).
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised.
+    """
+    _freezable(optimized).unfreeze()
+
+
+def _freezable(optimized: Any) -> Dispatcher:
     dispatcher = dispatcher_of(optimized)
     if dispatcher is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be frozen")
-    dispatcher.freeze()
+    return dispatcher
 
 
 def dispatcher_of(optimized: Any) -> Dispatcher | None:

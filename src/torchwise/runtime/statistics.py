@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchwise.realize.backends.inductor import compiled_graphs
+from torchwise.realize.capture.frozen import captured_graphs
 from torchwise.runtime.latency import Histogram
 
 
@@ -26,6 +28,8 @@ class Statistics:
         first_calls: calls by which something was compiled or captured.
         first_calls_s: the seconds that these took.
         latency: durations of a sample of the plan's calls; on a GPU, of the work there.
+        at_freeze: graphs that were compiled and captured in this process when the plan was frozen; None where it is
+            not.
     """
 
     optimized: int = 0
@@ -37,6 +41,7 @@ class Statistics:
     first_calls: int = 0
     first_calls_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
+    at_freeze: tuple[int, int] | None = None
 
     @property
     def calls(self) -> int:
@@ -47,6 +52,20 @@ class Statistics:
     def fallback_rate(self) -> float:
         """The share of all calls that the original answered, 0 to 1; 0 before the first."""
         return 1 - self.optimized / self.calls if self.calls else 0.0
+
+    @property
+    def compiles(self) -> int | None:
+        """Graphs that PyTorch compiled in this process, for whatever, since the freeze; None where there is none."""
+        return compiled_graphs() - self.at_freeze[0] if self.at_freeze else None
+
+    @property
+    def captures(self) -> int | None:
+        """CUDA graphs that were recorded in this process, for whatever, since the freeze; None where there is none."""
+        return captured_graphs() - self.at_freeze[1] if self.at_freeze else None
+
+    def freeze(self) -> None:
+        """Count what is compiled and captured from now on, unless that is counted already."""
+        self.at_freeze = self.at_freeze or (compiled_graphs(), captured_graphs())
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts as plain data, to be logged or sent."""
@@ -61,6 +80,8 @@ class Statistics:
             "mismatched": self.mismatched,
             "first_calls": self.first_calls,
             "first_calls_s": self.first_calls_s,
+            "compiles_since_freeze": self.compiles,
+            "captures_since_freeze": self.captures,
             "latency": {
                 "calls": sum(self.latency.counts),
                 "p50_s": self.latency.quantile(0.5),

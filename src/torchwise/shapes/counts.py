@@ -19,6 +19,7 @@ class Counts:
         padding: what was added to calls, in units of the size.
         computed: what was computed for the calls, padding included, in the same units.
         compiles: graphs that PyTorch compiled in this process since the freeze; None before it.
+        captures: CUDA graphs that were recorded in this process since the freeze; None before it.
         first_calls: calls by which something was compiled or captured since the freeze; None before it.
     """
 
@@ -28,6 +29,7 @@ class Counts:
     padding: int = 0
     computed: int = 0
     compiles: int | None = None
+    captures: int | None = None
     first_calls: int | None = None
 
     @property
@@ -42,5 +44,6 @@ class Counts:
             "beyond": self.beyond,
             "padded_share": self.padded_share,
             "compiles_since_freeze": self.compiles,
+            "captures_since_freeze": self.captures,
             "first_calls_since_freeze": self.first_calls,
         }

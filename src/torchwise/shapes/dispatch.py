@@ -10,7 +10,6 @@ import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
 from torchwise.errors import InputError
-from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.realize.watch import ModuleWatch
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
@@ -69,7 +68,7 @@ class Buckets(Dispatcher):
         self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
         self._least = proof.padding.least
         self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None)
-        self._at_freeze: tuple[int, int] | None = None
+        self._at_freeze: int | None = None  # first calls until then
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
@@ -111,7 +110,14 @@ class Buckets(Dispatcher):
         super().freeze()
         for dispatcher in self._dispatchers:
             dispatcher.freeze()
-        self._at_freeze = (compiled_graphs(), self.statistics.first_calls)
+        self._at_freeze = self.statistics.first_calls
+
+    def unfreeze(self) -> None:
+        """Compile and capture again, in the plans of all buckets."""
+        super().unfreeze()
+        for dispatcher in self._dispatchers:
+            dispatcher.unfreeze()
+        self._at_freeze = None
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plans of all buckets and free what they hold; the original answers from now on."""
@@ -120,11 +126,10 @@ class Buckets(Dispatcher):
             dispatcher.close(reason)
 
     def counted(self) -> Counts:
-        """Return the counts, with what was compiled since the freeze."""
-        if self._at_freeze is not None:
-            compiled, called = self._at_freeze
-            self.counts.compiles = compiled_graphs() - compiled
-            self.counts.first_calls = self.statistics.first_calls - called
+        """Return the counts, with what was compiled and captured since the freeze."""
+        since = self._at_freeze
+        self.counts.first_calls = None if since is None else self.statistics.first_calls - since
+        self.counts.compiles, self.counts.captures = self.statistics.compiles, self.statistics.captures
         return self.counts
 
     def _unprovable(self) -> str | None:

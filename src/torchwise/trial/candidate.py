@@ -10,7 +10,7 @@ from typing import Any
 from torchwise.errors import UnsupportedError
 from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
-from torchwise.realize import Realized, realize
+from torchwise.realize import Backend, Realized, realize
 from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena
@@ -18,9 +18,15 @@ from torchwise.trial.job import Attempt, Job
 from torchwise.verify import Subject, verify
 
 
-def attempt(job: Job, stage: Callable[[str], None]) -> Attempt:
-    """Compile the job's plan, verify it, and only then time it against eager."""
-    trial = _Tryout(job)
+def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = None) -> Attempt:
+    """Compile the job's plan, verify it, and only then time it against eager.
+
+    Args:
+        job: what to try.
+        stage: hears of each stage.
+        backend: what makes the compiled part, where that is not the plan's own backend.
+    """
+    trial = _Tryout(job, backend)
     with trial.arena.gradients():
         stage("compile")
         cold = trial.first_calls()
@@ -44,16 +50,17 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> float:
 
 
 class _Tryout:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, backend: Backend | None = None) -> None:
         self._job = job
+        self._is_compiled_here = backend is None and job.plan.backend != "eager"
         self.arena = Arena(job)
         with self.arena.gradients():
-            self._realized = self._realize(job.plan)
+            self._realized = self._realize(job.plan, backend)
         self.candidate = self.arena.runners(self._realized.call)
 
-    def _realize(self, plan: Plan) -> Realized:
-        workload = self.arena.workload
-        return realize(workload.call, plan, workload.examples[0], device=self.arena.device, mode=self.arena.mode)
+    def _realize(self, plan: Plan, backend: Backend | None = None) -> Realized:
+        arena, workload = self.arena, self.arena.workload
+        return realize(workload.call, plan, workload.examples[0], device=arena.device, mode=arena.mode, backend=backend)
 
     def first_calls(self) -> float:
         """Return the seconds that the first calls took beyond steady ones.
@@ -62,7 +69,7 @@ class _Tryout:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
         seconds = self.arena.first_calls(self.candidate)
-        if self._job.plan.backend != "eager" and compiled_graphs() == 0:
+        if self._is_compiled_here and compiled_graphs() == 0:
             raise UnsupportedError("nothing was compiled: the model runs where torch.compile does not look")
         return seconds
 

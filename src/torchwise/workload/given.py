@@ -29,3 +29,23 @@ def given(model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequen
     if not has_inputs:
         raise InputError("no example inputs are given, but they are needed: give them behind the model, as (x,)")
     return Workload.of((model, () if args is None else args, kwargs or {}))
+
+
+def name_of(model: Any) -> str:
+    """Return the target of a workload that somebody gave, a live one by its class or function."""
+    if isinstance(model, str):
+        return model
+    call = model.call if isinstance(model, Workload) else model
+    return f"live:{getattr(call, '__qualname__', type(call).__qualname__)}"
+
+
+def device_of(workload: Workload) -> str:
+    """Return where a live model and its inputs lie: "cuda" if any of them does, else "cpu"."""
+    import torch
+
+    from torchwise.workload import trees
+
+    found = [t.device.type for e in workload.examples for t in trees.tensors((e.args, dict(e.kwargs)))]
+    if isinstance(workload.call, torch.nn.Module):
+        found += [p.device.type for p in workload.call.parameters()]
+    return "cuda" if "cuda" in found else "cpu"

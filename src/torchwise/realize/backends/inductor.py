@@ -44,6 +44,20 @@ def graph_compiler(plan: Plan) -> Callable[..., Any]:
     return _backend(plan, options) or rolled.inductor(tuple(sorted(options.items())))
 
 
+def ahead_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """Return the backend and the options that make of a graph, as the plan says, code that can be written down.
+
+    Raises:
+        UnsupportedError: as `compile`.
+    """
+    options = _options(plan)
+    if _transform(plan.transforms, options) is None:
+        return "inductor", options
+    from torchwise.realize.transforms.complex_to_real.ahead import ComplexToRealAhead
+
+    return ComplexToRealAhead(options), {}
+
+
 class Compiled:
     """A compiled callable that compiles as the plan says, and then no longer asks.
 
@@ -103,12 +117,12 @@ class Compiled:
 
     def _guarded(self, *args: Any, **kwargs: Any) -> Any:
         """Answer by Dynamo's own way, which compiles anew, as the plan says, for whatever is new."""
-        with _while_compiling(self._plan):
+        with while_compiling(self._plan):
             return self._steady(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def _while_compiling(plan: Plan) -> Iterator[None]:
+def while_compiling(plan: Plan) -> Iterator[None]:
     """Set what `torch.compile` takes from global settings only, or takes as an argument at a cost on every call."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
@@ -122,6 +136,7 @@ def _while_compiling(plan: Plan) -> Iterator[None]:
         assume_static_by_default=not dynamic,
         automatic_dynamic_shapes=dynamic,
         skip_nnmodule_hook_guards=False,
+        skip_tensor_guards_with_matching_dict_tags=False,  # or torch 2.11 does not see `model.half()`
         recompile_limit=1 << 16,
         accumulated_recompile_limit=1 << 16,
     )

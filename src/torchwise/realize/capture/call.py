@@ -10,6 +10,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.direct import Recorded, Replays
+from torchwise.realize.capture.frozen import FrozenError, is_held
 from torchwise.realize.capture.graph import flat_places, overlap, record, record_in_place, tensors_of
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.situation import Situation, settings_now, situation_of
@@ -122,6 +123,9 @@ class CapturedCall:
         return self._looked_first(key, args, kwargs)
 
     def _looked_first(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        replays = self._graphs.get(key)
+        if is_held() and (replays is None or not replays.settled() or self._watch.changed()):
+            raise FrozenError("the plan is frozen, and would be captured anew")  # what changed may change back
         self._forget_if_changed()
         replays = self._graphs.get(key)
         if replays is not None and not replays.settled():

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.frozen import is_held
 from torchwise.realize.capture.graph import Graph, tensors_of
 from torchwise.realize.private import look_up
 from torchwise.workload import trees
@@ -80,7 +81,7 @@ class Replays:
         wanted = [make() for make in self._blanks]
         addresses = (*[t.data_ptr() for t in given], *[t.data_ptr() for t in wanted])
         recorded = self._direct.get(addresses)
-        if recorded is None and self._settling:
+        if recorded is None and self._settling and not is_held():
             self._settling -= 1
             recorded = self._settle(addresses, args, kwargs, wanted, record)
         if recorded is None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.frozen import count_capture
 from torchwise.realize.signature import PLAIN, is_strided, opaque_leaves
 from torchwise.workload import trees
 
@@ -78,8 +79,8 @@ def record(
         settled: called between warm-up and recording.
 
     Raises:
-        UnsupportedError: a tensor lies elsewhere than on the GPU, an input is sparse or nested, or an output is in an
-            object that cannot be copied.
+        UnsupportedError: a tensor lies elsewhere than on the current GPU, an input is sparse or nested, or an output is
+            in an object that cannot be copied.
     """
     args, kwargs = trees.map_tensors(_static, (args, dict(kwargs)))
     inputs = trees.tensors((args, kwargs))
@@ -87,8 +88,8 @@ def record(
         raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
     if not all(map(is_strided, inputs)):  # copying into a sparse tensor gives it other memory
         raise UnsupportedError("an input is sparse or nested, but a graph needs strided memory")
-    if outside := [t for t in inputs if t.device.type != "cuda"]:
-        raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays only what is on the GPU")
+    if outside := _elsewhere(inputs):
+        raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays the current GPU's work only")
     _warm_up(call, args, kwargs, inputs, stream)
     settled()
     before = [t._version for t in inputs]
@@ -147,6 +148,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) 
         recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
         with _recording_alone, _own_workspaces(), _own_casts(), _no_collection(), recording:
             outputs = call()
+        count_capture()
     except BaseException:  # raised again: only the generator must be settled first, whatever it was
         _settle_generator()
         raise
@@ -241,13 +243,18 @@ def _no_collection() -> Iterator[None]:
 
 
 def _check_outputs(outputs: Any) -> None:
-    if stray := [t for t in trees.tensors(outputs) if t.device.type != "cuda"]:
+    if stray := _elsewhere(trees.tensors(outputs)):
         raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
     if opaque := opaque_leaves(outputs):
         raise UnsupportedError(
             f"an output holds {opaque[0]}: what is in it cannot be copied, so that the next replay would overwrite "
             "it; return tensors in tuples, lists, dicts or dataclasses"
         )
+
+
+def _elsewhere(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """List the tensors that are not on the current GPU: another one's kernels would run once, and not be recorded."""
+    return [t for t in tensors if t.device.type != "cuda" or t.device.index != torch.cuda.current_device()]
 
 
 def _settle_generator() -> None:

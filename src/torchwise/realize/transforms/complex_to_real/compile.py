@@ -53,7 +53,7 @@ class ComplexToReal:
         Raises:
             UnsupportedError: this torch lacks what the transform needs.
         """
-        with private.autograd_cache_off():
+        with self._cache():
             return private.compile_fx(
                 module,
                 inputs,
@@ -80,12 +80,23 @@ class ComplexToReal:
             compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1
         _correct_reported_strides(rewriting.complex_outputs)
-        return around(compiled, rewriting)
+        return self._finished(compiled, rewriting)
+
+    def _cache(self) -> Any:
+        return private.autograd_cache_off()
+
+    def _finished(self, compiled: Boxed, rewriting: Rewriting) -> Any:
+        return around(compiled, rewriting.complex_inputs, rewriting.complex_outputs)
 
 
-def around(compiled: Boxed, rewriting: Rewriting) -> Boxed:
-    """Return what takes and returns complex tensors where `compiled` takes and returns their parts."""
-    inputs, outputs = rewriting.complex_inputs, rewriting.complex_outputs
+def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Boxed:
+    """Return what takes and returns complex tensors where `compiled` takes and returns their parts.
+
+    Args:
+        compiled: of the rewritten graph.
+        inputs: places of complex inputs.
+        outputs: places of complex outputs.
+    """
 
     def boxed(args: list[Any]) -> Sequence[Any]:
         for place in inputs:

@@ -75,8 +75,26 @@ def reported_strides() -> list[Any] | None:
     return None if context is None else context.output_strides
 
 
+def output_code() -> Any:
+    """Return the class of compiled graphs that AOTAutograd can write down."""
+    return name(_OUTPUT_CODE)
+
+
+def written_by_aot(compiled: Any) -> Any:
+    """Return what AOTAutograd made in the class that torch 2.11 asks of a backend; later ones put it there."""
+    return name(_SERIALIZABLE)(compiled)
+
+
+def loaded(compiled: Any, constants: Any) -> Any:
+    """Return what Inductor compiled and was read from a file, ready to be finished by `post_compile`."""
+    return name(_FX_GRAPH_CACHE).cache_hit_post_compile(compiled, {}, constants)[0]
+
+
 _COMPILE_FX = ("torch._inductor.compile_fx", "compile_fx")
 _COMPILE_FX_INNER = ("torch._inductor.compile_fx", "compile_fx_inner")
+_OUTPUT_CODE = ("torch._inductor.output_code", "OutputCode")
+_SERIALIZABLE = ("torch._dynamo.aot_compile_types", "BundledAOTAutogradSerializableCallable")
+_FX_GRAPH_CACHE = ("torch._inductor.codecache", "FxGraphCache")
 _FAKE_TENSOR_PROP = ("torch._inductor.compile_fx", "fake_tensor_prop")
 _DECOMPOSITIONS = ("torch._inductor.decomposition", "select_decomp_table")
 _CONFIG = ("torch._functorch", "config")

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchwise.realize import private
 
-name = functools.partial(private.look_up, "an artefact")
+name = functools.partial(private.look_up, "code compiled elsewhere")
 
 VEC_ISA = ("torch._inductor.cpu_vec_isa", "VecISA")
 VALID = ("torch._inductor.cpu_vec_isa", "valid_vec_isa_list")

@@ -1,0 +1,229 @@
+"""Is a price of `torchwise explain` what its mend then saves? Faults with one known mend each, run with and without it.
+
+    python benchmarks/explain_prices.py [NAME…]
+
+`explain` prices the fault in a process of its own; then the mend is made by hand, as a user would make it, and both
+are timed in alternation here. A price is honest where the saving lies in its interval, or within a quarter of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwise.diagnose.explain import explain
+from torchwise.diagnose.twin import twin
+from torchwise.measure import Clock, Mix, Precision, measure_pair
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.records import Interval
+from torchwise.records.explanation import Price
+from torchwise.records.statistics import median_interval
+from torchwise.workload import Example
+
+Call = Callable[..., Any]
+NEAR = 0.25
+"""Part of a price by which the saving may be off."""
+
+
+class Deep(nn.Module):
+    """Many small layers, each of which is guarded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU()) for _ in range(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add what each layer makes of x."""
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Branching(nn.Module):
+    """Two layers with a decision by the data between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Double the hidden values if they are above 0 in the mean."""
+        hidden = torch.tanh(self.first(x))
+        if hidden.mean() > 0:
+            hidden = hidden * 2
+        return self.second(hidden)
+
+
+class Branchless(Branching):
+    """The same, decided on the device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Double the hidden values if they are above 0 in the mean."""
+        hidden = torch.tanh(self.first(x))
+        return self.second(torch.where(hidden.mean() > 0, hidden * 2, hidden))
+
+
+class Reading(Branching):
+    """Two layers with a number between them that Python holds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the hidden values to a mean size of 1."""
+        hidden = torch.tanh(self.first(x))
+        return self.second(hidden / hidden.abs().mean().item())
+
+
+class Recurrent(nn.Module):
+    """A GRU with much to fuse on both sides of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(32, 32, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the GRU between two chains of small operators."""
+        return _chain(self.run(_chain(x)))
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the GRU."""
+        y: torch.Tensor = self.gru(x)[0]
+        return y
+
+
+class Apart(Recurrent):
+    """The same, with the GRU where the compiler does not look."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the GRU."""
+        return super().run(x)
+
+
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(16):
+        x = torch.tanh(torch.sin(x) * 1.1 + x.cos() - x * x)
+    return x
+
+
+def waves(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Sum plane waves of complex amplitude."""
+    return (torch.exp(1j * x) * z).sum(-1).abs()
+
+
+def waves_in_parts(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Sum plane waves by their real and imaginary parts."""
+    parts = torch.view_as_real(z)
+    re, im, c, s = parts[..., 0], parts[..., 1], x.cos(), x.sin()
+    return torch.hypot((c * re - s * im).sum(-1), (c * im + s * re).sum(-1))
+
+
+def tiny(x: torch.Tensor) -> torch.Tensor:
+    """Add one: less work than a guard."""
+    return x + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fault, the kind of finding that it is, and its mend.
+
+    Attributes:
+        kind: of the finding.
+        fault: builds the callable as it is and its inputs.
+        mended: makes of the callable what runs instead, compiled.
+    """
+
+    kind: str
+    fault: Callable[[], tuple[Call, tuple[torch.Tensor, ...]]]
+    mended: Callable[[Call, tuple[torch.Tensor, ...]], Call]
+
+
+def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], Call]:
+    def mended(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
+        assert isinstance(call, nn.Module)
+        other = kind().eval()
+        other.load_state_dict(call.state_dict())
+        compiled: Call = torch.compile(other)
+        return compiled
+
+    return mended
+
+
+def _applied(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
+    made = realize(twin(call), Plan(backend="inductor"), Example(args), device="cpu", mode="inference")
+    with torch.no_grad():
+        for _ in range(4):
+            made.call(*args)
+    return made.lean(args, {})
+
+
+def _reads_scalars(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
+    compiled: Call = torch.compile(twin(call))
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
+        compiled(*args)
+    return compiled
+
+
+CASES = {
+    "guards": Case("guards", lambda: (Deep().eval(), (torch.randn(4, 16),)), _applied),
+    "branch": Case("graph break", lambda: (Branching().eval(), (torch.randn(16, 64),)), _like(Branchless)),
+    "item": Case("graph break", lambda: (Reading().eval(), (torch.randn(16, 64),)), _reads_scalars),
+    "complex": Case(
+        "complex",
+        lambda: (waves, (torch.randn(512, 64), torch.randn(512, 64, dtype=torch.complex64))),
+        lambda _call, _args: torch.compile(waves_in_parts),
+    ),
+    "rnn": Case("rnn", lambda: (Recurrent().eval(), (torch.randn(8, 6, 32),)), _like(Apart)),
+    "tiny": Case("slower than eager", lambda: (tiny, (torch.randn(64),)), lambda call, _args: call),
+}
+
+
+def check(name: str) -> bool:
+    """Price one fault, mend it, and say how the two compare; return whether the price was honest."""
+    torch.manual_seed(0)
+    case = CASES[name]
+    call, args = case.fault()
+    told = explain(call, args, budget=float(os.environ.get("BUDGET", "45")))
+    price = next((one.price for one in told.findings if one.kind == case.kind and one.price), None)
+    if price is None:
+        print(f"{name}: no finding of kind {case.kind!r} with a price; {'; '.join(told.notes)}")
+        return False
+    saved = _saved(call, case.mended(call, args), args)
+    honest = _is_honest(price, saved)
+    print(f"{name}: predicted {_shown(price.per_call_s)} {price.basis}, saved {_shown(saved)}: {honest}", flush=True)
+    return honest
+
+
+def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval:
+    now = torch.compile(call)
+    with torch.no_grad():
+        for one in (now, mended):
+            for _ in range(4):
+                one(*args)
+        sides = [Mix(((lambda one=one: one(*args)),), (1.0,)) for one in (mended, now)]  # type: ignore[misc]
+        found = measure_pair(sides[0], sides[1], Clock("cpu"), Precision(0.01, 4.0))
+    return median_interval([b - a for a, b in zip(found.candidate_s, found.baseline_s, strict=True)])
+
+
+def _is_honest(price: Price, saved: Interval) -> bool:
+    """Whether the saving is within the price's interval, or a quarter of the price from it."""
+    predicted = price.per_call_s
+    within = predicted.low <= saved.mid <= predicted.high
+    return within or abs(saved.mid - predicted.mid) <= NEAR * abs(predicted.mid)
+
+
+def _shown(found: Interval) -> str:
+    return f"{found.mid * 1e6:.2f} µs [{found.low * 1e6:.2f}, {found.high * 1e6:.2f}]"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # threads that wait for each other time the machine's other work, too
+    results = [check(name) for name in sys.argv[1:] or CASES]
+    print(f"{sum(results)} of {len(results)} prices are honest")
+    sys.exit(not all(results))

@@ -1,0 +1,132 @@
+"""What `torchwise.watch()` costs: per call of a compiled model that compiles nothing more, and per compilation.
+
+Calls with a watch and calls without alternate in one process, in an order that swaps from round to round; what is
+reported is the median of the paired ratios with its 95 % interval. Beside it stands a control: the same against itself,
+which shows how far the clock can be trusted. Compilations are timed alike, each from a reset compiler, once through
+Inductor with its caches warm and once up to the captured graph alone. One thread, so that none waits for another.
+
+Run it: python benchmarks/watch_overhead.py --device cpu --layers 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from torchwise.diagnose.watch import watch
+from torchwise.environment import detect
+from torchwise.records.statistics import Interval, ratio_interval
+
+Timer = Callable[[], float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3000)
+    parser.add_argument(
+        "--calls", type=int, default=40, help="per block; a round is two blocks, short, so that both meet one machine"
+    )
+    parser.add_argument("--compilations", type=int, default=31)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = chain(options.layers, options.width).to(options.device).eval()
+    x = torch.randn(4, options.width, device=options.device)
+    machine = detect(options.device)
+    print(f"{machine.gpu or machine.cpu}, torch {torch.__version__}")
+    with torch.no_grad():
+        calls = steady(torch.compile(model), x, options.calls)
+        per_call = calls() / options.calls
+        print(f"a call of {options.layers} compiled layers takes {per_call * 1e6:.1f} us")
+        show("calls with a watch", race(watched(calls), calls, options.rounds))
+        show("calls without, the control", race(calls, calls, options.rounds))
+        for backend in ("inductor", "eager"):
+            compiles = compiling(model, x, backend)
+            compiles()
+            show(f"compiling, {backend}", race(watched(compiles), compiles, options.compilations))
+
+
+def chain(layers: int, width: int) -> torch.nn.Module:
+    """Layers as small as they come: the less a call does, the more a watch could weigh."""
+    return torch.nn.Sequential(
+        *(part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU()))
+    )
+
+
+def steady(call: Callable[..., object], x: torch.Tensor, calls: int) -> Timer:
+    """Time some calls that compile nothing."""
+    for _ in range(20):
+        call(x)
+
+    def timed() -> float:
+        for _ in range(10):  # what begins and ends a watch has used the processor's caches
+            call(x)
+        synchronize(x)
+        start = now(x)
+        for _ in range(calls):
+            call(x)
+        synchronize(x)
+        return now(x) - start
+
+    return timed
+
+
+def compiling(model: torch.nn.Module, x: torch.Tensor, backend: str) -> Timer:
+    """Time a first call; Inductor's caches on disk are warm, the compiler itself knows nothing."""
+
+    def timed() -> float:
+        torch._dynamo.reset()
+        call = torch.compile(model, backend=backend)
+        start = now(x)
+        call(x)
+        synchronize(x)
+        return now(x) - start
+
+    return timed
+
+
+def watched(timer: Timer) -> Timer:
+    """The same under a watch, which begins and ends outside of what is timed."""
+
+    def timed() -> float:
+        with watch(print=False):
+            return timer()
+
+    return timed
+
+
+def race(first: Timer, second: Timer, rounds: int) -> Interval:
+    """Return the ratio of first to second, from pairs timed one right after the other."""
+    pairs = []
+    for number in range(rounds):
+        if number % 2:
+            after = second()
+            pairs.append((first(), after))
+        else:
+            before = first()
+            pairs.append((before, second()))
+    return ratio_interval([one for one, _ in pairs], [other for _, other in pairs])
+
+
+def show(what: str, ratio: Interval) -> None:
+    print(f"{what:30} {(ratio.mid - 1) * 100:+6.2f} %  [{(ratio.low - 1) * 100:+.2f}, {(ratio.high - 1) * 100:+.2f}]")
+
+
+def now(x: torch.Tensor) -> float:
+    """Seconds: on a CPU those that this thread computes, so that other programs on the machine do not count."""
+    return time.perf_counter() if x.is_cuda else time.thread_time()
+
+
+def synchronize(x: torch.Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

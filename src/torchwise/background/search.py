@@ -1,0 +1,202 @@
+"""The other process: it searches tier by tier, prepares what it finds, and says so in lines of JSON.
+
+It runs where the program leaves the processors idle, and ends with the program.
+
+Run it: python -m torchwise.background.search FOLDER, with an order in FOLDER/order.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from torchwise.background.messages import News, Order
+from torchwise.background.prepare import Checked, Made, Preparation
+from torchwise.plan import Plan
+from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
+from torchwise.store import open_storage
+from torchwise.study import Request, Silent, run_study
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
+from torchwise.trial.job import EFFORTS, Attempt
+
+MOST_PREPARED = 3
+"""Plans of a tier that are prepared, the most promising first, until one proves itself."""
+BETTER = 1.02
+"""Times the speed of the plan that answers from which another is worth a swap."""
+
+PRIORITY = "TORCHWISE_BACKGROUND_PRIORITY"
+"""Environment variable: "idle", which is the default, or "normal"."""
+
+Tell = Callable[[News], None]
+
+
+def main() -> None:
+    """Work off the order in the folder that the command line names."""
+    _stay_behind()
+    folder = Path(sys.argv[1])
+    order = codec.from_json((folder / "order.json").read_text(), Order)
+    sys.path[:] = order.path
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints must not be taken for news
+
+    def tell(news: News) -> None:
+        print(codec.to_json(news), file=lines, flush=True)
+
+    try:
+        search(order, folder, ProcessLauncher(), tell)
+        tell(News("done", "the search is over"))
+    except Exception as error:  # whatever it was, the program goes on as it is, and says why
+        tell(News("failed", f"{type(error).__name__}: {error}"))
+
+
+def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
+    """Search each tier, and promote what is proven to be faster than what answers."""
+    best: Interval | None = None
+    for tier, effort in enumerate(order.efforts):
+        tell(News("searching", f"effort {effort}"))
+        request = replace(order.request, effort=effort, fresh=order.request.fresh and tier == 0)
+        with open_storage(order.store) as storage:
+            study = run_study(request, storage, launcher, Silent())
+        assert study.decision is not None
+        if study.decision.plan.is_eager:
+            tell(News("stays", study.decision.reason))
+            continue
+        prepared = _prepared(request, study, folder / f"{tier}.code", launcher, best, tell)
+        if prepared is not None:
+            tell(prepared)
+            best = prepared.decided().speedup
+
+
+def carried(plan: Plan) -> Plan:
+    """Return the plan that is most like `plan` among those that can be compiled ahead.
+
+    Parts become the whole, graphs of Inductor's own are captured around the call, and weights stay weights.
+    """
+    if plan.backend == "eager":
+        return plan
+    capture = "call" if plan.mode in CUDA_GRAPH_MODES else plan.capture
+    mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(plan.mode, plan.mode)
+    options = tuple((name, value) for name, value in plan.options if name != "freezing")
+    transforms = tuple(name for name in plan.transforms if name != "isolate_rnn")
+    return replace(plan, scope="whole", mode=mode, capture=capture, options=options, transforms=transforms)
+
+
+def _prepared(
+    request: Request, study: Study, file: Path, launcher: Launcher, best: Interval | None, tell: Tell
+) -> News | None:
+    decision = study.decision
+    assert decision is not None
+    for plan in _candidates(study, decision):
+        found = _prove(request, study, plan, file, launcher)
+        if isinstance(found, str):
+            tell(News("left", f"plan {plan}: {found}"))
+            continue
+        made, checked = found
+        attempt = checked.attempt
+        assert attempt.measurement is not None
+        speedup = attempt.measurement.speedup
+        if best is not None and speedup.low < best.mid * BETTER:
+            tell(News("stays", f"plan {plan} is {speedup}× eager, which is no better than what answers"))
+            return None
+        decided = _decided(decision, plan, attempt)
+        text = f"plan {plan} is proven, {speedup}× eager's speed"
+        code = (str(file), made.sha256, made.checks) if made else ("", "", {})
+        return News("promoted", text, decided.to_json(), *code, checked.is_quiet)
+    return None
+
+
+def _candidates(study: Study, decision: Decision) -> list[Plan]:
+    """Return what the decided plan and then the other proven ones become, the fastest first."""
+    faster = [t for t in study.trials if t.is_proven and t.measurement and t.measurement.speedup.low > 1]
+    ranked = sorted(faster, key=lambda t: -t.measurement.speedup.mid if t.measurement else 0.0)
+    plans = [decision.plan, *(t.plan for t in ranked)]
+    return list(dict.fromkeys(carried(plan) for plan in plans))[:MOST_PREPARED]
+
+
+def _prove(
+    request: Request, study: Study, plan: Plan, file: Path, launcher: Launcher
+) -> tuple[Made | None, Checked] | str:
+    """Make the plan's code in one worker, and prove and time it in another; return why it is no good in words."""
+    job = Job(
+        "try",
+        request.workload,
+        plan,
+        source=request.source,
+        traits=study.inspection.traits,
+        effort=EFFORTS[request.effort],
+        settings=request.settings,
+        structure=request.structure,
+        environment=dict(os.environ),
+    )
+    limits, made = Limits.of_this_machine(request.trial_s), None
+    preparation = Preparation("check", job, "")
+    if plan.backend != "eager":
+        answer = launcher.run(Preparation("make", job, str(file)), limits, _hear)
+        if isinstance(answer, Failure):
+            return str(answer)
+        made = codec.from_json(answer, Made)
+        preparation = Preparation("check", job, str(file), made.sha256, made.checks)
+    answer = launcher.run(preparation, limits, _hear)
+    if isinstance(answer, Failure):
+        return str(answer)
+    checked = codec.from_json(answer, Checked)
+    attempt = checked.attempt
+    if attempt.verdict.outcome is not Outcome.PASS or attempt.measurement is None:
+        return f"not proven: {attempt.verdict.reason}"
+    if attempt.measurement.speedup.low <= 1:
+        return f"it is {attempt.measurement.speedup}× eager's speed here"
+    return made, checked
+
+
+def _decided(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:
+    """Return the decision with what was measured of the code that is carried over."""
+    assert attempt.measurement is not None
+    said = f"prepared beside the program: {attempt.measurement.speedup}× eager's speed, as loaded"
+    reason = decision.reason if plan == decision.plan else f"{decision.reason} In its place {plan}"
+    return replace(
+        decision,
+        plan=plan,
+        reason=f"{reason.rstrip('.')}; {said}.",
+        speedup=attempt.measurement.speedup,
+        cold_s=attempt.costs.cold_s,
+        warm_s=None,
+        error=attempt.verdict.error,
+    )
+
+
+def _hear(stage: str) -> None: ...
+
+
+def _stay_behind() -> None:
+    """Run only where nobody else wants to, and end when the program does.
+
+    On a machine that is always busy that would take for ever: PRIORITY=normal takes a share.
+    """
+    threading.Thread(target=_end_with_the_program, daemon=True).start()
+    if os.environ.get(PRIORITY) == "normal":
+        return
+    with contextlib.suppress(OSError, AttributeError):  # not on every system, nor in every container
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _end_with_the_program() -> None:
+    for _ in _lines_of_stdin():
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _lines_of_stdin() -> Iterator[bytes]:
+    with contextlib.suppress(OSError, ValueError):
+        yield from sys.stdin.buffer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The program's side: hear what the other process found, load it in a thread, prove it once more, and swap it in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwise import environment
+from torchwise.alerts import alert
+from torchwise.background.messages import News, Order, read_code
+from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
+from torchwise.plan import EAGER
+from torchwise.realize import isa
+from torchwise.realize.ahead import Loader
+from torchwise.records import Decision, codec
+from torchwise.runtime import Dispatcher, stale_because
+from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.swap import answers_alike, swap
+from torchwise.study import Request
+from torchwise.workload import Workload
+from torchwise.workload.identity import describe_example
+
+logger = logging.getLogger("torchwise")
+
+ENDING_S = 10.0
+
+
+class Tuning:
+    """A search that goes on in another process, for what `optimize(background=True)` returned.
+
+    Whatever happens to it, the program answers as before: it ends as "failed", with the reason in `news`.
+
+    Attributes:
+        news: what became of it so far, the oldest first.
+    """
+
+    def __init__(self, optimized: Any, workload: Workload, folder: Path, canary: int | None) -> None:
+        # Nobody searches for what is gone.
+        self._optimized = weakref.ref(optimized, lambda _: self._abandon())
+        self.news: list[News] = []
+        self._workload = workload
+        self._folder = folder
+        self._canary = canary
+        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "torchwise.background.search", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="torchwise-background")
+        self._thread.start()
+
+    @property
+    def state(self) -> str:
+        """Return "searching", "done", "failed" or "stopped"."""
+        if not self._over.is_set():
+            return "searching"
+        last = self.news[-1].kind if self.news else "failed"
+        return "stopped" if self._stopping else "done" if last == "done" else "failed"
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether a plan answers by now."""
+        return any(news.kind == "promoted" for news in self.news)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the search is over; return whether it is."""
+        return self._over.wait(timeout_s)
+
+    def wait_for_plan(self, timeout_s: float | None = None) -> bool:
+        """Wait until a plan answers, or the search is over; return whether a plan does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_promoted or self._over.is_set(), timeout_s)
+        return self.is_promoted
+
+    def stop(self) -> None:
+        """End the search; a plan that answers by now goes on."""
+        self._stopping = True
+        self._end()
+        self._thread.join(ENDING_S)
+
+    def __repr__(self) -> str:
+        last = f": {self.news[-1].text}" if self.news else ""
+        return f"<Tuning {self.state}{last}>"
+
+    def _follow(self) -> None:
+        try:
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                self._hear(codec.from_json(line, News))
+            if not self._stopping and (not self.news or self.news[-1].kind not in ("done", "failed")):
+                code = self._process.wait(ENDING_S)
+                self._note(News("failed", f"the process that tunes ended with exit code {code}"))
+        except Exception as error:  # the program goes on, whatever the search came to
+            self._note(News("failed", f"{type(error).__name__}: {error}"))
+        finally:
+            self._end()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with self._changed:
+                self._over.set()
+                self._changed.notify_all()
+
+    def _hear(self, news: News) -> None:
+        if news.kind != "promoted":
+            self._note(news)
+            return
+        start = time.monotonic()
+        try:
+            self._promote(news)
+        except Exception as error:  # as above; a later tier may still be good
+            reason = str(error) if isinstance(error, TorchwiseError) else f"{type(error).__name__}: {error}"
+            self._note(News("left", f"{news.text}, and was not swapped in: {reason}"))
+            return
+        logger.info("torchwise: %s; it answers now, %.1f s after it was found", news.text, time.monotonic() - start)
+        self._note(news)
+
+    def _note(self, news: News) -> None:
+        if news.kind == "failed" and not self._stopping:
+            alert("background_failed", f"tuning in the background failed, the program goes on as it is: {news.text}")
+        with self._changed:
+            self.news.append(news)
+            self._changed.notify_all()
+
+    def _promote(self, news: News) -> None:
+        """Load, prove on the example inputs once more, and swap.
+
+        Raises:
+            StalePlanError: the model changed since, or the plan answers otherwise here.
+        """
+        decision, original = news.decided(), self._workload.call
+        if stale := stale_because(original, decision):
+            raise StalePlanError(f"it was made for what is not here any more ({stale})")
+        backend = None
+        if news.file:
+            codes = read_code(Path(news.file), news.sha256)
+            with contextlib.suppress(UnsupportedError):  # the checks are made anew then
+                isa.replay(news.checks)
+            backend = Loader(codes)
+        # While a CUDA graph is recorded, other threads may not draw random numbers: the program's own first call does.
+        ready = replace(decision, plan=replace(decision.plan, capture="none"))
+        if news.is_quiet and not ready.plan.is_eager:
+            found = answers_alike(Dispatcher(original, ready, backend=backend), self._workload)
+            if found:
+                raise StalePlanError(found)
+        optimized = self._optimized()
+        answering = dispatcher_of(optimized)
+        if answering is not None and answering.is_frozen:
+            raise StalePlanError("the program is frozen, and the plan's first call would record or compile")
+        if answering is not None and not self._stopping:
+            swap(optimized, Dispatcher(original, decision, canary=self._canary, backend=backend))
+
+    def _abandon(self) -> None:
+        self._stopping = True
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _end(self) -> None:
+        """End the other process, and its workers with it: they follow it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start(
+    optimized: Any, workload: Workload, order: Order, save: Callable[[Workload, Request], None], canary: int | None
+) -> Tuning:
+    """Begin to tune `workload` for `optimized`, which answers by the original meanwhile.
+
+    Args:
+        optimized: an `OptimizedModule` or `OptimizedFunction`.
+        workload: the live model and its inputs.
+        order: what the other process is to do; where the model lies is filled in here.
+        save: writes the model to a file, for that process.
+        canary: as of `apply`.
+
+    Raises:
+        WorkloadError: the model cannot be sent to another process.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="torchwise-background-"))
+    try:
+        order = replace(order, request=replace(order.request, source=str(folder / "model.pt")))
+        save(workload, order.request)
+        (folder / "order.json").write_text(codec.to_json(order))
+        return Tuning(optimized, workload, folder, canary)
+    except BaseException:  # raised again
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def undecided(workload: Workload, request: Request) -> Decision:
+    """Return the decision that holds while nothing is decided: the original answers."""
+    inputs = tuple(describe_example(example) for example in workload.examples)
+    here = environment.detect(request.workload.device)
+    reason = "tuning goes on in the background"
+    return Decision(
+        EAGER, reason, None, None, 0.0, 0.0, 0.0, None, request.workload, "", request.structure or "", inputs, here
+    )

@@ -1,0 +1,126 @@
+"""`torchwise analyze`: one plan in full, from what it costs to compile to what to reserve for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchwise.workload.spec import DEFAULT_CALLS
+
+if TYPE_CHECKING:
+    from torchwise.plan import Plan
+
+LIMIT_S = 600.0
+"""As `torchwise.diagnose.analysis.run.LIMIT_S`, which cannot be read here without loading all of it."""
+
+
+def analyze(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
+            "path/file.py:factory"
+        ),
+    ],
+    plan: Annotated[
+        str,
+        typer.Option(
+            help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, the id of a plan "
+            "that was decided for, or a study: its number, latest, or a .json file.",
+            show_default="torch.compile's default",
+        ),
+    ] = "",
+    calls: Annotated[int, typer.Option(help="Calls expected over the lifetime.")] = DEFAULT_CALLS,
+    restarts: Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")] = 1,
+    batches: Annotated[
+        str,
+        typer.Option(help="Batch sizes to try as well, such as 1,2,4,8; each is compiled anew.", show_default="none"),
+    ] = "",
+    batch_dim: Annotated[
+        int | None, typer.Option(help="Dimension of the batch in every input.", show_default="found")
+    ] = None,
+    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
+    objective: Annotated[str, typer.Option(help="latency, or throughput: calls back to back.")] = "latency",
+    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds after which one phase is ended.")] = LIMIT_S,
+    store: Annotated[
+        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the analysis as JSON (schema torchwise.analysis/1).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the analysis as a self-contained page.")] = None,
+) -> None:
+    """Look at one plan in full: baseline, compile cost, consistency, economics, memory, correctness, batch sizes.
+
+    Exit codes: 0 analysed (also "leave it alone"), 2 bad input, 3 the model itself fails, 130 interrupted.
+    """
+    from rich.console import Console
+
+    from torchwise.cli.tune import check_writable
+    from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
+    from torchwise.environment import default_device
+    from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
+    from torchwise.report.json_export import write_whole
+    from torchwise.trial import ProcessLauncher
+    from torchwise.workload import WorkloadSpec
+    from torchwise.workload.target import check_form
+
+    check_form(target)
+    spec = WorkloadSpec(
+        target,
+        device=device or default_device(),  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        objective=objective,  # type: ignore[arg-type]
+        calls=calls,
+        restarts=restarts,
+        seed=seed,
+    )
+    request = AnalyzeRequest(spec, _plan(plan, store), effort, _sizes(batches), batch_dim, limit)
+    for file in (json, html):
+        check_writable(file)
+    try:
+        with AnalyzeProgress() as progress:
+            analysis = run_analysis(request, ProcessLauncher(), progress)
+    except KeyboardInterrupt:  # caught here, as Typer would end without a word
+        typer.echo("torchwise: interrupted; nothing is kept of an analysis that is not done", err=True)
+        raise typer.Exit(130) from None
+    Console(highlight=False).print(render_analysis(analysis))
+    if json:
+        write_whole(analysis.to_json() + "\n", json)
+    if html:
+        write_analysis_html(analysis, html)
+
+
+def _plan(given: str, store: str | None) -> Plan:
+    """Return the plan that is meant.
+
+    Raises:
+        InputError: there is none such, or the study has no decision.
+    """
+    from torchwise.cli.lookup import find_study
+    from torchwise.diagnose.analysis.plans import is_id, plan_of
+    from torchwise.errors import InputError
+
+    if given != "latest" and not given.endswith(".json") and (not given.isdigit() or is_id(given)):
+        return plan_of(given or None, store)
+    study = find_study(given, store)
+    if study.decision is None:
+        raise InputError(f"study {given} is {study.state}, and has no decision yet: tune it again to go on")
+    return study.decision.plan
+
+
+def _sizes(given: str) -> tuple[int, ...]:
+    """Read batch sizes with commas between them.
+
+    Raises:
+        InputError: one is no whole number.
+    """
+    from torchwise.errors import InputError
+
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    if wrong := next((word for word in words if not word.isdigit()), None):
+        raise InputError(f"batch size is {wrong!r}, but must be a whole number of at least 1, as in --batches 1,2,4,8")
+    return tuple(map(int, words))

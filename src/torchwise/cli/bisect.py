@@ -1,0 +1,102 @@
+"""`torchwise bisect`: where a wrong answer, a NaN, a crash, a hang or a slow-down enters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torchwise.plan import Plan
+
+LIMIT_S = 300.0
+
+
+def bisect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
+            "path/file.py:factory"
+        ),
+    ],
+    what: Annotated[
+        str, typer.Option(help="wrong, nan, crash, hang, slow, or auto for whichever there is but slow.")
+    ] = "auto",
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="Bisect a plan of Torchwise: as JSON, or a study's decision by its number, `latest` or .json file.",
+            show_default="plain torch.compile",
+        ),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
+    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds after which one look is ended: a hang.")] = LIMIT_S,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no further look starts.")] = None,
+    repro: Annotated[
+        Path, typer.Option(help="File for the program that shows the fault, .py; its inputs go beside it, .pt.")
+    ] = Path("bisect_repro.py"),
+    no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no such program.")] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(help="URL or file of the store, for --plan.", show_default="in the user's data directory"),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what was found (schema torchwise.bisection/1).")] = None,
+) -> None:
+    """Find where a fault enters: stage, pass or option, smallest part, with a program that shows it.
+
+    Exit codes: 0 nothing found, 1 a fault was found, 2 bad input, 3 the model itself fails, 130 interrupted.
+    """
+    from rich.console import Console
+
+    from torchwise.cli.tune import check_writable
+    from torchwise.diagnose.bisect import BisectRequest, run_bisection
+    from torchwise.environment import default_device
+    from torchwise.plan import EAGER
+    from torchwise.report.bisect import BisectProgress, render_bisection
+    from torchwise.trial import ProcessLauncher
+    from torchwise.workload import WorkloadSpec
+    from torchwise.workload.target import check_form
+
+    check_form(target)
+    spec = WorkloadSpec(target, device=device or default_device(), mode=mode, seed=seed)  # type: ignore[arg-type]
+    file = None if no_repro else str(repro)
+    request = BisectRequest(spec, what, _plan(plan, store) if plan else EAGER, limit, budget, file)
+    for path in (json, None if no_repro else repro):
+        check_writable(path)
+    progress = BisectProgress()
+    try:
+        with progress:
+            found = run_bisection(request, ProcessLauncher(), progress)
+    except KeyboardInterrupt:  # caught here, as Typer would end without a word
+        typer.echo(f"torchwise: interrupted after {len(progress.steps)} looks; what they saw stands above", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        json.write_text(found.to_json() + "\n")
+    Console(highlight=False).print(render_bisection(found))
+    raise typer.Exit(1 if found.found else 0)
+
+
+def _plan(text: str, store: str | None) -> Plan:
+    """Read a plan: JSON, or the decision of a study.
+
+    Raises:
+        InputError: it is neither, or leaves the model alone.
+    """
+    from torchwise.cli.lookup import find_study
+    from torchwise.errors import InputError
+    from torchwise.plan import Plan
+
+    if text.lstrip().startswith("{"):
+        plan = Plan.from_json(text)
+    else:
+        study = find_study(text, store)
+        if study.decision is None:
+            raise InputError(f"study {text} is {study.state}, and has no decision yet: tune it again to go on")
+        plan = study.decision.plan
+    if plan.is_eager:
+        raise InputError("the plan leaves the model alone, so that there is nothing to bisect: leave --plan out")
+    return plan

@@ -1,0 +1,211 @@
+"""What follows from an analysis, in words: each rule looks at one thing, and speaks with its figures or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from torchwise.records import Outcome
+from torchwise.records.analysis import MARGIN, Advice, Analysis, Batch
+from torchwise.report import format as show
+from torchwise.report.why import own_fault
+
+Rule = Callable[[Analysis], str]
+"""Returns a sentence or two; empty where there is nothing to say."""
+
+UNCLEAR = 0.2
+"""Relative half-width from which an interval that holds 1 says nothing, rather than that there is no gain."""
+NOISY, DRIFTED, TAILED = 0.25, 0.10, 1.5
+"""Coefficient of variation, relative drift, and 99th percentile over median from which each is worth a word."""
+WARM_SAVES, SECONDS_WORTH = 0.7, 1.0
+"""Share of the cold cost that a warm start may have to be praised, and the cold seconds that are worth a word."""
+MORE_MEMORY = 0.1
+"""Share of eager's peak from which a difference is worth a word."""
+WAITS = 0.3
+"""Share of a call in which the GPU waits for the host that is worth a word."""
+SHORTER = 0.9
+"""Share of a smaller batch's time under which a larger one's cannot be the batch's doing."""
+GROWS = 1.1
+"""Gain in throughput from one batch size to the next under which it no longer grows."""
+
+
+def advise(analysis: Analysis) -> tuple[Advice, ...]:
+    """Return what follows; the first says whether to use the plan at all."""
+    found = ((rule.__name__, rule(analysis)) for rule in RULES)
+    return tuple(Advice(name, text) for name, text in found if text)
+
+
+def use(analysis: Analysis) -> str:
+    """Say whether to use the plan at all."""
+    trial, name = analysis.trial, str(analysis.plan)
+    if trial.failure or trial.verdict is None or trial.verdict.outcome is not Outcome.PASS:
+        return f"Do not use {name}: {own_fault(trial)}."
+    if analysis.plan.is_eager:
+        return "This is the model as it is: nothing is compiled, and nothing has to be paid back."
+    return _worth(analysis, name)
+
+
+def _worth(analysis: Analysis, name: str) -> str:
+    speed = analysis.speedup
+    assert speed is not None, "a plan whose answers are right was timed"
+    if speed.high < 1:
+        return f"Leave the model alone: with {name} it is slower, {show.speedup(speed)} of eager's speed."
+    if speed.low <= 1 <= speed.high and speed.half_width > UNCLEAR:
+        return (
+            f"It cannot be told whether {name} pays: {show.speedup(speed)} of eager's speed is too wide an interval. "
+            "Look again when nothing else runs, or with --effort thorough."
+        )
+    if speed.low <= 1 or analysis.break_even_calls is None:
+        return f"Leave the model alone: {name} gains nothing that is sure, {show.speedup(speed)} of eager's speed."
+    gain = analysis.economics.baseline_s - analysis.economics.seconds_per_call(analysis.trial).mid
+    pays, expected = analysis.break_even_calls.mid, analysis.workload.calls
+    overhead = show.seconds(analysis.economics.overhead(analysis.trial))
+    after = "from the first call on" if pays < 1 else f"after {show.counted(pays, 'call')}"
+    saves = f"it saves {show.seconds(gain)} a call and pays for its {overhead} of compiling {after}"
+    if pays > expected:
+        return f"Leave the model alone for {show.counted(expected, 'call')}: with {name} {saves}."
+    saved = f"over the expected {show.counted(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
+    return f"Use {name}: {saves}; {saved}."
+
+
+def few_calls(analysis: Analysis) -> str:
+    """Name the number of calls under which compiling does not pay."""
+    pays = analysis.break_even_calls
+    if pays is None or pays.mid < 1 or analysis.plan.backend == "eager" or not analysis.speedup:
+        return ""
+    if analysis.speedup.low <= 1:
+        return ""
+    return (
+        f"Do not compile for fewer than {show.counted(pays.mid, 'call')} (between {show.count(pays.low)} and "
+        f"{show.count(pays.high)} by the 95 % interval of the speed-up)."
+    )
+
+
+def warm_start(analysis: Analysis) -> str:
+    """Say what keeping the compile caches saves at each start."""
+    costs = analysis.trial.costs
+    if costs is None or costs.warm_s is None or costs.cold_s < SECONDS_WORTH:
+        return ""
+    figures = f"{show.seconds(costs.warm_s)} in place of {show.seconds(costs.cold_s)}"
+    if costs.warm_s > WARM_SAVES * costs.cold_s:
+        return f"A warm start saves little: {figures}. Each restart pays nearly the whole of it again."
+    return (
+        f"A warm start saves {show.seconds(costs.cold_s - costs.warm_s)}: {figures}. Keep the compile caches between "
+        f"starts (TORCHINDUCTOR_CACHE_DIR, {show.size(costs.cache_bytes)})."
+    )
+
+
+def tail(analysis: Analysis) -> str:
+    """Say that some calls take much longer than most, and whether that is the plan's doing."""
+    if analysis.steady is None:
+        return ""
+    own, eager = analysis.steady.plan, analysis.steady.baseline
+    factor = own.quantile(0.99) / own.quantile(0.5)
+    if factor < TAILED:
+        return ""
+    theirs = eager.quantile(0.99) / eager.quantile(0.5)
+    whose = (
+        "eager's are as far apart: it is the machine or the model"
+        if theirs >= factor / TAILED
+        else (f"eager's only {show.ratio(theirs)}: it is the plan's own")
+    )
+    return (
+        f"One call in a hundred takes {show.seconds(own.quantile(0.99))} or more, {show.ratio(factor)} the median; "
+        f"{whose}."
+    )
+
+
+def noise(analysis: Analysis) -> str:
+    """Say that eager itself is unsteady, so that small differences mean nothing."""
+    if analysis.steady is None or (variation := analysis.steady.baseline.variation) < NOISY:
+        return ""
+    return (
+        f"Eager is noisy: its calls vary by {show.percent(variation)} (standard deviation over mean). Small "
+        "differences mean nothing on this machine as it is; close what else runs, and look again."
+    )
+
+
+def drift(analysis: Analysis) -> str:
+    """Say that calls became slower or faster meanwhile."""
+    if analysis.steady is None or abs(moved := analysis.steady.plan.drift) < DRIFTED:
+        return ""
+    also = abs(analysis.steady.baseline.drift) >= DRIFTED
+    whose = "and eager's did, too: the machine's clock or load changed" if also else "while eager's did not"
+    word = "longer" if moved > 0 else "shorter"
+    return f"Calls became {show.percent(abs(moved))} {word} from the first third to the last, {whose}."
+
+
+def memory(analysis: Analysis) -> str:
+    """Say what to reserve, and what the plan needs beyond eager."""
+    if analysis.steady is None or (reserve := analysis.steady.memory.reserve) is None:
+        return ""
+    held, more = analysis.steady.memory, ""
+    if held.overhead is not None and held.baseline_call and abs(held.overhead) > MORE_MEMORY * held.baseline_call:
+        word = "more" if held.overhead > 0 else "less"
+        more = f" A call needs {show.size(abs(held.overhead))} {word} than eager's {show.size(held.baseline_call)}."
+    beside = "CUDA's own context" if analysis.workload.device == "cuda" else "Python and PyTorch themselves"
+    return f"Reserve {show.size(reserve)} beside {beside}: {show.percent(MARGIN)} above what was seen.{more}"
+
+
+def waits(analysis: Analysis) -> str:
+    """Say that the GPU waits for the host, and what helps."""
+    timed = analysis.trial.measurement
+    if timed is None or timed.launch_share < WAITS or analysis.plan.capture != "none":
+        return ""
+    return (
+        f"The GPU waits for the host {show.percent(timed.launch_share)} of a call: CUDA graphs help there, as "
+        "--plan reduce-overhead or `torchwise tune` would show."
+    )
+
+
+def batches(analysis: Analysis) -> str:
+    """Say what a larger batch costs, and where throughput ceases to grow."""
+    timed = analysis.timed_batches
+    if len(timed) < 2:
+        return ""
+    if odd := next(((one, later) for one, later in pairwise(timed) if _time(later) < SHORTER * _time(one)), None):
+        return (
+            f"A batch of {odd[1].size} took less time than one of {odd[0].size}: each size is timed by itself, and the "
+            "machine changed meanwhile, so they cannot be compared. Look again when nothing else runs."
+        )
+    first, last = timed[0], timed[-1]
+    factor = _time(last) / _time(first)
+    gained = (last.throughput or 0.0) / (first.throughput or 1.0)
+    text = (
+        f"A batch of {last.size} costs {show.ratio(factor)} a batch of {first.size}, with {show.ratio(gained)} its "
+        "throughput."
+    )
+    best = max(timed, key=lambda batch: batch.throughput or 0.0)
+    stops = _stops_growing(timed)
+    if best is not last:
+        text += f" Batch {best.size} has the highest throughput, {show.three(best.throughput or 0.0)} items a second."
+    elif stops is not None:
+        text += f" Beyond batch {stops.size} throughput hardly grows."
+    return text
+
+
+def batches_lost(analysis: Analysis) -> str:
+    """Name the batch sizes at which the plan is surely slower than eager, where it is not at the others."""
+    timed = analysis.timed_batches
+    slower = [batch for batch in timed if batch.measurement and batch.measurement.speedup.high < 1]
+    if not slower or len(slower) == len(timed):
+        return ""
+    names = ", ".join(f"{b.size} ({show.ratio(b.measurement.speedup.mid)})" for b in slower if b.measurement)
+    return f"At some batch sizes the plan is slower than eager: {names}."
+
+
+def _stops_growing(timed: Sequence[Batch]) -> Batch | None:
+    """Return the first batch size from which on every larger one gains less than a tenth on the one before."""
+    growing = [(later.throughput or 0.0) >= GROWS * (one.throughput or 1.0) for one, later in pairwise(timed)]
+    if growing and not growing[-1]:
+        last = max((place + 1 for place, grows in enumerate(growing) if grows), default=0)
+        return timed[last]
+    return None
+
+
+def _time(batch: Batch) -> float:
+    assert batch.measurement is not None, "only timed batches are compared"
+    return batch.measurement.candidate_time.mid
+
+
+RULES: tuple[Rule, ...] = (use, few_calls, warm_start, tail, noise, drift, memory, waits, batches, batches_lost)

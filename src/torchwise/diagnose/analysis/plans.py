@@ -1,0 +1,60 @@
+"""Which plan is meant: a plan itself, a mode of `torch.compile`, or the id of one that was decided for."""
+
+from __future__ import annotations
+
+import re
+
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision
+
+DEFAULT = Plan(backend="inductor")
+"""`torch.compile(model)`, as most would write it."""
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_ID = re.compile(r"[0-9a-f]{12}")
+
+
+def plan_of(given: Plan | Decision | str | None, store: str | None = None) -> Plan:
+    """Return the plan that is meant.
+
+    Args:
+        given: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that was
+            decided for in the store; None for what `torch.compile` does by default.
+        store: URL or file of the store; by default in the user's data directory.
+
+    Raises:
+        InputError: it is none of these, or the store has no such decision.
+    """
+    if given is None:
+        return DEFAULT
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, Decision):
+        return given.plan
+    if given in MODES:
+        return Plan(backend="inductor", mode=given)
+    if given == "eager":
+        return EAGER
+    if given.lstrip().startswith("{"):
+        return Plan.from_json(given)
+    if is_id(given):
+        return _stored(given, store)
+    raise InputError(
+        f"plan is {given!r}, but must be eager, a mode of torch.compile ({', '.join(MODES)}), a plan as JSON, or "
+        "the id of a plan that was decided for, of 12 hex digits"
+    )
+
+
+def is_id(text: str) -> bool:
+    """Whether this is what the id of a plan looks like."""
+    return _ID.fullmatch(text) is not None
+
+
+def _stored(plan_id: str, store: str | None) -> Plan:
+    from torchwise.store import open_storage
+
+    with open_storage(store) as storage:
+        for decision in storage.decisions():
+            if decision.plan.id == plan_id:
+                return decision.plan
+    raise InputError(f"no plan with id {plan_id} was decided for in this store: `torchwise plans list` shows what was")

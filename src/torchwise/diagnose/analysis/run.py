@@ -1,0 +1,205 @@
+"""The phases of an analysis, one after the other: each is a worker's, and whatever it does is a result."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torchwise import environment
+from torchwise.diagnose.analysis.advice import advise
+from torchwise.diagnose.analysis.job import Look, Scaling
+from torchwise.diagnose.analysis.plans import DEFAULT
+from torchwise.diagnose.analysis.scale import Found, check_sizes
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.records import Failure, Inspection, Outcome, Trial, TrialState, codec
+from torchwise.records.analysis import Analysis, Batch, Steady
+from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches
+from torchwise.trial.job import EFFORTS, Attempt
+from torchwise.workload import WorkloadSpec
+
+LIMIT_S = 600.0
+"""Seconds after which one phase is ended; the longest compile among the reference workloads took 238 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeRequest:
+    """One request to analyse.
+
+    Attributes:
+        workload: what is run, for how many calls and restarts.
+        plan: what is looked at.
+        effort: "quick", "standard" or "thorough".
+        batches: batch sizes to scale to; none by default, as each is compiled anew.
+        batch_dim: the dimension of the batch; None to find it.
+        limit_s: seconds after which one phase is ended.
+        source: file with a live Python model for the workers; None to load the target.
+        settings: PyTorch's settings in the user's process; None for its defaults.
+        structure: of a live Python model, worked out where its source code is; None for a target.
+    """
+
+    workload: WorkloadSpec
+    plan: Plan = DEFAULT
+    effort: str = "standard"
+    batches: tuple[int, ...] = ()
+    batch_dim: int | None = None
+    limit_s: float = LIMIT_S
+    source: str | None = None
+    settings: ProcessSettings | None = None
+    structure: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        if not self.limit_s > 0:
+            raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
+        check_sizes(self.batches)
+
+
+class AnalyzeListener(Protocol):
+    """Hears how an analysis goes on."""
+
+    def phase(self, name: str) -> None:
+        """A phase is begun."""
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def phase(self, name: str) -> None:
+        """A phase is begun."""
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage."""
+
+
+def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeListener) -> Analysis:
+    """Go through the phases, and say what follows.
+
+    Raises:
+        InputError: the target or its inputs cannot be used.
+        BaselineError: the plain model fails.
+    """
+    here = environment.detect(request.workload.device)
+    return _Phases(request, launcher, listener).run(here)
+
+
+class _Phases:
+    def __init__(self, request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeListener) -> None:
+        self._request = request
+        self._launcher = launcher
+        self._listener = listener
+        self._job = Job(
+            "inspect",
+            request.workload,
+            request.plan,
+            request.source,
+            effort=EFFORTS[request.effort],
+            settings=request.settings,
+            structure=request.structure,
+            environment=dict(os.environ),
+        )
+
+    def run(self, here: environment.Environment) -> Analysis:
+        started, created = time.monotonic(), time.time()
+        inspection = self._inspected()
+        with own_caches() as folder:
+            trial = self._cold(folder)
+            trial, steady = self._warm(trial, folder)
+        batches, note = self._scaled(trial)
+        record = Analysis(
+            self._request.workload,
+            here,
+            inspection,
+            trial,
+            steady,
+            batches,
+            note,
+            effort=self._request.effort,
+            created_at=created,
+            seconds=time.monotonic() - started,
+        )
+        return replace(record, advice=advise(record))
+
+    def _inspected(self) -> Inspection:
+        self._listener.phase("the plain model")
+        inspection = inspect_workload(self._launcher, self._job, self._limits(), self._listener.stage)
+        self._job = replace(self._job, task="try", traits=inspection.traits)
+        return inspection
+
+    def _cold(self, folder: str) -> Trial:
+        self._listener.phase(f"{self._request.plan}, with empty caches")
+        started, trial = time.time(), Trial(0, self._request.plan)
+        answer = self._ask(replace(self._job, cache_dir=folder))
+        trial = replace(trial, started_at=started, seconds=time.time() - started)
+        if isinstance(answer, Failure):
+            return _failed(trial, answer)
+        found = codec.from_json(answer, Attempt)
+        right = found.verdict.outcome is Outcome.PASS and found.measurement is not None
+        return replace(
+            trial,
+            state=TrialState.COMPLETE,
+            reason=f"proven: {found.verdict.reason}" if right else f"not proven: {found.verdict.reason}",
+            measurement=found.measurement,
+            verdict=found.verdict,
+            costs=found.costs,
+        )
+
+    def _warm(self, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
+        """Start a proven plan once more; one that fails then would fail at a restart in production."""
+        if not trial.is_proven or trial.costs is None:
+            return trial, None
+        self._listener.phase(f"{self._request.plan}, with full caches")
+        answer = self._ask(Look(replace(self._job, cache_dir=folder)))
+        if isinstance(answer, Failure):
+            again = replace(answer, message=f"in a second process, from warm caches: {answer.message}")
+            return _failed(trial, again), None
+        steady = codec.from_json(answer, Steady)
+        costs = replace(trial.costs, warm_s=steady.warm_s)
+        return replace(trial, costs=costs), steady
+
+    def _scaled(self, trial: Trial) -> tuple[tuple[Batch, ...], str]:
+        request = self._request
+        if not request.batches:
+            return (), ""
+        if not trial.is_proven:
+            return (), "not scaled: the plan is not proven on the inputs as they are"
+        self._listener.phase("the batch dimension")
+        try:
+            answer = self._ask(Scaling(self._job, dim=request.batch_dim))
+        except InputError as error:
+            return (), f"not scaled: {error}"
+        if isinstance(answer, Failure):
+            return (), f"not scaled: {answer.message}"
+        found = codec.from_json(answer, Found)
+        note = f"dimension {found.dim} of the inputs, of size {found.size} as they were given"
+        return tuple(self._batch(size, found.dim) for size in dict.fromkeys(request.batches)), note
+
+    def _batch(self, size: int, dim: int) -> Batch:
+        self._listener.phase(f"batch {size}")
+        with own_caches() as folder:
+            job = replace(self._job, cache_dir=folder, effort=EFFORTS["quick"])
+            try:
+                answer = self._ask(Scaling(job, size, dim))
+            except InputError as error:  # a live model that cannot be pickled once more is this batch's result alone
+                return Batch(size, reason=str(error))
+        if isinstance(answer, Failure):
+            return Batch(size, reason=str(answer))
+        found = codec.from_json(answer, Attempt)
+        reason = "" if found.measurement else f"not proven: {found.verdict.reason}"
+        return Batch(size, found.measurement, found.costs, reason)
+
+    def _ask(self, job: Assignment) -> str | Failure:
+        return self._launcher.run(job, self._limits(), self._listener.stage)
+
+    def _limits(self) -> Limits:
+        return Limits.of_this_machine(self._request.limit_s)
+
+
+def _failed(trial: Trial, failure: Failure) -> Trial:
+    return replace(trial, state=TrialState.FAIL, failure=failure, reason=str(failure))

@@ -1,0 +1,82 @@
+"""The plan in a fresh process with full caches: what the start costs, what is held, and how alike its calls are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torchwise.diagnose.analysis.job import Look
+from torchwise.measure import Clock, peak_memory, turns
+from torchwise.realize import realize
+from torchwise.records.analysis import Consistency, Memory, Steady
+from torchwise.trial.arena import Arena
+from torchwise.workload import Workload, trees
+
+CALLS_PER_TURN = 20
+"""Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
+LEAST_TURNS, MOST_CALLS = 3, 4000
+
+
+def look(told: Look, stage: Callable[[str], None]) -> Steady:
+    """Start the plan from the caches of an earlier process, and time each call by itself."""
+    arena, plan = Arena(told.job), told.job.plan
+    with arena.gradients():
+        example = arena.workload.examples[0]
+        realized = realize(arena.workload.call, plan, example, device=arena.device, mode=arena.mode)
+        calls = arena.runners(realized.call)
+        stage("warm compile")
+        warm: list[float] = []
+        start = peak_memory(lambda: warm.append(arena.first_calls(calls)), arena.device)
+        stage("measure")
+        common = _commonest(arena.workload)
+        own, eager = _in_turns(calls[common], arena.eager[common], arena.device, told.job.effort.measure_s)
+        stage("memory")
+        call, baseline = arena.memory(calls)
+    memory = replace(_held(arena.workload), start=start, call=call, baseline_call=baseline)
+    return Steady(warm[0], own, eager, memory)
+
+
+def _in_turns(
+    plan: Callable[[], Any], eager: Callable[[], Any], device: str, budget_s: float
+) -> tuple[Consistency, Consistency]:
+    """Time single calls of both sides, some of the one and some of the other, until the budget is spent.
+
+    Garbage is collected as in any program: its pauses are among what is looked for.
+    """
+    clock, sides = Clock(device), (plan, eager)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with turns.alone():
+        for side in sides:  # the first call after a pause is not a steady one
+            clock.once(side)
+        deadline = time.perf_counter() + budget_s
+        while len(seconds[0]) < MOST_CALLS and (
+            len(seconds[0]) < LEAST_TURNS * CALLS_PER_TURN or time.perf_counter() < deadline
+        ):
+            for side, found in zip(sides, seconds, strict=True):
+                found += [clock.once(side) for _ in range(CALLS_PER_TURN)]
+    return Consistency(tuple(seconds[0])), Consistency(tuple(seconds[1]))
+
+
+def _commonest(workload: Workload) -> int:
+    """Return the place of the example that occurs most: of a mix, calls would differ by their shapes alone."""
+    weights = [example.weight for example in workload.examples]
+    return weights.index(max(weights))
+
+
+def _held(workload: Workload) -> Memory:
+    import torch
+
+    model, inputs = 0, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
+    if isinstance(workload.call, torch.nn.Module):
+        model = sum(t.nbytes for t in {id(t): t for t in _tensors(workload.call)}.values())
+    return Memory(model, max(inputs))
+
+
+def _tensors(module: Any) -> list[Any]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _bytes(tree: Any) -> int:
+    return sum(tensor.nbytes for tensor in trees.tensors(tree))

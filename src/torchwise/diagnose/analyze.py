@@ -1,0 +1,145 @@
+"""`analyze`: one plan looked at in full, phase by phase, each in processes of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwise.diagnose.analysis.plans import plan_of
+from torchwise.diagnose.analysis.run import LIMIT_S, AnalyzeRequest, Silent, run_analysis
+from torchwise.plan import Plan
+from torchwise.records import Decision, codec
+from torchwise.records.analysis import Advice
+from torchwise.records.analysis import Analysis as AnalysisRecord
+from torchwise.trial import ProcessLauncher, ProcessSettings
+from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+from torchwise.workload.given import device_of, given, name_of
+
+
+class Analysis:
+    """What was found about one plan; shows itself on a terminal and as a page in a notebook.
+
+    Attributes:
+        record: everything, as `to_json` writes it.
+    """
+
+    def __init__(self, record: AnalysisRecord) -> None:
+        self.record = record
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What follows, the most important first."""
+        return self.record.advice
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return schema `torchwise.analysis/1`."""
+        found: dict[str, Any] = codec.to_builtins(self.record)
+        return found
+
+    def save_json(self, path: str | Path) -> None:
+        """Write schema `torchwise.analysis/1`."""
+        from torchwise.report.json_export import write_whole
+
+        write_whole(self.record.to_json() + "\n", path)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write a self-contained page."""
+        from torchwise.report.analysis import write_analysis_html
+
+        write_analysis_html(self.record, path)
+
+    def __rich__(self) -> Any:
+        from torchwise.report.analysis import render_analysis
+
+        return render_analysis(self.record)
+
+    def _repr_html_(self) -> str:
+        from torchwise.report.analysis import render_analysis_html
+
+        return render_analysis_html(self.record)
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {self.record.plan} for {self.record.workload.target}: {self.advice[0].text}>"
+
+
+def analyze(
+    model: Callable[..., Any] | Workload | str,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    plan: Plan | Decision | str | None = None,
+    calls: int = DEFAULT_CALLS,
+    restarts: int = 1,
+    effort: str = "standard",
+    mode: str = "inference",
+    objective: str = "latency",
+    device: str | None = None,
+    batches: Sequence[int] = (),
+    batch_dim: int | None = None,
+    limit: float = LIMIT_S,
+    store: str | None = None,
+    progress: bool = True,
+) -> Analysis:
+    """Look at one plan in full: baseline, compile cost, consistency, economics, memory, correctness, scaling.
+
+    Everything runs in processes of their own; nothing is compiled in this one, and the model is not changed.
+
+    Args:
+        model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
+        args: example arguments, a tuple (or one tensor).
+        kwargs: example keyword arguments.
+        examples: several example inputs with weights, in place of `args`.
+        plan: a plan or a decision, "eager", a mode of `torch.compile` such as "max-autotune", a plan as JSON, or the id
+            of a plan that was decided for; by default what `torch.compile` does.
+        calls: calls expected over the lifetime that economics are worked out for.
+        restarts: process starts over that lifetime.
+        effort: "quick", "standard" or "thorough".
+        mode: "inference" or "training" (with a backward pass).
+        objective: "latency", or "throughput" to issue calls back to back.
+        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        batches: batch sizes to try the plan on as well, each compiled for itself.
+        batch_dim: the dimension of the batch, the same in every input; by default it is found.
+        limit: seconds after which one phase is ended.
+        store: URL or file of the store, for the id of a plan; by default in the user's data directory.
+        progress: whether to show what is being done.
+
+    Raises:
+        InputError: an argument cannot be used, or the model cannot be sent to a worker.
+        BaselineError: the model raises on its own inputs.
+    """
+    from torchwise.report.analysis import AnalyzeProgress
+    from torchwise.runtime import unwrap
+
+    model = model if isinstance(model, (str, Workload)) else unwrap(model)
+    workload = given(model, args, kwargs, examples)
+    name = name_of(model)
+    spec = WorkloadSpec(
+        name,
+        device=device or (device_of(workload) if workload else "cpu"),  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        objective=objective,  # type: ignore[arg-type]
+        calls=calls,
+        restarts=restarts,
+    )
+    request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
+        if workload is not None:
+            request = _sent(request, replace(workload, name=name), str(Path(folder, "model.pt")))
+        shown: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
+        with shown as listener:
+            return Analysis(run_analysis(request, ProcessLauncher(), listener))
+
+
+def _sent(request: AnalyzeRequest, workload: Workload, source: str) -> AnalyzeRequest:
+    """Write a live model for the workers, with what only this process knows of it."""
+    from torchwise.trial.loading import save
+    from torchwise.workload.identity import structure
+
+    save(workload, source)
+    settings = ProcessSettings.of_this_process()
+    return replace(request, source=source, settings=settings, structure=structure(workload.call))

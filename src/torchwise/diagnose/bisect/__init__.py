@@ -1,0 +1,8 @@
+"""Where a wrong answer, a NaN, a crash, a hang or a slow-down enters, down to a program that shows it."""
+
+from torchwise.diagnose.bisect.call import bisect
+from torchwise.diagnose.bisect.looking import BisectListener
+from torchwise.diagnose.bisect.request import BisectRequest
+from torchwise.diagnose.bisect.run import run_bisection
+
+__all__ = ["BisectListener", "BisectRequest", "bisect", "run_bisection"]

@@ -1,0 +1,74 @@
+"""`torchwise.bisect`: the same from Python, for a live model too."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwise.diagnose.bisect.request import AUTO, LIMIT_S, BisectRequest
+from torchwise.diagnose.bisect.run import run_bisection
+from torchwise.plan import EAGER, Plan
+from torchwise.records.bisection import Bisection
+from torchwise.workload import Example, Workload, WorkloadSpec
+from torchwise.workload.given import device_of, given, name_of
+
+
+def bisect(
+    model: Callable[..., Any] | Workload | str,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    what: str = AUTO,
+    plan: Plan = EAGER,
+    mode: str = "inference",
+    device: str | None = None,
+    limit: float = LIMIT_S,
+    budget: float | None = None,
+    repro: str | Path | None = None,
+    progress: bool = True,
+) -> Bisection:
+    """Find where a fault of `torch.compile`, or of a plan, enters.
+
+    Every look runs in a process of its own: a crash or a hang costs that look alone. The model is not changed.
+
+    Args:
+        model: an `nn.Module`, a function, a `Workload`, or a target such as "path/file.py:factory".
+        args: example arguments, a tuple (or one tensor).
+        kwargs: example keyword arguments.
+        examples: several example inputs, in place of `args`.
+        what: "wrong", "nan", "crash", "hang", "slow", or "auto" for whichever there is but "slow".
+        plan: a plan of Torchwise to bisect; by default plain `torch.compile`.
+        mode: "inference" or "training" (with a backward pass).
+        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        limit: seconds after which one look is ended, and counts as a hang.
+        budget: seconds after which no further look starts; None for no limit.
+        repro: .py file to write a program to that shows the fault; its inputs go beside it. None for none.
+        progress: whether to show what is being tried.
+
+    Raises:
+        InputError: an argument cannot be used, or nothing of the model is compiled.
+        BaselineError: the model itself fails, or is not right by its own float64 reference.
+        UnsupportedError: this torch lacks what bisecting or the plan needs.
+    """
+    from torchwise.report.bisect import BisectProgress, Silent
+    from torchwise.trial import ProcessLauncher, ProcessSettings
+
+    workload = given(model, args, kwargs, examples)
+    name = name_of(model)
+    spec = WorkloadSpec(name, device=device or (device_of(workload) if workload else "cpu"), mode=mode)  # type: ignore[arg-type]
+    request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
+        if workload is not None:
+            from torchwise.trial.loading import save
+
+            source = str(Path(folder, "model.pt"))
+            save(replace(workload, name=name), source)
+            request = replace(request, source=source, settings=ProcessSettings.of_this_process())
+        shown: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
+        with shown as listener:
+            return run_bisection(request, ProcessLauncher(), listener)

@@ -1,0 +1,149 @@
+"""The worker's side: the graphs that Dynamo makes of a call, and parts of them as workloads of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchwise.diagnose.bisect.job import Graphs, Look, Part
+from torchwise.records.bisection import Operation
+from torchwise.trial.loading import load
+from torchwise.workload import Workload, trees
+from torchwise.workload.workload import Example
+
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in .*\n\s*(?P<code>[^\n]*)')
+CALLS = ("call_function", "call_method", "call_module")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph as Dynamo gave it to its backend, and the inputs that it was first called with."""
+
+    module: fx.GraphModule
+    inputs: tuple[Any, ...]
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """The operations, in order."""
+        return [node for node in self.module.graph.nodes if node.op in CALLS]
+
+
+def list_graphs(order: Look, stage: Callable[[str], None]) -> Graphs:
+    """Return the operations of every graph that is captured."""
+    stage("load")
+    workload = load(order.job)
+    stage("capture")
+    found = capture(workload, training=order.job.workload.mode == "training")
+    return Graphs(tuple(tuple(map(_operation, captured.calls)) for captured in found))
+
+
+def capture(workload: Workload, *, training: bool) -> list[Captured]:
+    """Have Dynamo capture a call on each example; the graphs themselves then run as they are."""
+    found: list[Captured] = []
+
+    def keep(module: fx.GraphModule, _examples: list[Any]) -> Callable[..., Any]:
+        place = len(found)
+        found.append(Captured(module, ()))
+
+        def run(*inputs: Any) -> Any:
+            if not found[place].inputs:
+                found[place] = Captured(module, _leaves(inputs))
+            return module(*inputs)
+
+        return run
+
+    call = torch.compile(workload.call, backend=keep)
+    with torch.set_grad_enabled(training):
+        for example in workload.examples:
+            given = example.clone()
+            torch.manual_seed(0)
+            call(*given.args, **given.kwargs)
+    torch.compiler.reset()
+    return [captured for captured in found if captured.inputs or not _placeholders(captured.module)]
+
+
+def part_of(captured: Captured, part: Part) -> Workload:
+    """Return the kept operations as a workload; its inputs are what the others gave when the whole graph ran."""
+    kept = set(part.operations)
+    recorder = _Recorder(captured.module, kept)
+    torch.manual_seed(0)
+    recorder.run(*trees.clone(captured.inputs))
+    graph, inputs = fx.Graph(), []
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in captured.module.graph.nodes:
+        if node.name in kept or _is_structure(node, recorder.values):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        elif node.name in recorder.values and node.op != "output":
+            copies[node] = graph.placeholder(node.name)
+            inputs.append(recorder.values[node.name])
+    graph.output(tuple(copies[node] for node in captured.calls if _is_result(node, kept, recorder.given)))
+    graph.eliminate_dead_code(lambda node: node.op != "get_attr")
+    return Workload(fx.GraphModule(captured.module, graph), (Example(tuple(inputs)),))
+
+
+class _Recorder(fx.Interpreter):
+    """Keeps what operations outside a part give to it, and which inside give tensors at all."""
+
+    def __init__(self, module: fx.GraphModule, kept: set[str]) -> None:
+        super().__init__(module)
+        self._kept = kept
+        self.values: dict[str, Any] = {}
+        self.given: set[str] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation, and copy what it gives before a later one may write to it."""
+        value = super().run_node(n)
+        if n.name in self._kept:
+            if trees.tensors(value):
+                self.given.add(n.name)
+        elif any(user.name in self._kept for user in n.users):
+            self.values[n.name] = _leaves(value)
+        return value
+
+
+def _leaves(value: Any) -> Any:
+    """Return a copy of a value without its history, that asks for gradients where the value did."""
+    return trees.map_tensors(lambda t: trees.clone(t.detach()).requires_grad_(t.requires_grad), value)
+
+
+def _is_structure(node: fx.Node, values: dict[str, Any]) -> bool:
+    """Whether a node names a graph within the graph, which is no value and stays where it is needed."""
+    return node.op == "get_attr" and isinstance(values.get(node.name), torch.nn.Module)
+
+
+def _is_result(node: fx.Node, kept: set[str], given: set[str]) -> bool:
+    outside = not node.users or any(user.name not in kept for user in node.users)
+    return node.name in kept and node.name in given and outside
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _operation(node: fx.Node) -> Operation:
+    operator = node.target if isinstance(node.target, str) else _name(node.target)
+    arguments = [*map(str, node.args), *(f"{name}={value}" for name, value in node.kwargs.items())]
+    source, line = _source(node.meta.get("stack_trace") or "")
+    return Operation(node.name, operator, f"{node.name} = {operator}({', '.join(arguments)})", source, line)
+
+
+def _name(function: Any) -> str:
+    module = getattr(function, "__module__", None) or ""
+    name = getattr(function, "__name__", str(function))
+    return name if module in ("_operator", "builtins") else f"{_public(module)}{name}"
+
+
+def _public(module: str) -> str:
+    return "torch." if module.startswith("torch._C") or module in ("", "torch") else f"{module}."
+
+
+def _source(trace: str) -> tuple[str, str]:
+    """Return file and line of the innermost frame, and its text."""
+    frames: Iterable[re.Match[str]] = _FRAME.finditer(trace)
+    last = next(reversed(list(frames)), None)
+    return (f"{last['file']}:{last['line']}", last["code"].strip()) if last else ("", "")

@@ -1,0 +1,89 @@
+"""What a bisection's workers are told and what they answer: plain data, which loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchwise.records.bisection import Operation, Sighting, Stage
+from torchwise.trial import Job
+
+Task = Literal["look:look", "capture:list_graphs", "repro:write"]
+Option = bool | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a graph that Dynamo captured.
+
+    Attributes:
+        graph: which graph, from 0.
+        operations: names of those that are kept; the others' values are inputs of the part.
+    """
+
+    graph: int
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a worker is told.
+
+    Attributes:
+        job: workload, plan, settings, caches and variables.
+        stage: how far a call goes.
+        options: of Inductor, on top of the plan's own.
+        most: for a kind of pass, how many applications of it take place; all of those that are not named.
+        part: look at this part of a graph alone; None for the whole model.
+        timed: whether a right answer is timed against eager as well.
+        stochastic: whether the model draws random numbers, which are then eager's own.
+        to: look, list the graphs, or write a repro.
+        file: for a repro, where to.
+        about: for a repro, what it shows: lines of its docstring.
+        fault: for a repro, the fault.
+        to_load: for a repro, whether it loads the target before its part, as the fault comes with the target's code.
+    """
+
+    job: Job
+    stage: Stage
+    options: dict[str, Option] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    part: Part | None = None
+    timed: bool = False
+    stochastic: bool = False
+    to: Task = "look:look"
+    file: str = ""
+    about: tuple[str, ...] = ()
+    fault: Sighting | None = None
+    to_load: bool = False
+
+    @property
+    def task(self) -> str:
+        """The function that the worker runs."""
+        return f"torchwise.diagnose.bisect.{self.to}"
+
+    def variables(self) -> dict[str, Any]:
+        """Return every environment variable that the worker must see."""
+        return self.job.variables()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look answers.
+
+    Attributes:
+        sighting: what was seen.
+        applied: for each kind of pass, what was applied, in order.
+        stochastic: whether the model draws random numbers.
+    """
+
+    sighting: Sighting
+    applied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stochastic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The operations of every graph that Dynamo captured."""
+
+    graphs: tuple[tuple[Operation, ...], ...]

@@ -1,0 +1,166 @@
+"""The worker's side: one stage of the way to compiled code, built, proven against eager and, if asked, timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchwise.diagnose.bisect import private
+from torchwise.diagnose.bisect.capture import capture, part_of
+from torchwise.diagnose.bisect.job import Look, Seen
+from torchwise.errors import BaselineError, InputError
+from torchwise.measure import Clock, Precision, measure_pair
+from torchwise.plan import EAGER
+from torchwise.realize import realize
+from torchwise.records import Measurement, Outcome, Verdict
+from torchwise.records.bisection import Sighting, Symptom
+from torchwise.trial.inspection import mix_of
+from torchwise.trial.loading import load, runner
+from torchwise.verify import Subject, is_stochastic, verify
+from torchwise.workload import Workload
+
+BACKENDS = {"dynamo": "eager"}
+"""What PyTorch calls a stage, where we call it otherwise."""
+SLOWER = 1.1
+"""Times eager's time from which on a right answer is a slow one; the whole interval must lie beyond it."""
+PRECISION = Precision(half_width=0.03, budget_s=3.0)
+
+
+def look(order: Look, stage: Callable[[str], None]) -> Seen:
+    """Run eager, then the stage, and compare the two with the float64 reference.
+
+    Raises:
+        BaselineError: eager itself raises, or is not finite where the reference is.
+        InputError: nothing of the model is compiled, so that there is nothing to bisect.
+    """
+    stage("load")
+    workload = subject(order)
+    switches = private.Switches(order.most)
+    switches.install()
+    before = private.compiled_graphs()
+    stage("eager")
+    stochastic = _run_eager(workload, order)
+    if order.stage == "eager":
+        return Seen(_baseline(workload, order), stochastic=stochastic)
+    stage(order.stage)
+    candidate = build(workload, order)
+    verdict = _verdict(workload, candidate, order)
+    if order.stage != "plan" and private.compiled_graphs() == before:
+        raise InputError("nothing of the model is compiled: it runs where torch.compile does not look")
+    sighting = sighting_of(verdict)
+    if sighting.symptom is Symptom.NONE and order.timed:
+        stage(f"{order.stage}, timed")
+        sighting = _pace(_timed(workload, candidate, order))
+    return Seen(sighting, switches.applied, stochastic)
+
+
+def subject(order: Look) -> Workload:
+    """Return what is looked at: the whole model, or a part of one of its graphs."""
+    workload = load(order.job)
+    if order.part is None:
+        return workload
+    graphs = capture(workload, training=_trains(order))
+    return part_of(graphs[order.part.graph], order.part)
+
+
+def build(workload: Workload, order: Look) -> Callable[..., Any]:
+    """Return the model run as far as the order's stage, on its first call."""
+    plan = order.job.plan
+    if order.stage == "plan":
+        wanted, mode = order.job.workload, order.job.workload.mode
+        return realize(workload.call, plan, workload.examples[0], device=wanted.device, mode=mode).call
+    if "cse" in order.options:
+        private.set_cse(bool(order.options["cse"]))
+    if order.stage != "inductor":
+        backend = BACKENDS.get(order.stage, order.stage)
+        return _compiled(workload.call, order, backend=backend)
+    return _compiled(workload.call, order, options=inductor_options(order))
+
+
+def inductor_options(order: Look) -> dict[str, Any]:
+    """Return the options of the plan with those of the order on top, as far as this torch has them.
+
+    Freezing is set for the process, as PyTorch ignores it here.
+    """
+    plan, known = order.job.plan, private.inductor_options()
+    mode = torch._inductor.list_mode_options()[plan.mode]
+    found = {**mode, **dict(plan.options), **order.options}
+    if order.stochastic:
+        found["fallback_random"] = True
+    private.set_freezing(bool(found.pop("freezing", False)))
+    return {name: value for name, value in found.items() if name in known}
+
+
+def sighting_of(verdict: Verdict) -> Sighting:
+    """Say what a verdict looks like from outside; what cannot be compared shows nothing."""
+    if verdict.outcome is not Outcome.FAIL:
+        return Sighting(Symptom.NONE, verdict.reason)
+    lost = any("finite" in check.detail or "NaN" in check.detail for check in verdict.checks)
+    return Sighting(Symptom.NAN if lost else Symptom.WRONG, verdict.reason)
+
+
+def _compiled(call: Callable[..., Any], order: Look, **how: Any) -> Callable[..., Any]:
+    plain = order.job.plan is EAGER or order.job.plan == EAGER
+    dynamic = None if plain else order.job.plan.shapes == "dynamic"
+    compiled: Callable[..., Any] = torch.compile(call, dynamic=dynamic, **how)
+    return compiled
+
+
+def _run_eager(workload: Workload, order: Look) -> bool:
+    """Run eager once on each example; return whether it draws random numbers, where that is not yet known."""
+    mode = order.job.workload.mode
+    calls = [runner(workload.call, example, mode) for example in workload.examples]
+    with torch.set_grad_enabled(_trains(order)):
+        try:
+            for call in calls:
+                call()
+            return is_stochastic(calls[0], _module(workload))[0] if order.stage == "eager" else order.stochastic
+        except Exception as error:  # the model may raise anything: then there is nothing to compare with
+            raise BaselineError(f"the model itself, run plainly, raised {type(error).__name__}: {error}") from error
+
+
+def _baseline(workload: Workload, order: Look) -> Sighting:
+    sighting = sighting_of(_verdict(workload, workload.call, order))
+    if sighting.symptom is not Symptom.NONE:
+        raise BaselineError(f"the model itself, run plainly, is not right by its float64 reference: {sighting.detail}")
+    return sighting
+
+
+def _verdict(workload: Workload, candidate: Callable[..., Any], order: Look) -> Verdict:
+    """Judge on the examples alone: a fault that only other inputs show could not be shown by a repro."""
+    floor, plan = workload.call, order.job.plan
+    if order.stage == "plan" and plan.precision != "native":
+        eager = replace(order, job=replace(order.job, plan=replace(EAGER, precision=plan.precision)))
+        floor = build(workload, eager)
+    precision = plan.precision if order.stage == "plan" else "native"
+    judged = Subject(workload, candidate, floor, precision, training=_trains(order))
+    with torch.set_grad_enabled(_trains(order)):
+        return verify(judged, extra_draws=0)
+
+
+def _timed(workload: Workload, candidate: Callable[..., Any], order: Look) -> Measurement:
+    wanted = order.job.workload
+    clock = Clock(wanted.device, each=wanted.objective != "throughput")
+    with torch.set_grad_enabled(_trains(order)):
+        sides = [
+            mix_of([runner(call, example, wanted.mode) for example in workload.examples], workload)
+            for call in (candidate, workload.call)
+        ]
+        return measure_pair(sides[0], sides[1], clock, PRECISION)
+
+
+def _pace(measurement: Measurement) -> Sighting:
+    speedup = measurement.speedup
+    slower = f"{1 / speedup.mid:.2f} [{1 / speedup.high:.2f}, {1 / speedup.low:.2f}] times eager's time"
+    return Sighting(Symptom.SLOW if speedup.high * SLOWER < 1 else Symptom.NONE, f"a call takes {slower}")
+
+
+def _trains(order: Look) -> bool:
+    return order.job.workload.mode == "training"
+
+
+def _module(workload: Workload) -> torch.nn.Module | None:
+    return workload.call if isinstance(workload.call, torch.nn.Module) else None

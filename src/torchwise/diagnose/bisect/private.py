@@ -1,0 +1,68 @@
+"""Names of torch that it does not promise to keep, as far as bisecting needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchwise.realize.private import look_up
+
+WHO = "bisect"
+MOST_CHARACTERS = 200
+
+
+class Switches:
+    """Counts the applications of every kind of pass in this process, and leaves out those beyond a number.
+
+    PyTorch asks its `CompilerBisector` before each. What that holds in files and environment variables for one kind of
+    pass at a time is held here for all, so that one look both tries and counts.
+
+    Source: `torch/_inductor/compiler_bisector.py`.
+    """
+
+    def __init__(self, most: Mapping[str, int]) -> None:
+        self._most = most
+        self._applied: dict[str, list[str]] = {}
+
+    def install(self) -> None:
+        """Answer in the place of `CompilerBisector`, for the life of this process; nothing compiled is reused.
+
+        Raises:
+            UnsupportedError: this torch has none.
+        """
+        bisector = look_up(WHO, ("torch._inductor.compiler_bisector", "CompilerBisector"))
+        look_up(WHO, ("torch._inductor.compiler_bisector", "BACKENDS"))
+        bisector.bisection_enabled = True  # bypasses the cache of graphs, which would hide the passes
+        bisector.disable_subsystem = self._is_off
+        look_up(WHO, ("torch._functorch", "config")).enable_autograd_cache = False
+
+    @property
+    def applied(self) -> dict[str, tuple[str, ...]]:
+        """What was applied, or would have been, in order."""
+        return {kind: tuple(names) for kind, names in self._applied.items()}
+
+    def _is_off(self, _backend: str, kind: str, name: Callable[[], str] | None = None) -> bool:
+        names = self._applied.setdefault(kind, [])
+        names.append(str(name())[:MOST_CHARACTERS] if name else kind)
+        return kind in self._most and len(names) > self._most[kind]
+
+
+def set_cse(enabled: bool) -> None:
+    """Set whether AOT autograd joins common subexpressions."""
+    look_up(WHO, ("torch._functorch", "config")).cse = enabled
+
+
+def compiled_graphs() -> int:
+    """Count the graphs that Dynamo has captured in this process."""
+    return int(look_up(WHO, ("torch._dynamo.utils", "counters"))["stats"]["unique_graphs"])
+
+
+def inductor_options() -> dict[str, Any]:
+    """Return every option of Inductor with its present value."""
+    config = look_up(WHO, ("torch._inductor", "config"))
+    return dict(config.get_config_copy())
+
+
+def set_freezing(enabled: bool) -> None:
+    """Set whether Inductor folds weights in as constants; as an option of `torch.compile` it is ignored."""
+    look_up(WHO, ("torch._inductor", "config")).freezing = enabled

@@ -1,0 +1,133 @@
+"""The worker's side: write the program that shows the fault, with its inputs beside it."""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchwise.diagnose.bisect import program
+from torchwise.diagnose.bisect.job import Look
+from torchwise.diagnose.bisect.look import BACKENDS, inductor_options, subject
+from torchwise.errors import UnsupportedError
+from torchwise.records.bisection import Symptom
+from torchwise.workload import trees
+
+HANGS_AFTER_S = 60
+"""Seconds after which a repro of a hang ends; for others, a limit that no call of theirs comes near."""
+RUNS_AT_MOST_S = 600
+_DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a worker answers: whether the program needs torch alone."""
+
+    standalone: bool
+
+
+def write(order: Look, stage: Callable[[str], None]) -> Written:
+    """Write the program to the order's file.
+
+    Raises:
+        UnsupportedError: the part holds what cannot be written as a program.
+    """
+    stage("write")
+    fault = order.fault.symptom if order.fault else Symptom.NONE
+    call, imports = _part(order) if order.part else (_filled(program.TARGET, order), "")
+    if order.to_load:
+        imports += Template(program.PREAMBLE).substitute(_target(order))
+    text = program.PROGRAM.substitute(
+        about="\n".join(order.about),
+        imports=imports,
+        training=order.job.workload.mode == "training",
+        limit=HANGS_AFTER_S if fault is Symptom.HANG else RUNS_AT_MOST_S,
+        slow=fault is Symptom.SLOW,
+        call=call,
+        candidate=_candidate(order),
+    )
+    try:
+        Path(order.file).write_text(text)
+    except OSError as error:
+        raise UnsupportedError(f"{order.file} cannot be written: {error.strerror or error}") from None
+    return Written(standalone=order.part is not None and not order.to_load and order.stage != "plan")
+
+
+def _part(order: Look) -> tuple[str, str]:
+    """Save the part's inputs; return its function, and what that must import."""
+    workload = subject(order)
+    assert isinstance(workload.call, fx.GraphModule)
+    if any(node.op in ("get_attr", "call_module") for node in workload.call.graph.nodes):
+        raise UnsupportedError("the part holds a graph within a graph, which is no single function")
+    code = workload.call.graph.python_code("self")
+    inputs = list(trees.map_tensors(_as_saved, workload.examples[0].args))
+    torch.save(inputs, Path(order.file).with_suffix(".pt"))
+    source = _DROPPED.sub("", code.src).strip().replace("(self, ", "(").replace("(self)", "()")
+    used = {name: value for name, value in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", source)}
+    return Template(program.PART).substitute(function=source + "\n"), _imports(used)
+
+
+def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is no parameter and shares no memory: `weights_only` reads it, and it alone is saved."""
+    copied: torch.Tensor = trees.clone(tensor.detach())
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _imports(names: Mapping[str, Any]) -> str:
+    """Return the import of every name that the code of a graph uses.
+
+    Raises:
+        UnsupportedError: one of them comes from neither Python nor torch.
+    """
+    lines = []
+    for name, value in sorted(names.items()):
+        if isinstance(value, float):
+            lines.append(f"{name} = float({'nan' if math.isnan(value) else repr(value)!r})")
+            continue
+        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+        if module.partition(".")[0] not in ("torch", "math", "operator", "builtins", "typing"):
+            raise UnsupportedError(
+                f"the part uses {name} of {module or 'nowhere'}, which is neither Python's nor torch's"
+            )
+        if isinstance(value, types.ModuleType):
+            lines.append(f"import {module}" if name == module else f"import {module} as {name}")
+        elif module != "builtins":
+            lines.append(f"from {module} import {value.__name__} as {name}")
+    return "".join(f"{line}\n" for line in lines if line != "import torch")
+
+
+def _candidate(order: Look) -> str:
+    workload = order.job.workload
+    if order.stage == "plan":
+        words = {"plan": order.job.plan.to_json(), "device": workload.device, "mode": workload.mode}
+        return Template(program.PLANNED).substitute({name: repr(value) for name, value in words.items()})
+    how = f"backend={BACKENDS.get(order.stage, order.stage)!r}"
+    if order.stage == "inductor" and (options := inductor_options(order)):
+        how = f"options={options!r}"
+    return Template(program.COMPILED).substitute(how=how)
+
+
+def _filled(template: str, order: Look) -> str:
+    return Template(template).substitute(_target(order))
+
+
+def _target(order: Look) -> dict[str, str]:
+    """Return how the target is loaded; a file by its whole path, as a repro may be run anywhere.
+
+    Raises:
+        UnsupportedError: the model was a live object, which no program can load.
+    """
+    workload = order.job.workload
+    if order.job.source is not None:
+        raise UnsupportedError("the model is a live object, which no program can load: give a factory as target")
+    head, colon, name = workload.target.partition(":")
+    target = f"{Path(head).resolve()}{colon}{name}" if head.endswith(".py") else workload.target
+    return {"target": repr(target), "device": repr(workload.device), "seed": repr(workload.seed)}

@@ -1,0 +1,206 @@
+"""The search: from stage to pass or option, from there to the smallest part, and to a program that shows the fault."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from torchwise import environment
+from torchwise.diagnose.bisect.culprit import find_culprit
+from torchwise.diagnose.bisect.job import Graphs, Look, Part, Seen
+from torchwise.diagnose.bisect.looking import BisectListener, Looking
+from torchwise.diagnose.bisect.reduce import minimal
+from torchwise.diagnose.bisect.request import BisectRequest
+from torchwise.diagnose.bisect.suspects import choices_of, in_words, is_plain, plan_of
+from torchwise.errors import PlanError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Failure, codec
+from torchwise.records.bisection import Bisection, Culprit, Operation, Repro, Sighting, Stage, Subgraph, Symptom
+from torchwise.trial import Job, Launcher, own_caches
+
+LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
+"""The stages below Inductor, each with all before it."""
+REPRO_LIMIT_S = 900.0
+OUTPUT_TAIL = 1500
+
+
+def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectListener) -> Bisection:
+    """Find where a fault enters.
+
+    Raises:
+        InputError: the target cannot be used, or nothing of it is compiled.
+        BaselineError: the model itself fails, or is not right by its own float64 reference.
+        UnsupportedError: this torch lacks what bisecting or the plan needs.
+    """
+    start = time.monotonic()
+    with own_caches() as folder:
+        job = Job(
+            "try",
+            request.workload,
+            request.plan,
+            source=request.source,
+            cache_dir=folder,
+            settings=request.settings,
+            environment=dict(os.environ),
+        )
+        found = _Bisecting(request, Looking(request, launcher, listener, job)).run()
+    return replace(found, seconds=time.monotonic() - start)
+
+
+class _Bisecting:
+    def __init__(self, request: BisectRequest, looking: Looking) -> None:
+        self._request = request
+        self._looking = looking
+
+    def run(self) -> Bisection:
+        found = self._found()
+        return replace(found, steps=tuple(self._looking.steps), notes=tuple(dict.fromkeys(self._looking.notes)))
+
+    def _found(self) -> Bisection:
+        looking, request = self._looking, self._request
+        nothing = Bisection(
+            request.workload, environment.detect(request.workload.device), Sighting(Symptom.NONE), request.plan
+        )
+        looking.begin()
+        plan = request.plan if request.plan != EAGER else Plan(backend="inductor")
+        order = looking.order("inductor" if is_plain(plan) else "plan", plan)
+        seen = looking.look(f"{order.stage}: {plan}" if order.stage == "plan" else "torch.compile as it is", order)
+        if not looking.is_wanted(seen.sighting):
+            return replace(nothing, sighting=replace(seen.sighting, symptom=Symptom.NONE))
+        looking.fault = seen.sighting
+        order, culprit = self._fewest_choices(order)
+        if order.stage == "inductor":
+            order, seen = self._lowest_stage(order, seen)
+            culprit = find_culprit(looking, order) or culprit
+        found = replace(nothing, sighting=looking.fault, stage=order.stage, culprit=culprit, plan=order.job.plan)
+        subgraph = self._smallest_part(order)
+        found = replace(found, subgraph=subgraph)
+        return replace(found, repro=self._repro(order, found)) if request.repro else found
+
+    def _fewest_choices(self, order: Look) -> tuple[Look, Culprit | None]:
+        """Take away what a plan need not have for the fault to be there."""
+        plan, looking = order.job.plan, self._looking
+        choices = choices_of(plan)
+        if not choices:
+            return order, None
+
+        def at(part: tuple[tuple[str, object], ...]) -> Look | None:
+            try:
+                fewer = plan_of(part, plan.backend)
+            except PlanError:  # one choice needs another that is taken away
+                return None
+            return looking.order("inductor" if is_plain(fewer) else "plan", fewer)
+
+        def shows(part: tuple[tuple[str, object], ...]) -> bool:
+            lesser = at(part)
+            if lesser is None or lesser.job.plan == EAGER:
+                return False
+            return looking.shows(f"{lesser.stage}: {lesser.job.plan}", lesser)
+
+        needed = () if shows(()) else minimal(choices, shows)
+        lesser = at(needed)
+        assert lesser is not None
+        name = " + ".join(map(in_words, needed))
+        why = "the fault is gone without it" if len(needed) == 1 else "the fault is gone without any one of them"
+        return lesser, Culprit("choice", name, why) if needed else None
+
+    def _lowest_stage(self, order: Look, seen: Seen) -> tuple[Look, Seen]:
+        """Return the first stage that shows the fault, with what was seen there."""
+        looking = self._looking
+        for stage in LOWER:
+            lower = replace(order, stage=stage)
+            sight = looking.look(f"stage {stage}", lower)
+            if sight.sighting.symptom is not Symptom.NONE and (
+                looking.is_wanted(sight.sighting) or sight.sighting.symptom is looking.fault.symptom
+            ):
+                looking.fault = sight.sighting
+                return lower, sight
+        return order, seen
+
+    def _smallest_part(self, order: Look) -> Subgraph | None:
+        looking = self._looking
+        if looking.fault.symptom is Symptom.SLOW:
+            looking.note("a part of a slow graph is slow for other reasons than the whole: nothing is reduced")
+            return None
+        if order.stage == "dynamo":
+            looking.note("Dynamo alone brings the fault, so that its graph is wrong already: there is none to reduce")
+            return None
+        answer = looking.ask("list the graphs", replace(order, to="capture:list_graphs"))
+        if isinstance(answer, Failure):
+            looking.note(f"the graphs could not be listed ({answer}): nothing is reduced")
+            return None
+        graphs = codec.from_json(answer, Graphs).graphs
+        for place, operations in enumerate(graphs):
+            if operations and self._part_shows(order, place, operations):
+                return self._reduced(order, place, operations)
+        looking.note("no graph by itself shows the fault: it lies between them, or in how they are called")
+        return None
+
+    def _part_shows(self, order: Look, graph: int, kept: tuple[Operation, ...]) -> bool:
+        part = Part(graph, tuple(operation.name for operation in kept))
+        count = len(kept)
+        what = f"{kept[0].operator} alone" if count == 1 else f"{count} operations of graph {graph}"
+        return self._looking.shows(what, replace(order, part=part))
+
+    def _reduced(self, order: Look, graph: int, operations: tuple[Operation, ...]) -> Subgraph:
+        def shows(part: tuple[Operation, ...]) -> bool:
+            return self._part_shows(order, graph, part)
+
+        kept = minimal(operations, shows)
+        return Subgraph(graph, kept, len(operations), complete=not self._looking.spent)
+
+    def _repro(self, order: Look, found: Bisection) -> Repro | None:
+        """Write the smallest program that shows the fault when it is run: of the part, or else of the whole target."""
+        repro: Repro | None = None
+        for attempt in _attempts(order, found.subgraph):
+            order = replace(attempt, to="repro:write", file=self._request.repro or "", fault=found.sighting)
+            answer = self._looking.ask("write a repro", replace(order, about=tuple(_about(found))))
+            if isinstance(answer, Failure):
+                self._looking.note(f"no repro of the {'part' if attempt.part else 'target'}: {answer.message}")
+                continue
+            repro = self._tried(order.file, bool(codec.from_json(answer, dict[str, Any])["standalone"]))
+            if repro.confirmed:
+                if attempt.to_load:
+                    self._looking.note("without the target's own code the part is right: the fault comes with it")
+                return repro
+        return repro
+
+    def _tried(self, file: str, standalone: bool) -> Repro:
+        """Run the program in a fresh process, as a user would."""
+        self._looking.listener.looking(f"run {file}")
+        try:
+            done = subprocess.run(
+                [sys.executable, file], capture_output=True, text=True, timeout=REPRO_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Repro(file, confirmed=False, standalone=standalone, output=f"passed {REPRO_LIMIT_S:.0f} s")
+        output = (done.stdout + done.stderr)[-OUTPUT_TAIL:].strip()
+        return Repro(file, done.returncode not in (0, 2), standalone, output)
+
+
+def _attempts(order: Look, subgraph: Subgraph | None) -> list[Look]:
+    """Return what a repro may be of, the smallest first."""
+    whole = [order]
+    if subgraph is None:
+        return whole
+    part = Part(subgraph.graph, tuple(operation.name for operation in subgraph.operations))
+    return [replace(order, part=part), replace(order, part=part, to_load=True), *whole]
+
+
+def _about(found: Bisection) -> list[str]:
+    """Return the head of a repro."""
+    workload, fault = found.workload, found.sighting
+    lines = [f"A fault of torch {found.environment.torch}, found by torchwise bisect in {workload.target}.", ""]
+    lines.append(f"Seen: {fault.symptom}: {fault.detail.splitlines()[0] if fault.detail else ''}")
+    lines.append(f"Stage: {found.stage}")
+    if found.culprit:
+        lines.append(f"Culprit: {found.culprit.kind} {found.culprit.name}")
+        if found.culprit.workaround:
+            lines.append(f"Gone with: torch.compile(..., options={found.culprit.workaround!r})")
+    for operation in found.subgraph.operations if found.subgraph else ():
+        lines.append(f"  {operation.code}" + (f"    # {operation.source}" if operation.source else ""))
+    return [line.replace("\\", "/").replace('"""', "'''") for line in lines]

@@ -1,0 +1,85 @@
+"""Graph breaks, read from the reasons that PyTorch writes to its structured trace."""
+
+from __future__ import annotations
+
+import re
+
+from torchwise.diagnose import places
+from torchwise.diagnose.mends import mend_for
+from torchwise.records.watched import Break, Frame
+
+_PLACE = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
+_SKIPPED = "Graph break: torch.compile cannot properly resume"
+_WHOLE = ("Failed to handle graph break gracefully", "Skipping the function and falling back to eager")
+_PREAMBLE = re.compile(r"^(Encountered graph break|Failed to handle graph break)[^\n]*:\s*", re.MULTILINE)
+_RAISED = re.compile(r"^torch\._dynamo\.exc\.\w+: ", re.MULTILINE)
+_STACK = re.compile(r"^(User code traceback|The graph break occurred in the following user code):\n", re.MULTILINE)
+_ERROR = "\nTraceback (most recent call last):"
+_ENDS = ("\n*** While handling", "\nStack variable source attribution:", "\nUser code traceback:", "\nfrom user code:")
+_CODE = re.compile(r"/gb/gb(?P<number>\d+)\.html")
+_PART = re.compile(r"^ +(?P<name>Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_PLEA = re.compile(r"^(Please (report|file) an issue|This graph break may have been caused by an earlier graph break)")
+
+
+def read(text: str) -> Break | None:
+    """Return the graph break that a record `dynamo_graph_break_reason` tells of; None where it tells of no place."""
+    skipped = text.startswith(_SKIPPED)
+    reason = _reason(text, skipped)
+    stack = _stack(text)
+    if not stack:
+        return None
+    innermost = stack[-1]
+    where = places.innermost_users(stack) or innermost
+    parts = _parts(reason)
+    code = _CODE.search(reason)
+    found = Break(
+        file=where.file,
+        line=where.line,
+        function=where.function,
+        code=f"GB{code['number']}" if code else "",
+        reason=parts["reason"][0],
+        explanation=" ".join(parts["Explanation"]),
+        hints=tuple(hint for hint in parts["Hint"] if not _PLEA.match(hint)),
+        context=" ".join(parts["Developer debug context"]),
+        stack=stack,
+        library=innermost if innermost != where else None,
+        excerpt=places.excerpt(where),
+        whole=skipped or text.find(_WHOLE[0], 0, 2000) >= 0 or text.find(_WHOLE[1], 0, 2000) >= 0,
+    )
+    return mend_for(found)
+
+
+def key(found: Break) -> tuple[str, int, str, Frame | None]:
+    """What makes two breaks the same one: the line and PyTorch's code, and the line of the library beneath it."""
+    return (found.file, found.line, found.code or found.reason, found.library)
+
+
+def _reason(text: str, skipped: bool) -> str:
+    """PyTorch's message without what stands around it; where the function was skipped, it is the error's."""
+    if skipped:
+        return _cut(_RAISED.split(text)[-1])
+    return _cut(_PREAMBLE.sub("", text.partition("Graph Break Reason: ")[2]))
+
+
+def _cut(text: str) -> str:
+    return text[: min((at for at in map(text.find, _ENDS) if at >= 0), default=len(text))].strip()
+
+
+def _stack(text: str) -> tuple[Frame, ...]:
+    """The frames down to the break; where there is no traceback, the place that the first line names."""
+    hits = list(_STACK.finditer(text))
+    frames = places.read(text[hits[-1].end() :].partition(_ERROR)[0]) if hits else ()
+    place = _PLACE.match(text)
+    if place and not frames:
+        return (Frame(place["file"], int(place["line"])),)
+    return frames
+
+
+def _parts(reason: str) -> dict[str, list[str]]:
+    """The sections of a message: its first line as "reason", and lists of the others by name."""
+    parts: dict[str, list[str]] = {name: [] for name in ("reason", "Explanation", "Hint", "Developer debug context")}
+    pieces = _PART.split(reason)
+    parts["reason"].append(pieces[0].strip().partition("\n")[0])
+    for name, body in zip(pieces[1::2], pieces[2::2], strict=True):
+        parts[name].append(body.partition("\n\n")[0].strip())
+    return parts

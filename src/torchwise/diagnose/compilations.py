@@ -1,0 +1,100 @@
+"""Compilations and what they left uncompiled, read from the metrics and the code in PyTorch's structured trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torchwise.diagnose import places
+from torchwise.records.watched import Compilation, Fallback, FallbackKind, Frame
+
+_PHASE = re.compile(r"^(?P<name>\w+?)(?:_cumulative)?(?:_compile)?_time_us$")
+_NOT_PHASES = ("start_time_us", "end_time_us")
+_LIMIT = "recompile limit"
+_EXPECTED = ("Unsupported", "SkipFrame")
+_COMPLEX = re.compile(r'"c(32|64|128)\[')
+_NODE = re.compile(
+    r'^\s*(?P<name>\w+): "(?P<type>\w+)\[[^\n]*= torch\.ops\.aten\.(?P<op>\w+)(?P<rest>[^\n]*)', re.MULTILINE
+)
+_CALL = re.compile(r"= torch\.ops\.aten\.(?P<op>\w+)")
+
+
+def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
+    """Return a compilation from PyTorch's metrics of it; `known` is its function, where the metrics name none."""
+    named = metrics.get("co_name")
+    where = known or Frame("", 0)
+    if named:
+        line = int(metrics.get("co_firstlineno") or 0)
+        where = Frame(str(metrics.get("co_filename") or ""), line, places.plain_name(str(named)))
+    return Compilation(
+        compile_id=str(metrics.get("compile_id") or ""),
+        function=where.function,
+        file=where.file,
+        line=where.line,
+        seconds=_seconds(metrics, "duration_us"),
+        phases=_phases(metrics),
+        guards=int(metrics.get("guard_count") or 0),
+        guard_us=float(metrics["guard_latency_us"]) if metrics.get("guard_latency_us") else None,
+        graph_ops=int(metrics.get("graph_op_count") or 0),
+        graph_nodes=int(metrics.get("graph_node_count") or 0),
+        cache_hits=_sum(metrics, "_cache_hit_count"),
+        cache_misses=_sum(metrics, "_cache_miss_count"),
+        is_forward=metrics.get("is_forward") is not False,
+        failed=str(metrics.get("fail_reason") or "").strip(),
+        trace_s=_seconds(metrics, "structured_logging_overhead_us"),
+    )
+
+
+def fallbacks(metrics: Mapping[str, Any], made: Compilation) -> list[Fallback]:
+    """Return what the metrics of a compilation say runs otherwise than compiled."""
+    found = []
+    if reason := metrics.get("cudagraph_skip_reason"):
+        found.append(_fallback(FallbackKind.CUDAGRAPH_SKIP, str(reason).strip(), made))
+    if _LIMIT in made.failed:
+        what = "compiled too often: every call that no compiled version fits runs eagerly from now on"
+        found.append(_fallback(FallbackKind.RECOMPILE_LIMIT, what, made))
+    elif made.failed and metrics.get("fail_type") not in _EXPECTED:  # those are graph breaks, and told of as such
+        first = made.failed.partition("\n")[0]
+        found.append(_fallback(FallbackKind.ERROR, f"{metrics.get('fail_type')}: {first}", made))
+    return found
+
+
+def is_complex(graph: str) -> bool:
+    """Whether a printed graph holds complex numbers."""
+    return _COMPLEX.search(graph) is not None
+
+
+def complex_operators(graph: str) -> frozenset[str]:
+    """Return the operators of a printed graph that read or return complex numbers."""
+    nodes = list(_NODE.finditer(graph))
+    names = {node["name"] for node in nodes if node["type"] in ("c32", "c64", "c128")}
+    return frozenset(
+        node["op"] for node in nodes if node["name"] in names or names & set(re.findall(r"\w+", node["rest"]))
+    )
+
+
+def eager_operators(code: str) -> tuple[str, ...]:
+    """Return the operators that generated code calls one by one, as eager does, each once."""
+    return tuple(dict.fromkeys(hit["op"] for hit in _CALL.finditer(code)))
+
+
+def _fallback(kind: FallbackKind, what: str, made: Compilation) -> Fallback:
+    return Fallback(kind, what, made.function, made.file, made.line)
+
+
+def _phases(metrics: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in metrics.items():
+        hit = _PHASE.match(name)
+        if hit and name not in _NOT_PHASES and isinstance(value, int) and value > 0:
+            found[hit["name"]] = value / 1e6
+    return found
+
+
+def _seconds(metrics: Mapping[str, Any], name: str) -> float:
+    return float(metrics.get(name) or 0) / 1e6
+
+
+def _sum(metrics: Mapping[str, Any], suffix: str) -> int:
+    return sum(int(value or 0) for name, value in metrics.items() if name.endswith(suffix))

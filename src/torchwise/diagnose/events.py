@@ -1,0 +1,207 @@
+"""Records of PyTorch's structured trace, put together to events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchwise.diagnose import breaks, compilations, recompiles
+from torchwise.records.watched import Break, Compilation, Fallback, FallbackKind, Frame, Recompile
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A text that the compiler left.
+
+    Attributes:
+        name: PyTorch's: "dynamo_output_graph", "aot_inference_graph", "aot_forward_graph", "aot_backward_graph",
+            "aot_joint_graph", "before_pre_grad_graph", "after_pre_grad_graph", "before_joint_graph",
+            "after_joint_graph", "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
+            "fx_graph_runnable", "fx_graph_cache_hit" and "…_miss", "aotautograd_cache_hit" and "…_miss",
+            "dynamo_cpp_guards_str", …
+        compile_id: of the compilation that it belongs to, such as "0/0"; empty where there is none.
+        text: itself.
+        path: of the file that it is a copy of, for generated code; else empty.
+    """
+
+    name: str
+    compile_id: str
+    text: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One step of one compilation on the clock: PyTorch's name of it ("bytecode_tracing", "backend_compile", …)."""
+
+    name: str
+    compile_id: str
+    start_s: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Lowered:
+    """What is known of one graph until its compilation ends: whether it is complex, and what runs as in eager."""
+
+    is_complex: bool = False
+    complex_operators: frozenset[str] | None = None
+    eager_operators: tuple[str, ...] = ()
+
+    @property
+    def left(self) -> list[str]:
+        """Complex operators that run as in eager. A graph from a cache is not printed; then all that do are named."""
+        known = self.complex_operators
+        return sorted(op for op in self.eager_operators if self.is_complex and (known is None or op in known))
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """What has been heard of a compilation that has not ended."""
+
+    failures: tuple[recompiles.Failed, ...] = ()
+    lowered: _Lowered = field(default_factory=_Lowered)
+    gave_up: Break | None = None
+    captured: bool = False
+
+
+class Events:
+    """What was heard so far; for one thread at a time."""
+
+    def __init__(self, artefacts: bool | Collection[str], spans: bool) -> None:
+        self.breaks: dict[object, Break] = {}
+        self.recompiles: dict[object, Recompile] = {}
+        self.compilations: list[Compilation] = []
+        self.fallbacks: dict[object, Fallback] = {}
+        self.artefacts: list[Artefact] = []
+        self.spans: list[Span] = []
+        self.notes: list[str] = []
+        self._keeps = artefacts if isinstance(artefacts, bool) else frozenset(artefacts)
+        self._keeps_spans = spans
+        self._begun: dict[tuple[str, str], float] = {}
+        self._unfinished: dict[str, _Unfinished] = {}
+        self._functions: dict[str, Frame] = {}
+
+    def hear(self, metadata: dict[str, Any], payload: object) -> None:
+        """Take one record of the trace."""
+        text = payload if isinstance(payload, str) else ""
+        name = _name(metadata)
+        if name == "chromium_event":
+            self._hear_step(text)
+        elif name in ("compilation_metrics", "bwd_compilation_metrics"):
+            self._hear_metrics(metadata[name])
+        elif name == "dynamo_graph_break_reason":
+            self._hear_break(_compile_id(metadata), text)
+        elif text:
+            compile_id = _compile_id(metadata)
+            self._hear_text(name, self._unfinished.setdefault(compile_id, _Unfinished()), text)
+            if self._keeps is True or (self._keeps and name in self._keeps):
+                self.artefacts.append(Artefact(name, compile_id, text, _path(metadata.get(name))))
+
+    def add_skips(self, count: int) -> None:
+        """Add the CUDA-graph skips that no compilation gave a reason for, as they happened when the code ran."""
+        told = sum(one.count for one in self.fallbacks.values() if one.kind is FallbackKind.CUDAGRAPH_SKIP)
+        if count > told:
+            what = "CUDA graphs were skipped when the code ran; TORCH_LOGS=perf_hints,cudagraphs names the reason"
+            self._add_fallback(Fallback(FallbackKind.CUDAGRAPH_SKIP, what, count=count - told))
+
+    def lost(self) -> int:
+        """Return how many compilations captured a graph, but have not said that they ended."""
+        return sum(one.captured for one in self._unfinished.values())
+
+    def _hear_text(self, name: str, unfinished: _Unfinished, text: str) -> None:
+        lowered = unfinished.lowered
+        if name == "recompile_reasons":
+            unfinished.failures = recompiles.read(text)
+        elif name == "dynamo_output_graph":
+            unfinished.captured = True
+            lowered.is_complex = compilations.is_complex(text)
+        elif name == "inductor_post_grad_graph" and compilations.is_complex(text):
+            lowered.is_complex = True
+            lowered.complex_operators = compilations.complex_operators(text)
+        elif name == "inductor_output_code":
+            lowered.eager_operators = compilations.eager_operators(text)
+
+    def _hear_break(self, compile_id: str, text: str) -> None:
+        found = breaks.read(text)
+        if found is None:
+            return
+        same = breaks.key(found)
+        before = self.breaks.get(same)
+        if before:
+            found = replace(before, count=before.count + 1, whole=before.whole or found.whole)
+        self.breaks[same] = found
+        if found.whole:
+            self._unfinished.setdefault(compile_id, _Unfinished()).gave_up = found
+
+    def _hear_metrics(self, metrics: dict[str, Any]) -> None:
+        compile_id = str(metrics.get("compile_id") or "")
+        frame_id = compile_id.partition("/")[0]
+        heard = self._unfinished.pop(compile_id, _Unfinished())
+        guarded = heard.failures[0] if heard.failures else None
+        known = self._functions.get(frame_id)
+        if known is None and guarded and guarded.stack:  # compiled first before anybody listened
+            known = Frame(guarded.stack[0].file, guarded.stack[0].line, guarded.function)
+        made = compilations.read(metrics, known)
+        self._functions[frame_id] = Frame(made.file, made.line, made.function)
+        self.compilations.append(made)
+        for fallback in compilations.fallbacks(metrics, made):
+            self._add_fallback(fallback)
+        if heard.failures:
+            self._add_recompile(made, heard.failures)
+        if gave_up := heard.gave_up:
+            what = f"not compiled at all, because of the graph break at {gave_up.where} ({gave_up.reason})"
+            place = Frame(made.file, made.line, made.function) if made.function else gave_up.where
+            self._add_fallback(Fallback(FallbackKind.WHOLE_FUNCTION, what, place.function, place.file, place.line))
+        if left := heard.lowered.left:
+            what = f"complex operators run one by one, as in eager: {', '.join(left)}"
+            self._add_fallback(Fallback(FallbackKind.COMPLEX, what, made.function, made.file, made.line))
+
+    def _add_recompile(self, made: Compilation, failures: tuple[recompiles.Failed, ...]) -> None:
+        first = failures[0]
+        same = (made.function, made.file, made.line, first.subject)
+        before = self.recompiles.get(same)
+        self.recompiles[same] = Recompile(
+            made.function,
+            made.file,
+            made.line,
+            guard=first.guard,
+            varies=recompiles.varies(failures),
+            source=first.source,
+            stack=first.stack,
+            count=before.count + 1 if before else 1,
+            compile_ids=(*(before.compile_ids if before else ()), made.compile_id),
+        )
+
+    def _add_fallback(self, found: Fallback) -> None:
+        same = (found.kind, found.what, found.file, found.line, found.function)
+        before = self.fallbacks.get(same)
+        self.fallbacks[same] = replace(found, count=before.count + found.count) if before else found
+
+    def _hear_step(self, text: str) -> None:
+        """Take the beginning ("B") or the end ("E") of a step; they are nested, and the innermost ends first."""
+        if not self._keeps_spans:
+            return
+        step = json.loads(text)
+        compile_id = str((step.get("args") or {}).get("compile_id") or "")
+        key, at = (step["name"], compile_id), step["ts"] / 1e6
+        if step.get("ph") == "B":
+            self._begun[key] = at
+        elif step.get("ph") == "E" and key in self._begun:
+            start = self._begun.pop(key)
+            self.spans.append(Span(step["name"], compile_id, start, at - start))
+
+
+def _name(metadata: dict[str, Any]) -> str:
+    artefact = metadata.get("artifact")
+    return str(artefact["name"] if artefact else next(iter(metadata), ""))
+
+
+def _compile_id(metadata: dict[str, Any]) -> str:
+    return f"{metadata['frame_id']}/{metadata['frame_compile_id']}" if "frame_compile_id" in metadata else ""
+
+
+def _path(about: Any) -> str:
+    return str(about.get("filename") or about.get("file_path") or "") if isinstance(about, dict) else ""

@@ -1,0 +1,173 @@
+"""The worker's side of `explain`: compile with PyTorch's trace open, time it, look at it, price what is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise import environment
+from torchwise.diagnose import findings, kernels
+from torchwise.diagnose.explain import Inquiry
+from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.findings.host import captured
+from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.observed import observe
+from torchwise.diagnose.prices import PairedPrices, profiles
+from torchwise.diagnose.sizes import bytes_of_kernels
+from torchwise.diagnose.stages import FILES, code_of, stages, write
+from torchwise.diagnose.trace import Artefact, Span, Trace
+from torchwise.errors import BaselineError
+from torchwise.realize import realize
+from torchwise.realize.transforms.isolate_rnn import has_rnn
+from torchwise.realize.transforms.static_form import has_static_form
+from torchwise.records import Interval, Measurement
+from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, ranked
+from torchwise.records.statistics import median_interval
+from torchwise.records.watched import FallbackKind, Watched
+from torchwise.trial.arena import Arena, Calls
+from torchwise.workload import Workload, trees
+
+CALLS = 25
+"""Calls of one example by which its time is known, where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    watched: Watched
+    spans: tuple[Span, ...]
+    artefacts: tuple[Artefact, ...]
+
+
+def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
+    """Explain one run.
+
+    Raises:
+        InputError: the target cannot be loaded.
+        BaselineError: the model raises on its own inputs.
+    """
+    begun, started = time.time(), time.perf_counter()
+    arena = _arena(inquiry)
+    with arena.gradients():
+        stage("compile")
+        run, compiled = _compile(inquiry, arena)
+        stage("measure")
+        measurement = arena.measure(run, arena.eager)
+        stage("profile")
+        evidence = _look(inquiry, arena, run, compiled, measurement)
+        prices = PairedPrices(arena, run, inquiry.budget_s, stage)
+        found = findings.find(evidence, prices)
+    files = write(compiled.artefacts, Path(inquiry.folder)) if inquiry.folder else {}
+    spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend
+    return Explanation(
+        workload=spec,
+        environment=environment.detect(spec.device),
+        plan=inquiry.plan,
+        measurement=measurement,
+        stages=stages(
+            compiled.spans, compiled.artefacts, compiled.watched, evidence.execution, evidence.kernels, backend, files
+        ),
+        execution=evidence.execution,
+        kernels=evidence.kernels,
+        findings=ranked(found, spec.calls),
+        capturable=_capturable(evidence, found, prices.notes),
+        watched=compiled.watched,
+        notes=(*measurement.notes, *compiled.watched.notes, *prices.notes),
+        seconds=time.perf_counter() - started,
+        created_at=begun,
+        folder=inquiry.folder,
+    )
+
+
+def _arena(inquiry: Inquiry) -> Arena:
+    """Load the workload and run it once as it is.
+
+    Raises:
+        InputError: it cannot be loaded.
+        BaselineError: it raises.
+    """
+    from torchwise.errors import TorchwiseError
+
+    try:
+        return Arena(inquiry.job)
+    except TorchwiseError:
+        raise
+    except Exception as error:  # the user's model may raise anything
+        raise BaselineError(f"the model raised {type(error).__name__}: {error}") from error
+
+
+def _compile(inquiry: Inquiry, arena: Arena) -> tuple[Calls, _Compiled]:
+    """Compile as the plan says, and listen to it."""
+    run = arena.runners(_call(inquiry, arena))
+    with Trace(artefacts=tuple(FILES), spans=True) as trace:
+        arena.first_calls(run)
+        found = _Compiled(trace.watched(), trace.spans, trace.artefacts)
+    return run, found
+
+
+def _call(inquiry: Inquiry, arena: Arena) -> Callable[..., Any]:
+    call, plan, device = arena.workload.call, inquiry.plan, arena.device
+    if plan is None:
+        compiled: Callable[..., Any] = torch.compile(call, options={PROFILED: True} if device == "cpu" else None)
+        return compiled
+    if profiles(plan, device):
+        plan = plan.with_choice("options", (PROFILED, True))
+    return realize(call, plan, arena.workload.examples[0], device=device, mode=arena.mode).call
+
+
+def _look(inquiry: Inquiry, arena: Arena, run: Calls, compiled: _Compiled, measurement: Measurement) -> Evidence:
+    """Watch one call of the plain model and a few of the run; the first example stands for all."""
+    workload = arena.workload
+    observed = observe(arena.eager[0])
+    limits = kernels.measured_limits(arena.device, _dtype(workload))
+    code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
+    profiled = kernels.profile(run[0], arena.device, limits, nbytes=bytes_of_kernels(code), work=observed.work)
+    call_s = measurement.candidate_time if len(run) == 1 else _timed(arena, run[0])
+    execution = Execution(
+        call_s,
+        min(profiled.busy_s, call_s.mid),
+        profiled.guards_s,
+        sum(one.guards for one in compiled.watched.compilations if one.is_forward),
+        profiled.regions,
+    )
+    return Evidence(
+        device=arena.device,
+        plan=inquiry.plan,
+        measurement=measurement,
+        watched=compiled.watched,
+        code=code_of(compiled.artefacts),
+        execution=execution,
+        profiled=profiled,
+        observed=observed,
+        has_rnn=isinstance(workload.call, torch.nn.Module) and has_rnn(workload.call),
+        has_static_form=has_static_form(workload.call),
+    )
+
+
+def _timed(arena: Arena, call: Callable[[], Any]) -> Interval:
+    return median_interval([arena.once(call) for _ in range(CALLS)])
+
+
+def _dtype(workload: Workload) -> torch.dtype:
+    """Return the dtype of the model's numbers, which its rate of FLOPs depends on."""
+    example = workload.examples[0]
+    found = trees.tensors((example.args, dict(example.kwargs)))
+    if isinstance(workload.call, torch.nn.Module):
+        found = [*workload.call.parameters(), *found]
+    return next((t.dtype for t in found if t.is_floating_point()), torch.get_default_dtype())
+
+
+def _capturable(evidence: Evidence, found: list[Finding], notes: list[str]) -> Capturable:
+    """Say whether the call can be one CUDA graph, with every obstacle that was seen."""
+    reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
+    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]
+    if evidence.device != "cuda":
+        return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
+    plan = captured(evidence)
+    tried = [one for one in found if one.plan == plan and one.price]
+    failed = [note for note in notes if plan is not None and note.startswith(f"plan {plan}:")]
+    return Capturable(True if tried else False if failed or reasons else None, (*reasons, *failed))

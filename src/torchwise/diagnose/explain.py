@@ -1,0 +1,142 @@
+"""`explain`: have a worker run a model, and say where its time goes and what would save some. This loads no torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchwise.environment import default_device
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.plan import Plan
+from torchwise.records import Failure, codec
+from torchwise.records.explanation import Explanation
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
+from torchwise.workload.given import device_of, given, name_of
+
+if TYPE_CHECKING:
+    from torchwise.trial.launcher import OnStage
+
+BUDGET_S = 45.0
+"""Seconds for pricing; compiling and measuring the run itself come on top, and a mend that is begun is finished."""
+LIMIT_S = 900.0
+"""Seconds after which the worker is ended, whatever it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What a worker is told.
+
+    Attributes:
+        job: workload, settings and caches.
+        plan: to be explained; None for `torch.compile` with its defaults.
+        budget_s: seconds for pricing.
+        folder: where artefacts go; "" for nowhere.
+    """
+
+    job: Job
+    plan: Plan | None
+    budget_s: float
+    folder: str = ""
+
+    @property
+    def task(self) -> str:
+        """The function that the worker runs."""
+        return "torchwise.diagnose.examine:examine"
+
+    def variables(self) -> dict[str, Any]:
+        """Return every environment variable that the worker must see."""
+        return self.job.variables()
+
+
+def explain(
+    model: Callable[..., Any] | Workload | str,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    examples: Sequence[Example] | None = None,
+    plan: Plan | None = None,
+    calls: int = DEFAULT_CALLS,
+    mode: str = "inference",
+    device: str | None = None,
+    budget: float = BUDGET_S,
+    artefacts: str | Path | None = None,
+    launcher: Launcher | None = None,
+    on_stage: OnStage | None = None,
+) -> Explanation:
+    """Say why `model` is as slow as it is when compiled, where, and what each mend would save.
+
+    It runs in a process of its own with empty caches; nothing is compiled in this one, and the model is not changed.
+
+    Args:
+        model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
+        args: example arguments, a tuple (or one tensor).
+        kwargs: example keyword arguments.
+        examples: several example inputs with weights, in place of `args`; recompilations over them are found.
+        plan: explain this instead of `torch.compile` with its defaults.
+        calls: expected in each process: seconds that are saved once count as so many parts of a call.
+        mode: "inference" or "training" (with a backward pass).
+        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        budget: seconds for pricing: no further mend is tried after them.
+        artefacts: folder for graphs before and after optimisation, generated code and guards.
+        launcher: where the worker runs.
+        on_stage: told what it does.
+
+    Raises:
+        InputError: an argument cannot be used, or the model cannot be sent to a worker.
+        BaselineError: the model raises on its own inputs.
+        UnsupportedError: it cannot be compiled, or its worker ended; the message says how.
+    """
+    if not budget >= 0:
+        raise InputError(f"budget is {budget!r} s, but must be at least 0")
+    workload = given(model, args, kwargs, examples)
+    spec = WorkloadSpec(
+        name_of(model),
+        device=device or (device_of(workload) if workload else default_device()),  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        calls=calls,
+    )
+    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, own_caches() as caches:
+        job = Job("inspect", spec, effort=EFFORTS["quick"], cache_dir=caches, environment=dict(os.environ))
+        if workload is not None:
+            job = _sent(job, workload, folder)
+        inquiry = Inquiry(job, plan, budget, _made(artefacts))
+        answer = (launcher or ProcessLauncher()).run(
+            inquiry, Limits.of_this_machine(LIMIT_S + budget), on_stage or (lambda _name: None)
+        )
+    if isinstance(answer, Failure):
+        raise UnsupportedError(f"{spec.target} cannot be explained, because running it {_ended(answer)}")
+    return codec.from_json(answer, Explanation)
+
+
+def _ended(failure: Failure) -> str:
+    return f"ended at the stage {failure.stage!r}: {failure}; torchwise bisect finds where a crash enters"
+
+
+def _sent(job: Job, workload: Workload, folder: str) -> Job:
+    from torchwise.trial.loading import save
+
+    source = str(Path(folder, "model.pt"))
+    save(replace(workload, name=job.workload.target), source)
+    return replace(job, source=source, settings=ProcessSettings.of_this_process())
+
+
+def _made(artefacts: str | Path | None) -> str:
+    """Make the folder here, so that one that cannot be made is refused before anything runs.
+
+    Raises:
+        InputError: it is a file, or cannot be made.
+    """
+    if artefacts is None:
+        return ""
+    folder = Path(artefacts).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"artefacts is {artefacts}, but no such folder can be made: {error.strerror}") from None
+    return str(folder)

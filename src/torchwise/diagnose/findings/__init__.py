@@ -1,0 +1,45 @@
+"""What can cost time, one file a kind: each looks at the evidence, and asks for the price of its mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torchwise.diagnose.findings import (
+    breaks,
+    complexes,
+    fallbacks,
+    guards,
+    host,
+    recompiles,
+    rnn,
+    roofline,
+    slower,
+    waits,
+)
+from torchwise.diagnose.findings.evidence import Evidence, Prices
+from torchwise.records.explanation import Finding
+
+__all__ = ["Evidence", "Prices", "find"]
+
+SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    slower.find,
+    recompiles.find,
+    fallbacks.find,
+    roofline.find,
+)
+"""These know their price from what was seen."""
+TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
+    complexes.find,
+    rnn.find,
+    breaks.find,
+    guards.find,
+    host.find,
+    waits.find,
+)
+"""These have a mend tried, in the order in which they spend the budget: what gains most comes first."""
+
+
+def find(evidence: Evidence, prices: Prices) -> list[Finding]:
+    """Return everything that is found."""
+    seen = [finding for finder in SEEN for finding in finder(evidence)]
+    return seen + [finding for finder in TRIED for finding in finder(evidence, prices)]

@@ -1,0 +1,54 @@
+"""Graph breaks: Python between two graphs, each of which is looked up, guarded and launched by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
+from torchwise.records.explanation import Finding, Place, Price
+from torchwise.records.watched import Break
+
+
+def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+    """Find every break; those of RNNs are priced with their RNN."""
+    found = [one for one in evidence.watched.breaks if not (evidence.has_rnn and one.whole)]
+    for one in found:
+        yield Finding(
+            "graph break",
+            f"the graph breaks: {one.reason}",
+            one.explanation or "PyTorch could not trace this line.",
+            _mend(one),
+            _price(one, evidence, prices, len(found)),
+            (Place(one.file, one.line, one.function, one.excerpt),),
+        )
+
+
+def _mend(one: Break) -> str:
+    if one.mend is None:
+        return " ".join(one.hints) or "write it without Python between the tensors' operators"
+    setting = f"; or set {one.mend.setting} {one.mend.consequence}".rstrip() if one.mend.setting else ""
+    return one.mend.text + setting
+
+
+def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
+    """Time it without the break where a setting mends it; else work out what each break costs by itself.
+
+    That is what a break between next to nothing costs here, for as often as graphs are resumed in a call, and the
+    guards of what follows. What fusing across it would save comes on top, at most the time of the generated kernels.
+    """
+    if one.mend and one.mend.setting and (price := prices.under(one.mend.setting)):
+        return price
+    if one.whole or (alone := prices.of_a_break()) is None:
+        return None
+    times = max(evidence.profiled.lookups - 1, 1.0) / breaks
+    per_lookup = evidence.execution.guards_s / max(evidence.profiled.lookups, 1.0)
+    fusible = sum(kernel.seconds for kernel in evidence.kernels if kernel.generated) / 2 / breaks
+    low, mid = alone.low * times, max(alone.mid, alone.low) * times
+    high = (alone.high + per_lookup) * times + fusible
+    return estimated(
+        low / 2,
+        mid,
+        max(high, mid),
+        f"a break between next to nothing costs {alone.mid * 1e6:.0f} µs here, and there are {times:.3g} of this one "
+        "in a call; the upper end adds guards, and half of the kernels that could be fused across it",
+    )

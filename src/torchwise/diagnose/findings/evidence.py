@@ -1,0 +1,76 @@
+"""What the finders look at, and what they ask the price of a mend from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchwise.diagnose.kernels import Profiled
+from torchwise.diagnose.observed import Observed
+from torchwise.diagnose.stages import Code
+from torchwise.plan import Plan
+from torchwise.records import Interval, Measurement
+from torchwise.records.explanation import Basis, Execution, Kernel, Price
+from torchwise.records.watched import Watched
+
+COMPILED = Plan(backend="inductor")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that was seen of one run.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        plan: that was run; None for `torch.compile` with its defaults.
+        measurement: of the run against eager.
+        watched: what the compiler said.
+        code: what the generated code calls.
+        execution: of a steady call.
+        profiled: of a steady call, by the profiler.
+        observed: the plain model, operator by operator.
+        has_rnn: whether the model has one among its parts.
+        has_static_form: whether the model declares one.
+    """
+
+    device: str
+    plan: Plan | None
+    measurement: Measurement
+    watched: Watched
+    code: Code
+    execution: Execution
+    profiled: Profiled
+    observed: Observed
+    has_rnn: bool = False
+    has_static_form: bool = False
+
+    @property
+    def base(self) -> Plan:
+        """The plan that mends are added to."""
+        return COMPILED if self.plan is None else self.plan
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Of one call, the longest first."""
+        return self.profiled.kernels
+
+
+class Prices(Protocol):
+    """Times a run with and without a mend. What cannot be priced is None, and why is noted."""
+
+    def of_plan(self, plan: Plan) -> Price | None:
+        """Return what this plan saves over the run."""
+
+    def without_guards(self) -> Price | None:
+        """Return what the same code without any guard saves."""
+
+    def under(self, setting: str) -> Price | None:
+        """Return what compiling under a setting of PyTorch saves, written as "torch._dynamo.config.x = True"."""
+
+    def of_a_break(self) -> Interval | None:
+        """Return the seconds that one graph break costs here by itself, with next to no guards and nothing to fuse."""
+
+
+def estimated(low: float, mid: float, high: float, how: str, once_s: float = 0.0) -> Price:
+    """Return a price that nobody timed."""
+    return Price(Interval(low, mid, high), Basis.ESTIMATED, how, once_s)

@@ -1,0 +1,50 @@
+"""Operators that the compiler left to eager, though they have nothing complex about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torchwise.diagnose.findings.evidence import Evidence, estimated
+from torchwise.records.explanation import Finding, Kernel, Price
+from torchwise.records.watched import FallbackKind
+
+LEAST_SHARE = 0.02
+_EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
+"""A library's kernels are the right ones for these."""
+_TOLD = (FallbackKind.COMPLEX, FallbackKind.RECOMPILE_LIMIT)
+"""Findings of their own."""
+
+
+def find(evidence: Evidence) -> Iterator[Finding]:
+    """Find fallbacks in generated code, and whatever PyTorch gave up."""
+    if not evidence.observed.complex_operators:
+        for name, times in evidence.code.fallbacks.items():
+            if not _EXPECTED.match(name) and (price := _price(name, evidence)):
+                yield Finding(
+                    "fallback",
+                    f"{name} runs as in eager, {times} time{'s' * (times > 1)} in a call",
+                    "Inductor has no code for it here, so that nothing is fused across it.",
+                    "write it with operators that Inductor generates, where its time is worth that",
+                    price,
+                )
+    for one in evidence.watched.fallbacks:
+        if one.kind not in _TOLD:
+            yield Finding(
+                "fallback",
+                f"{one.kind.value.replace('_', ' ')}: {one.what}",
+                "PyTorch gave it up, with little or no word about it.",
+                "torchwise tune tries what can take its place",
+            )
+
+
+def _price(name: str, evidence: Evidence) -> Price | None:
+    kernel = _kernel(name, evidence.kernels)
+    if kernel is None or kernel.seconds < LEAST_SHARE * evidence.execution.call_s.mid:
+        return None
+    return estimated(0.0, kernel.seconds / 2, kernel.seconds, "its whole time is the most there is to save")
+
+
+def _kernel(name: str, kernels: tuple[Kernel, ...]) -> Kernel | None:
+    wanted = name.replace("aten.", "aten::").partition(".")[0]
+    return next((kernel for kernel in kernels if kernel.name == wanted), None)

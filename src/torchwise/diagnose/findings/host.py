@@ -1,0 +1,55 @@
+"""The host: the time of a call in which no kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
+from torchwise.errors import PlanError
+from torchwise.plan import Plan
+from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.records.explanation import Finding, Price
+
+LEAST_SHARE = 0.10
+"""Share of a call from which waiting for the host is worth a line."""
+
+
+def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+    """Find a call that its host holds up."""
+    seen = evidence.execution
+    if seen.host_share < LEAST_SHARE or evidence.base.capture != "none" or evidence.base.mode in CUDA_GRAPH_MODES:
+        return
+    idle = max(seen.call_s.mid * seen.host_share - seen.guards_s, 0.0)  # guards are priced by themselves
+    on_gpu = evidence.device == "cuda"
+    launches = sum(kernel.calls for kernel in evidence.kernels)
+    plan = captured(evidence) if on_gpu else None
+    yield Finding(
+        "host-bound",
+        f"in {seen.host_share:.0%} of a call no kernel runs",
+        f"{launches:,.0f} kernels are started one by one, which takes the host longer than the "
+        f"{'GPU' if on_gpu else 'kernels'} need{'s' * on_gpu}."
+        if on_gpu
+        else f"Python, dispatch and guards around {launches:,.0f} kernels take {idle * 1e6:.0f} µs of each call.",
+        "the plan captures the whole call in one CUDA graph, which is replayed without the host"
+        if on_gpu
+        else "give it more work in each call, such as a larger batch, or take the guards and breaks away",
+        _price(evidence, prices, plan, idle),
+        plan=plan,
+    )
+
+
+def _price(evidence: Evidence, prices: Prices, plan: Plan | None, idle: float) -> Price:
+    if plan is not None and (price := prices.of_plan(plan)):
+        return price
+    kernels = "GPU" if evidence.device == "cuda" else "kernels"
+    return estimated(
+        0.0, idle / 2, idle, f"the time of a call less that of its {kernels} and guards is the most there is to save"
+    )
+
+
+def captured(evidence: Evidence) -> Plan | None:
+    """Return the plan that captures the call; None where the run's plan does not go with it."""
+    try:
+        return evidence.base.with_choice("capture", "call")
+    except PlanError:
+        return None

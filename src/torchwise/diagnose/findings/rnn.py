@@ -1,0 +1,32 @@
+"""RNNs: they break the graph where Dynamo cannot resume, so that little around them is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.diagnose.findings.evidence import Evidence, Prices
+from torchwise.errors import PlanError
+from torchwise.records.explanation import Finding, Place
+
+
+def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+    """Find an RNN inside a compiled model that was not isolated."""
+    base = evidence.base
+    if not evidence.has_rnn or base.is_eager or "isolate_rnn" in base.transforms:
+        return
+    try:
+        plan = base.with_choice("transforms", "isolate_rnn")
+    except PlanError:  # the plan has a scope or shapes that exclude it
+        return
+    broken = [found for found in evidence.watched.breaks if found.whole or "RNN" in found.reason + found.explanation]
+    yield Finding(
+        "rnn",
+        "an nn.RNN, nn.GRU or nn.LSTM keeps what is around it from being compiled",
+        "Dynamo breaks the graph at the mention of an RNN, and cannot resume in that function: the rest of it runs in "
+        "eager.",
+        "the plan's isolate_rnn runs the RNN in eager between compiled graphs; by hand, call it from a module whose "
+        "forward is decorated with @torch.compiler.disable",
+        prices.of_plan(plan),
+        tuple(Place(one.file, one.line, one.function, one.excerpt) for one in broken),
+        plan,
+    )

@@ -1,0 +1,36 @@
+"""Kernels that take far longer than this hardware needs for their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.diagnose.findings.evidence import Evidence, estimated
+from torchwise.records.explanation import Finding
+
+LEAST_SHARE = 0.10
+"""Share of a call that a kernel must take to be worth a line."""
+FAR = 0.5
+"""Share of the roofline from which on a kernel is near enough."""
+MOST = 3
+
+
+def find(evidence: Evidence) -> Iterator[Finding]:
+    """Find the longest kernels that are far from the roofline."""
+    call_s, told = evidence.execution.call_s.mid, 0
+    for kernel in evidence.kernels:
+        slow = kernel.share is not None and kernel.share < FAR and kernel.seconds >= LEAST_SHARE * call_s
+        if not slow or told == MOST or kernel.share is None:
+            continue
+        told += 1
+        most = kernel.seconds * (1 - kernel.share)
+        yield Finding(
+            "roofline",
+            f"{kernel.name} reaches {kernel.share:.0%} of what this hardware can do",
+            f"It takes {kernel.seconds / call_s:.0%} of a call in {kernel.calls:.3g} "
+            f"call{'s' * (round(kernel.calls) != 1)}; small ones do not fill the machine, and a library's may not suit "
+            "the shape.",
+            "larger batches, another memory format or lower precision: torchwise tune times them"
+            if not kernel.generated
+            else "torchwise tune with --effort thorough times what the compiler's own tuning makes of it",
+            estimated(0.0, most / 4, most, "its time beyond the roofline is the most there is to save"),
+        )

@@ -1,0 +1,50 @@
+"""Places at which the host waits for data of the device, and no capture or fusion goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
+from torchwise.diagnose.observed import Wait
+from torchwise.errors import PlanError
+from torchwise.plan import Plan
+from torchwise.records.explanation import Finding, Price
+
+
+def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+    """Find each place once; a break at the same line is priced there, and not a second time."""
+    plan = _static(evidence)
+    broken = {(one.file, one.line) for one in evidence.watched.breaks}
+    for wait in evidence.observed.waits:
+        yield Finding(
+            "synchronisation",
+            f"the host waits for data: {wait.what}" + (f", {wait.times} times in a call" if wait.times > 1 else ""),
+            "The program goes on by what is in a tensor, so that the device must have finished first; no CUDA graph "
+            "can hold it.",
+            "the plan's static_form is the model's own form without it"
+            if plan
+            else "keep the decision on the device, with torch.where or a mask of fixed size, or take it out",
+            _price(evidence, prices, wait, plan, (wait.place.file, wait.place.line) in broken),
+            (wait.place,),
+            plan,
+        )
+
+
+def _static(evidence: Evidence) -> Plan | None:
+    if not evidence.has_static_form or "static_form" in evidence.base.transforms:
+        return None
+    try:
+        return evidence.base.with_choice("transforms", "static_form")
+    except PlanError:
+        return None
+
+
+def _price(evidence: Evidence, prices: Prices, wait: Wait, plan: Plan | None, broken: bool) -> Price | None:
+    if plan is not None and (price := prices.of_plan(plan)):
+        return price
+    if evidence.device == "cpu":
+        at_break = "it breaks the graph, and is priced there" if broken else "the device is the host itself"
+        return estimated(0.0, 0.0, 0.0, f"nothing waits for long on a CPU: {at_break}")
+    idle = evidence.execution.call_s.mid * evidence.execution.host_share
+    share = wait.times / max(sum(one.times for one in evidence.observed.waits), 1)
+    return estimated(0.0, idle * share / 2, idle * share, "a share of the time in which the GPU has nothing to do")

@@ -1,0 +1,53 @@
+"""What to write instead, so that a graph break is gone: one file a class of mend.
+
+A rule looks at PyTorch's words on a break and at its line of source. The first that knows the break says what mends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchwise.diagnose.mends import calls, control, effects, sizes, values
+from torchwise.diagnose.mends.look import Look, Rule
+from torchwise.records.watched import Break
+
+_RULES: tuple[Rule, ...] = (
+    effects.debugger,
+    effects.printed,
+    effects.logged,
+    effects.warned,
+    calls.disabled,
+    calls.recurrent,
+    values.random,
+    control.branch,
+    values.item,
+    values.listed,
+    sizes.dynamic,
+    values.numpy,
+    effects.clock,
+    effects.outside,
+    calls.copied,
+    calls.ordered,
+    calls.differentiated,
+    calls.raised,
+    calls.opaque,
+    calls.other,
+)
+"""The narrower before the wider."""
+
+
+def mend_for(found: Break) -> Break:
+    """Return a break with its mend; where it lies in a library, the mend says that the call into it can change."""
+    look = Look(found)
+    mend = next(mend for rule in _RULES if (mend := rule(look)))
+    if found.library:
+        mend = replace(mend, text=f"The break lies in library code ({found.library}), called from here. {mend.text}")
+    if found.whole:
+        mend = replace(mend, text=f"{mend.text} {_WHOLE}")
+    return replace(found, mend=mend)
+
+
+_WHOLE = (
+    "Here, within a `with`, a `try`, a loop or a generator, the compiler cannot go on after the break and leaves the "
+    "whole function uncompiled: if the line must stay, move it out of that block."
+)

@@ -1,0 +1,120 @@
+"""One call of the plain model, watched operator by operator: the FLOPs of each, and where the host waits for data."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from torchwise.records.explanation import Place
+
+Shapes = tuple[tuple[int, ...], ...]
+WAITING = {
+    "aten::_local_scalar_dense": ".item(), float(), int(), or an if on a tensor",
+    "aten::nonzero": "nonzero(), or a boolean mask as an index",
+    "aten::masked_select": "masked_select()",
+    "aten::_unique2": "unique()",
+    "aten::equal": "torch.equal()",
+    "aten::repeat_interleave": "repeat_interleave() with a tensor of repeats",
+}
+"""Operators whose answer, or whose output's size, lies in the data: the host must have it to go on."""
+_MACHINERY = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A place at which the host waits for data, and how often in one call."""
+
+    what: str
+    place: Place
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes of the tensors that an operator is given and returns; FLOPs of a product or convolution, else 0."""
+
+    nbytes: float
+    flops: float = 0.0
+
+
+@dataclass
+class Observed:
+    """What was seen.
+
+    Attributes:
+        work: by operator and the shapes of its tensors.
+        waits: by what and where.
+        complex_operators: how many operators had complex numbers.
+        operators: how many there were.
+    """
+
+    work: dict[tuple[str, Shapes], Work] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
+    complex_operators: int = 0
+    operators: int = 0
+
+
+def observe(call: Callable[[], Any]) -> Observed:
+    """Run `call` once and watch it."""
+    watching = _Watching()
+    with watching:
+        call()
+    seen = watching.seen
+    seen.waits = [Wait(what, place, times) for (what, place), times in watching.waits.items()]
+    return seen
+
+
+def users_place() -> Place | None:
+    """Return the innermost line outside PyTorch and this package that is being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_MACHINERY) and not code.co_filename.startswith("<"):
+            excerpt = linecache.getline(code.co_filename, frame.f_lineno).strip()
+            return Place(code.co_filename, frame.f_lineno, code.co_name, excerpt)
+        frame = frame.f_back
+    return None
+
+
+class _Watching(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = Observed()
+        self.waits: dict[tuple[str, Place], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name, seen = func._schema.name, self.seen
+        seen.operators += 1
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        seen.complex_operators += any(t.is_complex() for t in tensors)
+        count = flop_registry.get(func._overloadpacket)
+        flops = float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0
+        outputs = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(t)]
+        seen.work[name, shapes_of(tensors)] = Work(sum(t.nbytes for t in (*tensors, *outputs)), flops)
+        if (what := self._wait(name, tensors, result)) and (place := users_place()):
+            self.waits[what, place] = self.waits.get((what, place), 0) + 1
+        return result
+
+    @staticmethod
+    def _wait(name: str, tensors: list[torch.Tensor], result: Any) -> str | None:
+        if name in WAITING:
+            return WAITING[name]
+        to_host = isinstance(result, torch.Tensor) and result.device.type == "cpu"
+        if to_host and any(t.device.type != "cpu" for t in tensors) and name in ("aten::_to_copy", "aten::copy_"):
+            return ".cpu(), .numpy() or .tolist()"
+        return None
+
+
+def shapes_of(tensors: list[torch.Tensor]) -> Shapes:
+    """Return the shapes of tensors, without those of single numbers, which a profiler does not tell from none."""
+    return tuple(tuple(t.shape) for t in tensors if t.dim())

@@ -1,0 +1,175 @@
+"""What a mend saves: the run with and without it, in alternation, in the same process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.twin import twin
+from torchwise.measure import Clock, Mix, Precision, measure_pair
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.records import Interval, Measurement
+from torchwise.records.explanation import Basis, Price
+from torchwise.records.statistics import median_interval
+from torchwise.trial.arena import Arena, Calls
+
+BREAKS = 2
+"""Graph breaks in the function on which the cost of one is measured."""
+
+
+class PairedPrices:
+    """Times mends against the run that is explained; see `findings.evidence.Prices`.
+
+    Attributes:
+        notes: why something has no price.
+
+    Args:
+        arena: with the workload.
+        run: the calls that are explained, compiled already.
+        budget_s: seconds after which no further mend is tried.
+        stage: told what is tried.
+    """
+
+    def __init__(self, arena: Arena, run: Calls, budget_s: float, stage: Callable[[str], None]) -> None:
+        self.notes: list[str] = []
+        self._arena, self._run, self._stage = arena, run, stage
+        self._end = time.perf_counter() + budget_s
+        self._known: dict[str, Price | None] = {}
+        self._break: list[Interval | None] = []
+
+    def of_plan(self, plan: Plan) -> Price | None:
+        """Return what this plan saves over the run."""
+        return self._price(f"plan {plan}", lambda: self._planned(plan))
+
+    def without_guards(self) -> Price | None:
+        """Return what the same code without any guard saves."""
+        drop = torch.compiler.skip_all_guards_unsafe
+        return self._price("no guards", lambda: self._compiled(guard_filter_fn=drop), examples=1)
+
+    def under(self, setting: str) -> Price | None:
+        """Return what compiling under a setting of PyTorch saves."""
+
+        def compiled() -> Calls:
+            with patched(setting):
+                calls = self._compiled()
+                self._arena.first_calls(calls)
+            return calls
+
+        return self._price(setting, compiled)
+
+    def of_a_break(self) -> Interval | None:
+        """Return the seconds that one graph break costs here by itself."""
+        if not self._break:
+            self._stage("price: a graph break by itself")
+            self._break.append(None if self._is_over("a graph break") else cost_of_a_break(self._arena.device))
+        return self._break[0]
+
+    def _price(self, what: str, make: Callable[[], Calls], examples: int = 0) -> Price | None:
+        if what not in self._known:
+            self._known[what] = None if self._is_over(what) else self._measured(what, make, examples)
+        return self._known[what]
+
+    def _is_over(self, what: str) -> bool:
+        if time.perf_counter() < self._end:
+            return False
+        self.notes.append(f"{what}: not priced, because the budget was spent; --budget grants more")
+        return True
+
+    def _measured(self, what: str, make: Callable[[], Calls], examples: int) -> Price | None:
+        self._stage(f"price: {what}")
+        try:
+            calls = make()
+            with _more_compilations():
+                self._arena.first_calls(calls)
+            found = self._timed(calls, examples)
+        except Exception as error:  # what a mend does to somebody's model may raise anything: it then has no price
+            first = str(error).strip().partition("\n")[0]
+            self.notes.append(f"{what}: not priced, because it failed with {type(error).__name__}: {first}")
+            return None
+        saved = median_interval([now - then for then, now in zip(found.candidate_s, found.baseline_s, strict=True)])
+        return Price(saved, Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {what}")
+
+    def _timed(self, calls: Calls, examples: int) -> Measurement:
+        if not examples:
+            return self._arena.measure(calls, self._run)
+        return _pair(calls[0], self._run[0], self._arena.device)
+
+    def _planned(self, plan: Plan) -> Calls:
+        """Return the calls of a plan, by the way that `torchwise.apply` takes for them."""
+        arena, workload = self._arena, self._arena.workload
+        profiled = plan if not profiles(plan, arena.device) else plan.with_choice("options", (PROFILED, True))
+        made = realize(twin(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode)
+        with _more_compilations():
+            arena.first_calls(arena.runners(made.call))
+        if arena.mode == "training":
+            return arena.runners(made.call)
+        ways = [made.lean(example.args, example.kwargs) for example in workload.examples]
+        return [arena.runners(way)[place] for place, way in enumerate(ways)]
+
+    def _compiled(self, **options: Any) -> Calls:
+        own = {PROFILED: True} if self._arena.device == "cpu" else {}
+        compiled = torch.compile(twin(self._arena.workload.call), options={**own, **options} or None)
+        calls = self._arena.runners(compiled)
+        return calls[:1] if options else calls
+
+
+def profiles(plan: Plan, device: str) -> bool:
+    """Whether what a plan generates can report itself to the profiler, so that it shares its code with the run."""
+    return device == "cpu" and plan.backend == "inductor"
+
+
+def cost_of_a_break(device: str) -> Interval:
+    """Measure what a graph break costs: a chain of small operators, compiled with breaks between them and without."""
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sin().sin()
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()  # written out: in a loop, a break has the whole function run in eager
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    x = torch.ones(16, device=device)
+    with _more_compilations():
+        whole, parts = torch.compile(chain), torch.compile(broken)
+        for call in (whole, parts):
+            for _ in range(3):
+                call(x)
+    found = _pair(lambda: parts(x), lambda: whole(x), device)
+    return median_interval([(b - w) / BREAKS for b, w in zip(found.candidate_s, found.baseline_s, strict=True)])
+
+
+def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:
+    mend, run = Mix((candidate,), (1.0,)), Mix((baseline,), (1.0,))
+    return measure_pair(mend, run, Clock(device), Precision(0.03, 1.5))
+
+
+@contextlib.contextmanager
+def patched(setting: str) -> Iterator[None]:
+    """Hold a setting of PyTorch, written as "torch._dynamo.config.capture_scalar_outputs = True".
+
+    Raises:
+        ValueError: it is not written so.
+    """
+    name, _, value = setting.partition("=")
+    module, _, attribute = name.strip().rpartition(".")
+    if not module.startswith("torch.") or not module.endswith("config") or value.strip() not in ("True", "False"):
+        raise ValueError(f"setting is {setting!r}, but must be such as torch._dynamo.config.name = True")
+    with importlib.import_module(module).patch({attribute: value.strip() == "True"}):
+        yield
+
+
+def _more_compilations() -> Any:
+    """Let one code object be compiled as often as there are mends: all of them count towards one limit."""
+    return importlib.import_module("torch._dynamo.config").patch(
+        recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16
+    )

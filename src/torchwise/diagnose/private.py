@@ -1,0 +1,41 @@
+"""The names of torch that the diagnosis needs and that torch does not promise to keep: looked up here alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+WHO = "watching the compiler"
+
+
+def trace_logger() -> logging.Logger:
+    """Return the logger that PyTorch's structured trace is written to.
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    logger: logging.Logger = _looked_up(_TRACE_LOG)
+    return logger
+
+
+def cudagraph_skips() -> int:
+    """Return how often Inductor ran something without the CUDA graph that was asked for, in this process.
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    counters: Mapping[str, Mapping[str, int]] = _looked_up(_COUNTERS)
+    return counters["inductor"]["cudagraph_skips"] if "cudagraph_skips" in counters.get("inductor", {}) else 0
+
+
+def _looked_up(name: tuple[str, str]) -> Any:
+    from torchwise.realize import private  # here, as `torchwise.watch` is named where there may be no torch
+
+    return private.look_up(WHO, name)
+
+
+_TRACE_LOG = ("torch._logging._internal", "trace_log")
+_COUNTERS = ("torch._dynamo.utils", "counters")
+NAMES = (_TRACE_LOG, _COUNTERS)
+"""Every private name used."""

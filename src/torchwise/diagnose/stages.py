@@ -1,0 +1,180 @@
+"""The six stages between a call and its kernels: how long each took, and what went in and came out.
+
+Times come from the spans of PyTorch's own trace. They lie inside each other, so each counts without what lies in it,
+for the stage that its name belongs to; a name that belongs to none counts for the stage around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwise.diagnose.trace import Artefact, Span
+from torchwise.records.explanation import Execution, Kernel, Stage
+from torchwise.records.watched import Watched
+
+CAPTURE, OPTIMISATION, SELECTION, GENERATION, COMPILATION, EXECUTION = (
+    "graph capture",
+    "graph optimisation",
+    "backend selection",
+    "kernel generation",
+    "compilation",
+    "caching and execution",
+)
+_STAGE_OF = (
+    (EXECUTION, re.compile(r"cache(?!_hint)|torch_key|triton_key", re.I)),
+    (CAPTURE, re.compile(r"entire_frame|compile_attempt|bytecode_tracing|build_guards|deferred_runtime_asserts")),
+    (OPTIMISATION, re.compile(r"backend_compile|aot_|_recursive_|^pass\.|fw_compiler|bw_compiler|fake_tensor_prop")),
+    (OPTIMISATION, re.compile(r"create_aot_dispatcher|min_cut|joint")),
+    (GENERATION, re.compile(r"GraphLowering\.codegen|^Scheduler\.|Codegen\.generate|code_gen$")),
+    (SELECTION, re.compile(r"GraphLowering\.run|autotun|benchmark|fx_codegen_and_compile|inductor_compile")),
+    (COMPILATION, re.compile(r"load_by_key_path|compile_file|async_compile|compile_to_fn|TritonBundle|triton")),
+)
+_NODE = re.compile(r"^\s+(\w+)(?:: [^=]+)? = (torch\.ops\.[\w.]+|\w[\w.]*)\(", re.M)
+_OPERATOR = re.compile(r"torch\.ops\.(\w+\.\w+)")
+_GENERATED = re.compile(r"^(?:cpp|triton)_\w+ = async_compile\.", re.M)
+_FALLBACK = re.compile(r"= torch\.ops\.(aten\.\w+)[\w.]*\(")
+_EXTERN = re.compile(r"extern_kernels\.(\w+)\(")
+FILES = {
+    "dynamo_output_graph": (CAPTURE, "captured"),
+    "before_post_grad_graph": (OPTIMISATION, "before"),
+    "inductor_post_grad_graph": (OPTIMISATION, "after"),
+    "inductor_output_code": (GENERATION, "kernels"),
+    "dynamo_cpp_guards_str": (EXECUTION, "guards"),
+}
+"""Artefacts that are kept: the stage that each belongs to, and how its file's name begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What one file of generated code calls.
+
+    Attributes:
+        generated: kernels that the compiler wrote.
+        library: calls of a library's kernels, such as a matrix product, by name.
+        fallbacks: operators that run as in eager, by name.
+    """
+
+    generated: int
+    library: Counter[str]
+    fallbacks: Counter[str]
+
+
+def code_of(artefacts: Iterable[Artefact]) -> Code:
+    """Return what all generated code calls."""
+    total = Code(0, Counter(), Counter())
+    for artefact in artefacts:
+        if artefact.name == "inductor_output_code":
+            total.library.update(_EXTERN.findall(artefact.text))
+            total.fallbacks.update(_FALLBACK.findall(artefact.text))
+            total = Code(total.generated + len(_GENERATED.findall(artefact.text)), total.library, total.fallbacks)
+    return total
+
+
+def stages(
+    spans: Sequence[Span],
+    artefacts: Sequence[Artefact],
+    watched: Watched,
+    execution: Execution,
+    kernels: Sequence[Kernel],
+    backend: str,
+    files: dict[str, tuple[str, ...]],
+) -> tuple[Stage, ...]:
+    """Return the six stages of what was compiled.
+
+    Args:
+        spans: of all compilations.
+        artefacts: likewise.
+        watched: what was seen besides.
+        execution: of a steady call.
+        kernels: that run in it.
+        backend: that was chosen, in words.
+        files: of each stage, where artefacts were written.
+    """
+    seconds, code = times(spans), code_of(artefacts)
+    captured, before, after = (
+        nodes(artefacts, n) for n in ("dynamo_output_graph", "before_post_grad_graph", "inductor_post_grad_graph")
+    )
+    graphs = sum(a.name == "dynamo_output_graph" for a in artefacts)
+    hits = sum(one.cache_hits for one in watched.compilations)
+    misses = sum(one.cache_misses for one in watched.compilations)
+    told = {
+        CAPTURE: (
+            _counted(len(watched.compilations), "function"),
+            f"{_counted(graphs, 'graph')} of {_counted(captured, 'node')}, "
+            f"{_counted(sum(one.guards for one in watched.compilations), 'guard')}, "
+            f"{_counted(len(watched.breaks), 'graph break')}",
+        ),
+        OPTIMISATION: (
+            f"{_counted(captured, 'node')}, {_counted(before, 'node')} as aten operators",
+            f"{_counted(after, 'node')}",
+        ),
+        SELECTION: (
+            f"{_counted(after, 'node')} for {backend}",
+            f"{_counted(sum(code.library.values()), 'library call')}{_listed(code.library)}, "
+            f"{_counted(sum(code.fallbacks.values()), 'fallback')} to eager{_listed(code.fallbacks)}, "
+            "the rest generated",
+        ),
+        GENERATION: (_counted(after, "node"), _counted(code.generated, "fused kernel")),
+        COMPILATION: (_counted(code.generated, "fused kernel"), "machine code"),
+        EXECUTION: (
+            f"{_counted(hits, 'cache hit')}, {_counted(misses, 'miss', 'misses')}",
+            f"{_counted(execution.regions, 'compiled graph')} and {_counted(sum(k.calls for k in kernels), 'kernel')} "
+            "a call",
+        ),
+    }
+    return tuple(Stage(name, seconds.get(name, 0.0), *told[name], files.get(name, ())) for name in told)
+
+
+def times(spans: Iterable[Span]) -> dict[str, float]:
+    """Return seconds by stage: each span without those inside it. Those of other threads run beside."""
+    seconds: dict[str, float] = {}
+    around: list[tuple[float, str]] = []
+    for span in sorted((s for s in spans if s.compile_id), key=lambda s: (s.start_s, -s.seconds)):
+        while around and around[-1][0] <= span.start_s:
+            around.pop()
+        outer = around[-1][1] if around else None
+        stage = stage_of(span.name) or outer or CAPTURE
+        seconds[stage] = seconds.get(stage, 0.0) + span.seconds
+        if outer:
+            seconds[outer] -= span.seconds
+        around.append((span.start_s + span.seconds, stage))
+    return {stage: max(found, 0.0) for stage, found in seconds.items()}
+
+
+def stage_of(span: str) -> str | None:
+    """Return the stage that a span's name belongs to."""
+    return next((stage for stage, pattern in _STAGE_OF if pattern.search(span)), None)
+
+
+def nodes(artefacts: Iterable[Artefact], name: str) -> int:
+    """Count the operations in all graphs of that name."""
+    return sum(len(_NODE.findall(artefact.text)) for artefact in artefacts if artefact.name == name)
+
+
+def write(artefacts: Iterable[Artefact], folder: Path) -> dict[str, tuple[str, ...]]:
+    """Write artefacts to `folder`, a file each; return their names by stage."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[str]] = {}
+    for number, artefact in enumerate(a for a in artefacts if a.name in FILES):
+        stage, lead = FILES[artefact.name]
+        suffix = "txt" if lead == "guards" else "py"
+        name = f"{lead}-{artefact.compile_id.replace('/', '_') or number}.{suffix}"
+        if name in found.get(stage, ()):  # forward and backward are of one compilation
+            name = f"{lead}-{artefact.compile_id.replace('/', '_')}-{number}.{suffix}"
+        folder.joinpath(name).write_text(artefact.text, encoding="utf-8")
+        found.setdefault(stage, []).append(name)
+    return {stage: tuple(names) for stage, names in found.items()}
+
+
+def _counted(count: float, noun: str, plural: str = "") -> str:
+    return f"{count:,.0f} {noun if round(count) == 1 else plural or noun + 's'}"
+
+
+def _listed(found: Counter[str]) -> str:
+    if not found:
+        return ""
+    return f" ({', '.join(f'{times} {name}' for name, times in found.most_common(4))})"

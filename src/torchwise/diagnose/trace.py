@@ -1,0 +1,197 @@
+"""PyTorch's structured trace, listened to in a live process: what the compiler did, as typed events.
+
+PyTorch writes what its compiler does to the logger `torch.__trace` (the source of TORCH_TRACE and tlparse:
+https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A handler of our own reads it there: no
+environment variable, no `torch._dynamo.reset`, and whatever else listens goes on. Nothing is written in a call that
+compiles nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator
+from types import TracebackType
+from typing import Self
+
+from torchwise.diagnose import private
+from torchwise.diagnose.events import Artefact, Events, Span
+from torchwise.records.watched import Break, Compilation, Fallback, Frame, Recompile, Watched
+
+__all__ = ["Artefact", "Break", "Compilation", "Fallback", "Frame", "Recompile", "Span", "Trace", "Watched"]
+
+
+class Trace:
+    """Collects what the compiler does, in any thread of this process, from `start` to `stop`.
+
+        with Trace() as trace:
+            model(x)
+        trace.breaks
+
+    Several may listen at once, nested or not; each has all events of its own time. Whatever goes wrong in here stays in
+    here: it is told in `notes`, and the program goes on.
+
+    Args:
+        artefacts: names of artefacts to keep, or True for all. They may take many megabytes, so that none is kept by
+            default.
+        spans: keep the steps of each compilation with their times.
+    """
+
+    def __init__(self, *, artefacts: bool | Collection[str] = False, spans: bool = False) -> None:
+        self._handler = _Handler(Events(artefacts, spans))
+        self._logger: logging.Logger | None = None
+        self._skips_before = 0
+        self._began = 0.0
+        self._ended: float | None = None
+
+    def start(self) -> Self:
+        """Begin to listen; a second call does nothing.
+
+        Raises:
+            UnsupportedError: this version of torch has no structured trace.
+        """
+        if self._logger is None:
+            self._logger = private.trace_logger()
+            self._skips_before = private.cudagraph_skips()
+            self._began = time.perf_counter()
+            _attach(self._logger, self._handler)
+            self._note_if_deaf()
+        return self
+
+    def stop(self) -> None:
+        """Stop listening; a second call does nothing. What was collected stays."""
+        if self._logger is None or self._ended is not None:
+            return
+        self._ended = time.perf_counter()
+        self._note_if_deaf()
+        _detach(self._logger, self._handler)
+        with self._handler.events() as events:
+            events.add_skips(private.cudagraph_skips() - self._skips_before)
+            if lost := events.lost():
+                events.notes.append(f"PyTorch gave no metrics of {lost} compilation(s): their times are missing")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def breaks(self) -> tuple[Break, ...]:
+        """Graph breaks, each place and code once, with a mend where one is known."""
+        with self._handler.events() as events:
+            return tuple(events.breaks.values())
+
+    @property
+    def recompiles(self) -> tuple[Recompile, ...]:
+        """Recompilations, each function and guard once."""
+        with self._handler.events() as events:
+            return tuple(events.recompiles.values())
+
+    @property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """Every compilation, in the order in which they ended."""
+        with self._handler.events() as events:
+            return tuple(events.compilations)
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """What runs otherwise than compiled, each once."""
+        with self._handler.events() as events:
+            return tuple(events.fallbacks.values())
+
+    @property
+    def artefacts(self) -> tuple[Artefact, ...]:
+        """The artefacts that were asked for, in order."""
+        with self._handler.events() as events:
+            return tuple(events.artefacts)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The steps of all compilations, in the order in which they ended, where asked for."""
+        with self._handler.events() as events:
+            return tuple(events.spans)
+
+    @property
+    def trace_s(self) -> float:
+        """Seconds of compile time that PyTorch's trace and its reading took."""
+        return sum(one.trace_s for one in self.compilations)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What speaks against the completeness of it all."""
+        with self._handler.events() as events:
+            return tuple(dict.fromkeys(events.notes))
+
+    def watched(self) -> Watched:
+        """Return all of it, up to now, as one record."""
+        ended = time.perf_counter() if self._ended is None else self._ended
+        return Watched(
+            seconds=ended - self._began if self._began else 0.0,
+            breaks=self.breaks,
+            recompiles=self.recompiles,
+            compilations=self.compilations,
+            fallbacks=self.fallbacks,
+            trace_s=self.trace_s,
+            notes=self.notes,
+        )
+
+    def _note_if_deaf(self) -> None:
+        """Say so where the program's own logging keeps PyTorch's trace from us; it is the program's to decide."""
+        logger = self._logger
+        if logger is None:
+            return
+        if logger.disabled or not logger.isEnabledFor(logging.DEBUG):
+            why = "the program's logging has switched PyTorch's trace off (disable_existing_loggers, logging.disable)"
+        elif self._handler not in logger.handlers:
+            why = "the program's logging has taken every listener from PyTorch's trace"
+        else:
+            return
+        with self._handler.events() as events:
+            events.notes.append(f"{why}, so that events are missing")
+
+
+class _Handler(logging.Handler):
+    """Hands every record on; its lock guards the events."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(logging.DEBUG)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Read one record."""
+        try:
+            self._events.hear(record.__dict__.get("metadata") or {}, record.__dict__.get("payload"))
+        except Exception as error:  # records are PyTorch's: an odd one must not end the user's program
+            self._events.notes.append(
+                f"a record of PyTorch's trace could not be read ({type(error).__name__}: {error})"
+            )
+
+    @contextlib.contextmanager
+    def events(self) -> Iterator[Events]:
+        """The events, while no other thread adds to them."""
+        self.acquire()
+        try:
+            yield self._events
+        finally:
+            self.release()
+
+
+def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
+    # A new list, and ours at its head: a logger walks its list as it stands, and PyTorch's own handler takes itself out
+    # while it is walked, so that the next one would be passed over.
+    with _handlers:
+        logger.handlers = [handler, *logger.handlers]
+
+
+def _detach(logger: logging.Logger, handler: logging.Handler) -> None:
+    with _handlers:
+        logger.handlers = [one for one in logger.handlers if one is not handler]
+    handler.close()
+
+
+_handlers = threading.Lock()

@@ -1,0 +1,119 @@
+"""`torchwise.watch()`: what PyTorch's compiler does while a program runs, and one summary at its end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+
+from torchwise.diagnose.trace import Trace
+from torchwise.errors import InputError
+from torchwise.records.watched import Watched
+from torchwise.report.watched import print_watched
+
+
+class Watch:
+    """A watch over the compiler; `torchwise.watch()` makes one that has begun."""
+
+    def __init__(self, *, print_summary: bool = True) -> None:
+        self._trace = Trace()
+        self._prints = print_summary
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def start(self) -> Self:
+        """Begin.
+
+        Raises:
+            UnsupportedError: this version of torch has no structured trace.
+        """
+        self._trace.start()
+        atexit.register(self._at_exit)
+        return self
+
+    def stop(self) -> Watched:
+        """End, print the summary (the first time), and return what was seen."""
+        with self._lock:
+            first, self._stopped = not self._stopped, True
+        if first:
+            self._trace.stop()
+            atexit.unregister(self._at_exit)
+            if self._prints:
+                self._print()
+        return self.seen
+
+    @property
+    def seen(self) -> Watched:
+        """What was seen up to now."""
+        return self._trace.watched()
+
+    def summary(self) -> str:
+        """Return the summary of what was seen up to now, as plain text."""
+        console = Console(width=120, color_system=None, file=None)
+        with console.capture() as captured:
+            print_watched(self.seen, console)
+        return captured.get()
+
+    def to_json(self) -> str:
+        """Return what was seen up to now, in schema `torchwise.watched/1`."""
+        return self.seen.to_json()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._process:  # a forked child has seen nothing of its own
+            self.stop()
+
+    def _print(self) -> None:
+        try:
+            print_watched(self.seen, Console(stderr=True))
+        except Exception as error:  # stderr may be closed or of another kind, and the program must end as it would have
+            _complain(error)
+
+
+def watch(*, print: bool = True) -> Watch:
+    """Watch what PyTorch's compiler does from now on, in every thread of this process.
+
+        with torchwise.watch():
+            train()
+
+    or, where there is no block to put it around::
+
+        seen = torchwise.watch()
+        ...
+        seen.stop()
+
+    It collects graph breaks with what mends them, recompilations with the guard that failed and what varies, the
+    seconds of every compilation, and what runs uncompiled although nobody said so. It changes nothing in PyTorch and
+    sets no environment variable; a call that compiles nothing does no more than before. One summary goes to stderr when
+    it is stopped, or when the process ends.
+
+    Args:
+        print: whether to print the summary. `summary()`, `to_json()` and `seen` have it in any case.
+
+    Raises:
+        InputError: `print` is no bool.
+        UnsupportedError: this version of torch has no structured trace.
+    """
+    if not isinstance(print, bool):
+        raise InputError(f"print is {print!r}, but must be True or False")
+    return Watch(print_summary=print).start()
+
+
+def _complain(error: Exception) -> None:
+    try:
+        sys.stderr.write(f"torchwise: the summary could not be printed: {error}\n")
+    except Exception:  # there is nowhere left to say it
+        return

@@ -1,0 +1,249 @@
+"""Compiled ahead: what a plan compiles is made in one process and called in another, which never compiles.
+
+While one thread of a process compiles, Dynamo raises errors in the others' calls (torch 2.11), tells them that they are
+compiling (2.13), and rewinds the random numbers that they draw. So a program that serves has its code made elsewhere.
+PyTorch's door for that is `torch.compile(...).aot_compile` and `torch.compiler.load_compiled_function`: the graph,
+which must not break, its code and its guards as bytes, with the weights left to the module that is there.
+
+Dynamo leaves out guards that it cannot write down, on global variables above all. Global numbers and texts are compared
+here instead; where another guard asks what nothing else would notice, there is no such code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.plan.rules import CUDA_GRAPH_MODES
+from torchwise.realize import private
+from torchwise.realize.backends.inductor import ahead_backend, while_compiling
+from torchwise.realize.lean import Straight, checked
+from torchwise.realize.signature import Signature, signature_of
+from torchwise.realize.watch import ModuleWatch
+
+_GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
+UNWRITABLE = ("torch._dynamo.guards", "CheckFunctionManager")
+Way = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A global variable, and its value while compiling.
+
+    Attributes:
+        module: whose it is; "" for that of the compiled function.
+        name: of the variable.
+        value: a number, a text, or None.
+    """
+
+    module: str
+    name: str
+    value: bool | int | float | str | None
+
+    @classmethod
+    def of(cls, place: str, value: Any) -> Constant | None:
+        """Return what a guard on `place`, as Dynamo writes it, asks; None where it is no plain global variable."""
+        found = _GLOBAL.fullmatch(place)
+        if found is None or type(value) not in (bool, int, float, str, type(None)):
+            return None
+        return cls((found["module"] or "").replace("_dot_", "."), found["name"] or found["own"], value)
+
+    def holds(self, own: dict[str, Any]) -> bool:
+        """Whether it is the same now; `own` are the globals of the compiled function."""
+        scope = vars(sys.modules[self.module]) if self.module in sys.modules else {} if self.module else own
+        now = scope.get(self.name, self)
+        return type(now) is type(self.value) and now == self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What was compiled for calls of one signature.
+
+    Attributes:
+        data: as PyTorch writes it; a pickle, so that it is code, and only ever read by whoever had it made.
+        straight: whether the signature, the look at the module and the constants notice all that its guards would.
+        constants: global variables that are part of it.
+    """
+
+    data: bytes
+    straight: bool
+    constants: tuple[Constant, ...] = ()
+
+
+def check_possible(plan: Plan) -> None:
+    """Refuse plans that cannot be compiled ahead.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    reasons = {
+        "it compiles parts, and only one whole graph can be carried over": plan.scope != "whole",
+        "an RNN set apart breaks the graph": "isolate_rnn" in plan.transforms,
+        f"mode {plan.mode!r} records its CUDA graphs where it compiles": plan.mode in CUDA_GRAPH_MODES,
+        "the weights are frozen into the code, which does not notice new ones elsewhere": bool(plan.option("freezing")),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnsupportedError(f"plan {plan} cannot be compiled ahead: {reason}")
+
+
+class Maker:
+    """In place of a plan's backend (`realize`), answers plainly, and compiles ahead for each signature it is asked.
+
+    Attributes:
+        made: the code, in the order of the first calls.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Code] = []
+
+    def __call__(self, call: Way, plan: Plan) -> Way:
+        """Return `call`, watched.
+
+        Raises:
+            UnsupportedError: the plan cannot be compiled ahead (and on its calls: this model cannot).
+        """
+        check_possible(plan)
+        if isinstance(call, torch.nn.Module):
+            raise UnsupportedError("the model has forward hooks, which code that is compiled ahead leaves out")
+        seen: set[Signature] = set()
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            if (signature := signature_of(args, kwargs)) not in seen:
+                seen.add(signature)
+                self.made.append(_made(call, plan, args, kwargs))
+            return call(*args, **kwargs)
+
+        return compiled
+
+
+class Loader:
+    """In place of a plan's backend (`realize`), answers by what a `Maker` made, for the module that is here.
+
+    What changed so that the code does not hold raises on the call, and the original answers.
+    """
+
+    def __init__(self, codes: Sequence[Code]) -> None:
+        self._codes = codes
+        self._functions: list[tuple[Any, Code]] = []
+
+    def __call__(self, call: Way, plan: Plan) -> Way:  # noqa: ARG002 - it was followed when the code was made
+        """Load the code for `call`, a function or the forward of a module.
+
+        Raises:
+            UnsupportedError: this torch cannot load it.
+        """
+        with _enabled():
+            self._functions = self._functions or [(_loaded(code), code) for code in self._codes]
+        return _Loaded(call, self._functions)
+
+
+class _Loaded:
+    def __init__(self, call: Way, functions: list[tuple[Any, Code]]) -> None:
+        owner = getattr(call, "__self__", None)
+        self._globals = getattr(getattr(call, "__func__", call), "__globals__", {})
+        self._owner = owner if isinstance(owner, torch.nn.Module) else None
+        self._functions = functions
+        self._ways: dict[Signature, Way] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        signature = signature_of(args, kwargs)
+        way = self._ways.get(signature)
+        if way is None:
+            way = self._ways[signature] = self._found(args, kwargs)
+        if not torch.is_grad_enabled():
+            return way(*args, **kwargs)
+        with torch.no_grad():  # nothing that is here asks for a gradient, and so the code was proven without
+            return way(*args, **kwargs)
+
+    def way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+        """Return what answers calls of this signature, without looking it up."""
+        return self._ways.get(signature_of(args, dict(kwargs)), self)
+
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
+        own = () if self._owner is None else (self._owner,)
+        for function, code in self._functions:
+            with torch.no_grad():
+                serves = len(self._functions) == 1 or function.guard_check(*own, *args, **kwargs)
+            if serves:
+                return self._constant(self._way(function, code.straight, own), code.constants)
+        raise UnsupportedError("nothing was compiled ahead for such a call")
+
+    def _way(self, function: Any, straight: bool, own: tuple[Any, ...]) -> Way:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return function(*own, *args, **kwargs)
+
+        if not straight:
+            return guarded
+        inner = function.fn
+
+        def unguarded(*args: Any, **kwargs: Any) -> Any:
+            return inner(*own, *args, **kwargs)
+
+        return checked(unguarded, guarded, ModuleWatch(self._owner) if self._owner is not None else None)
+
+    def _constant(self, way: Way, constants: tuple[Constant, ...]) -> Way:
+        if not constants:
+            return way
+        scope = self._globals
+
+        def compared(*args: Any, **kwargs: Any) -> Any:
+            for constant in constants:
+                if not constant.holds(scope):
+                    raise UnsupportedError(f"global {constant.name} is not {constant.value!r} any more")
+            return way(*args, **kwargs)
+
+        return compared
+
+
+def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
+    straight, dropped = Straight(call), list[Any]()
+    unwritable = private.look_up("compiling ahead", UNWRITABLE).UNSUPPORTED_SERIALIZATION_GUARD_TYPES
+
+    def written(guards: Sequence[Any]) -> list[bool]:
+        straight.guard_filter(guards)
+        kept = [not (g.is_global or g.guard_type in unwritable) for g in guards]
+        dropped.extend(g for g, keep in zip(guards, kept, strict=True) if not keep)
+        return kept
+
+    backend, options = ahead_backend(plan)
+    straight.forget(args, kwargs)
+    with _enabled(), while_compiling(plan), torch.no_grad():
+        compiled = torch.compile(call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": written})
+        try:
+            function = compiled.aot_compile((args, kwargs))  # type: ignore[attr-defined]
+        except AttributeError as error:
+            raise UnsupportedError(f"torch {torch.__version__} cannot compile ahead ({error})") from error
+        constants = {id(guard): c for guard in dropped if (c := Constant.of(str(guard.name), guard.value))}
+        lost = straight.uncovered([guard for guard in dropped if id(guard) not in constants], args, kwargs)
+        if lost:
+            raise UnsupportedError(f"it depends on {lost}, which code that is compiled ahead would not notice")
+        is_straight = straight.obstacle(args, kwargs, set(constants)) is None
+        return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())))
+
+
+def _bytes_of(function: Any) -> bytes:
+    return bytes(type(function).serialize(function).serialized_data)
+
+
+def _loaded(code: Code) -> Any:
+    load = private.look_up("code that was compiled ahead", ("torch.compiler", "load_compiled_function"))
+    return load(io.BytesIO(code.data))
+
+
+@contextlib.contextmanager
+def _enabled() -> Iterator[None]:
+    """Open the door, which torch 2.11 keeps shut by default."""
+    from torch._dynamo import config
+
+    with config.patch(enable_aot_compile=True):
+        yield

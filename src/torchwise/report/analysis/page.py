@@ -1,0 +1,76 @@
+"""An analysis as one self-contained page: the look of `base.html.j2`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchwise.records import Check
+from torchwise.records.analysis import Analysis
+from torchwise.report import facts
+from torchwise.report import format as show
+from torchwise.report.analysis.phases import asked_for, phases
+from torchwise.report.analysis.plots import plots
+from torchwise.report.analysis.steps import next_steps, notes
+from torchwise.report.json_export import write_whole
+from torchwise.report.template import render
+
+TEMPLATE = "analyze.html.j2"
+
+
+def write_analysis_html(analysis: Analysis, path: str | Path) -> Path:
+    """Write an analysis as a page to `path`, whole or not at all; return the path.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    return write_whole(render_analysis_html(analysis), path)
+
+
+def render_analysis_html(analysis: Analysis) -> str:
+    """Return an analysis as a page. The same analysis always gives the same page."""
+    head, *rest = [advice.text for advice in analysis.advice] or ["Nothing was found."]
+    verdict = analysis.trial.verdict
+    return render(
+        TEMPLATE,
+        analysis=analysis,
+        target=analysis.workload.target,
+        when=facts.when(analysis.created_at),
+        asked=asked_for(analysis),
+        head=head,
+        advice=rest,
+        figures=_figures(analysis),
+        phases=phases(analysis),
+        plots=plots(analysis),
+        checks=[_check(check) for check in verdict.checks] if verdict else [],
+        traceback=analysis.trial.failure.traceback if analysis.trial.failure else "",
+        notes=notes(analysis),
+        steps=next_steps(analysis),
+        environment=facts.machine(analysis.environment),
+        inputs=[("Model", analysis.inspection.description), *(("Inputs", line) for line in analysis.inspection.inputs)],
+    )
+
+
+def _figures(analysis: Analysis) -> list[facts.Fact]:
+    """Return the figures of the first panel; none for a plan that was not proven."""
+    if not analysis.trial.is_proven or analysis.plan.is_eager:
+        return []
+    pays, costs = analysis.break_even_calls, analysis.trial.costs
+    assert costs is not None, "what is proven was compiled"
+    found: list[tuple[str, Any]] = [
+        ("speed-up", show.speedup(analysis.speedup)),
+        (
+            "pays back after",
+            "the first call" if pays and pays.mid < 1 else show.count(pays.mid) + " calls" if pays else "",
+        ),
+        (f"saved over {show.counted(analysis.workload.calls, 'call')}", show.seconds(analysis.saved_s)),
+        ("cold compile", show.seconds(costs.cold_s)),
+        ("warm compile", show.seconds(costs.warm_s)),
+        ("to reserve", show.size(analysis.steady.memory.reserve if analysis.steady else None)),
+    ]
+    return [(name, value) for name, value in found if value and value != show.NONE]
+
+
+def _check(check: Check) -> tuple[str, str, str, str, str]:
+    errors = show.relative_error(check.error), show.relative_error(check.floor)
+    return (check.name, check.outcome.value, *errors, check.detail)

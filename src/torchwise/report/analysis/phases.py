@@ -1,0 +1,213 @@
+"""What each phase of an analysis found, as facts and tables of text: every view shows these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwise.records import Outcome
+from torchwise.records.analysis import MARGIN, Analysis, Batch, Consistency
+from torchwise.report import format as show
+from torchwise.report.facts import Fact
+from torchwise.report.rows import verdict_word
+
+ROUND_CALLS = (1, 100, 10_000, 1_000_000)
+"""Numbers of calls that a table of costs holds besides those that are expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures as text: the first column names the rows."""
+
+    caption: str
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase: a title, what it is about, facts, and a table where there is one."""
+
+    key: str
+    title: str
+    facts: tuple[Fact, ...] = ()
+    table: Table | None = None
+    note: str = ""
+
+
+def phases(analysis: Analysis) -> list[Phase]:
+    """Return the phases that there is something to show of, in order."""
+    found = (baseline, compiling, speed, economics, memory, correctness, scaling)
+    made = (phase(analysis) for phase in found)
+    return [phase for phase in made if phase.facts or phase.table or phase.note]
+
+
+def asked_for(analysis: Analysis) -> str:
+    """Return the request in a line."""
+    spec = analysis.workload
+    words = [
+        f"plan {analysis.plan} ({analysis.plan.id})",
+        f"{spec.mode} on {spec.device}",
+        f"for {spec.objective}",
+        f"{show.counted(spec.calls, 'call')} and {show.counted(spec.restarts, 'start')}",
+        f"effort {analysis.effort}",
+    ]
+    return show.one_line(", ".join(words))
+
+
+def baseline(analysis: Analysis) -> Phase:
+    """Say what the plain model takes."""
+    seen = analysis.inspection
+    shares = sorted(seen.shares.items(), key=lambda item: -item[1])
+    timed = seen.measurement.baseline_s
+    facts = [
+        ("Per call", show.seconds(seen.measurement.baseline_time.mid) if timed else show.NONE),
+        ("Against itself", show.speedup(seen.measurement.speedup) if timed else show.NONE),
+        ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
+        ("Peak memory of a call", show.size(seen.peak_memory)),
+        ("Where the time goes", ", ".join(f"{name} {show.percent(share)}" for name, share in shares)),
+    ]
+    return Phase("baseline", "Baseline: eager", _given(facts))
+
+
+def compiling(analysis: Analysis) -> Phase:
+    """Say what the first calls cost, cold and warm."""
+    costs, trial = analysis.trial.costs, analysis.trial
+    facts: list[Fact] = []
+    if trial.failure:
+        facts.append(("Failed", show.clipped(str(trial.failure), 400)))
+    if costs:
+        facts += [
+            ("Cold, empty caches", show.seconds(costs.cold_s)),
+            ("Warm, full caches", show.seconds(costs.warm_s)),
+            ("Compile caches", show.size(costs.cache_bytes) if costs.cache_bytes else show.NONE),
+        ]
+    return Phase("compiling", "Compile cost", _given(facts))
+
+
+def speed(analysis: Analysis) -> Phase:
+    """Say how fast the plan is, and how alike its calls are."""
+    facts = [("Speed-up over eager", show.speedup(analysis.speedup))]
+    if analysis.trial.measurement:
+        facts.append(("Per call", show.seconds(analysis.trial.measurement.candidate_time.mid)))
+        if analysis.trial.measurement.busy_s is not None:
+            facts.append(("GPU waits for the host", show.percent(analysis.trial.measurement.launch_share)))
+    table = None
+    if analysis.steady:
+        sides = ((show.one_line(str(analysis.plan)), analysis.steady.plan), ("eager", analysis.steady.baseline))
+        header = ("", "calls", "p50", "p95", "p99", "mean", "variation", "drift", "outliers")
+        table = Table("Call by call", header, tuple(_consistency(name, side) for name, side in sides))
+    return Phase("speed", "Speed and consistency", _given(facts), table)
+
+
+def economics(analysis: Analysis) -> Phase:
+    """Say when compiling has paid, and what it is worth."""
+    if not analysis.trial.is_proven:
+        return Phase("economics", "Economics")
+    found, trial = analysis.economics, analysis.trial
+    each, calls, starts = found.seconds_per_call(trial).mid, analysis.workload.calls, analysis.workload.restarts
+    pays = analysis.break_even_calls
+    facts = [
+        ("Saved a call", show.seconds(found.baseline_s - each)),
+        (f"Compiling, {show.counted(starts, 'start')}", show.seconds(found.overhead(trial))),
+        ("Pays back after", _calls(pays.mid) if pays else "never, as far as can be told"),
+        (f"Saved over {show.counted(calls, 'call')}", show.seconds(analysis.saved_s)),
+    ]
+    lines = tuple(
+        (show.count(n), show.seconds(n * found.baseline_s), show.seconds(found.overhead(trial) + n * each))
+        for n in sorted({*ROUND_CALLS, calls})
+    )
+    return Phase("economics", "Economics", _given(facts), Table("Cost over calls", ("calls", "eager", "plan"), lines))
+
+
+def memory(analysis: Analysis) -> Phase:
+    """Say what a process that runs the plan needs."""
+    if analysis.steady is None:
+        return Phase("memory", "Memory")
+    held = analysis.steady.memory
+    more = None if held.overhead is None else f"{'+' if held.overhead >= 0 else '-'}{show.size(abs(held.overhead))}"
+    facts = [
+        ("Parameters and buffers", show.size(held.model)),
+        ("Inputs", show.size(held.inputs)),
+        ("Peak of a call", show.size(held.call)),
+        ("Peak of eager's call", show.size(held.baseline_call)),
+        ("Overhead over eager", more or show.NONE),
+        ("Peak of a warm start", show.size(held.start)),
+        (f"Reserve, {show.percent(MARGIN)} margin", show.size(held.reserve)),
+    ]
+    return Phase("memory", "Memory", _given(facts))
+
+
+def correctness(analysis: Analysis) -> Phase:
+    """Say whether the answers are right."""
+    verdict = analysis.trial.verdict
+    if verdict is None:
+        return Phase("correctness", "Correctness")
+    facts = [
+        ("Answers", verdict_word(verdict)),
+        ("Error against float64", show.relative_error(verdict.error)),
+    ]
+    if verdict.outcome is not Outcome.PASS:
+        facts.append(("Because", show.clipped(verdict.reason, 400)))
+    lines = tuple(
+        (
+            show.one_line(check.name),
+            check.outcome.value,
+            show.relative_error(check.error),
+            show.relative_error(check.floor),
+        )
+        for check in verdict.checks
+    )
+    return Phase(
+        "correctness",
+        "Correctness",
+        _given(facts),
+        Table("Checks", ("check", "outcome", "error", "noise floor"), lines),
+    )
+
+
+def scaling(analysis: Analysis) -> Phase:
+    """Say how time and throughput go with the batch size."""
+    note = show.one_line(analysis.batch_note)
+    if not analysis.batches:
+        return Phase("scaling", "Batch sizes", note=note)
+    header = ("batch", "per call", "items/s", "eager", "eager items/s", "speed-up", "cold")
+    missing = [f"batch {b.size}: {show.clipped(b.reason, 300)}" for b in analysis.batches if b.reason]
+    table = Table("Batch sizes", header, tuple(map(_batch, analysis.batches)))
+    return Phase("scaling", "Batch sizes", table=table, note="; ".join(filter(None, [note, *missing])))
+
+
+def _consistency(name: str, side: Consistency) -> tuple[str, ...]:
+    quantiles = (show.seconds(side.quantile(share)) for share in (0.5, 0.95, 0.99))
+    drift = f"{side.drift:+.1%}".replace("%", " %")
+    return (
+        name,
+        show.count(len(side.calls_s)),
+        *quantiles,
+        show.seconds(side.mean),
+        show.percent(side.variation),
+        drift,
+        show.count(side.outliers),
+    )
+
+
+def _batch(batch: Batch) -> tuple[str, ...]:
+    timed = batch.measurement
+    if timed is None:
+        return (show.count(batch.size), *([show.NONE] * 6))
+    return (
+        show.count(batch.size),
+        show.seconds(timed.candidate_time.mid),
+        show.three(batch.throughput or 0.0),
+        show.seconds(timed.baseline_time.mid),
+        show.three(batch.baseline_throughput or 0.0),
+        show.speedup(timed.speedup),
+        show.seconds(batch.costs.cold_s if batch.costs else None),
+    )
+
+
+def _calls(value: float) -> str:
+    return "the first call" if value < 1 else f"{show.count(value)} calls"
+
+
+def _given(facts: list[Fact]) -> tuple[Fact, ...]:
+    return tuple((name, show.one_line(value)) for name, value in facts if value and value != show.NONE)

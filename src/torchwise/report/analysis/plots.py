@@ -1,0 +1,197 @@
+"""The plots of an analysis: latency call by call, cost over calls, memory, and scaling over batch sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchwise.records import Study, StudyState
+from torchwise.records.analysis import Analysis, Consistency, Memory
+from torchwise.report import format as show
+from torchwise.report.plots.cost import DASHES, cost_plot
+from torchwise.report.plots.plot import Plot
+from torchwise.report.plots.strips import height, name_strips, scale_time
+from torchwise.report.plots.svg import COLORS, INK, MUTED, NEUTRAL, draw
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PERCENTILES = (0.5, 0.95, 0.99)
+MOST_POINTS = 300
+"""Points of a distribution that are drawn, evenly chosen: more make the page heavy and show no more."""
+MOST_MARKS = 4
+"""Marks of an axis of bytes, whose labels are long."""
+
+
+def plots(analysis: Analysis) -> list[Plot]:
+    """Return the plots that the analysis has the records for."""
+    found = (latency_plot(analysis), cost_plot(_as_study(analysis)), memory_plot(analysis), scaling_plot(analysis))
+    return [plot for plot in found if plot]
+
+
+def latency_plot(analysis: Analysis) -> Plot | None:
+    """Return the distribution of single calls, of the plan and of eager."""
+    if analysis.steady is None:
+        return None
+    name = show.clipped(str(analysis.plan), 40)
+    sides = ((name, analysis.steady.plan, COLORS[0], "-"), ("eager", analysis.steady.baseline, NEUTRAL, DASHES[1]))
+    own = analysis.steady.plan
+    summary = (
+        f"Half of the calls of {name} stay within {show.seconds(own.quantile(0.5))}, 99 % within "
+        f"{show.seconds(own.quantile(0.99))}."
+    )
+
+    def paint(axes: Axes) -> None:
+        for label, side, color, dash in sides:
+            shares = np.linspace(0, 1, min(MOST_POINTS, len(side.calls_s)))
+            axes.plot(
+                np.quantile(side.calls_s, shares), shares * 100, color=color, linewidth=1.8, linestyle=dash, label=label
+            )
+            for share in PERCENTILES:
+                axes.plot(side.quantile(share), share * 100, "o", color=color, markersize=5)
+        low = min(min(side.calls_s) for _, side, *_ in sides)
+        high = max(side.quantile(0.995) for _, side, *_ in sides)
+        scale_time(axes, "x", low, high)
+        axes.set_xlim(low * 0.97, high * 1.05)
+        axes.set_xlabel("time of a call", color=MUTED)
+        axes.set_ylabel("calls within it, %", color=MUTED)
+        axes.figure.legend(loc="outside lower left", fontsize=9, handlelength=3)
+
+    return Plot(
+        key="latency",
+        title="Time of single calls",
+        summary=summary,
+        caption="How many calls stay within a time: the steeper, the more alike they are. Dots mark the 50th, 95th and "
+        "99th percentile. The slowest half percent may lie beyond the axis, and is in the table.",
+        svg=draw("latency", summary, 3.4, paint),
+        header=("", "calls", "minimum", "p50", "p95", "p99", "maximum"),
+        table=tuple(_quantiles(label, side) for label, side, *_ in sides),
+    )
+
+
+def memory_plot(analysis: Analysis) -> Plot | None:
+    """Return what is held, for the plan and for eager, against the planning figure."""
+    held = analysis.steady.memory if analysis.steady else None
+    if held is None or held.reserve is None:
+        return None
+    bars = _bars(analysis, held)
+    summary = f"Reserve {show.size(held.reserve)}."
+
+    def paint(axes: Axes) -> None:
+        for place, (_, parts) in enumerate(bars):
+            left = 0.0
+            for (label, size), color in zip(parts, COLORS, strict=False):
+                axes.barh(place + 0.05, size, left=left, height=0.42, color=color, label=label if place == 0 else None)
+                left += size
+        axes.axvline(held.reserve or 0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        name_strips(axes, [name for name, _ in bars])
+        _scale_bytes(axes, held.reserve or 1)
+        axes.set_xlim(0, (held.reserve or 1) * 1.08)
+        axes.figure.legend(loc="outside lower left", fontsize=9, ncols=3)
+
+    return Plot(
+        key="memory",
+        title="Memory",
+        summary=summary,
+        caption="What is held while a call runs, and while the plan starts from full caches. The dashed line is the "
+        "planning figure: the longest bar, and a margin.",
+        svg=draw("memory", summary, height(len(bars)) + 0.5, paint),
+        header=("", "model", "inputs", "peak"),
+        table=tuple((name, *(show.size(size) for _, size in parts)) for name, parts in bars),
+    )
+
+
+def scaling_plot(analysis: Analysis) -> Plot | None:
+    """Return throughput over the batch size; None with fewer than two."""
+    timed = analysis.timed_batches
+    if len(timed) < 2:
+        return None
+    name = show.clipped(str(analysis.plan), 40)
+    sizes = [batch.size for batch in timed]
+    own, eager = [b.throughput or 0.0 for b in timed], [b.baseline_throughput or 0.0 for b in timed]
+    best = max(timed, key=lambda batch: batch.throughput or 0.0)
+    summary = (
+        f"{name} has its highest throughput at batch {best.size}: {show.three(best.throughput or 0.0)} items a second."
+    )
+
+    def paint(axes: Axes) -> None:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+        axes.plot(sizes, own, "o-", color=COLORS[0], linewidth=1.8, label=name)
+        axes.plot(sizes, eager, "s", color=NEUTRAL, linewidth=1.8, linestyle=DASHES[1], label="eager")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show.three(value)))
+        axes.set_xlabel("batch size", color=MUTED)
+        axes.set_ylabel("items a second", color=MUTED)
+        axes.figure.legend(loc="outside lower left", fontsize=9, handlelength=3)
+
+    return Plot(
+        key="scaling",
+        title="Throughput over the batch size",
+        summary=summary,
+        caption="Both axes are logarithmic. A line that rises as steeply as the batch grows makes full use of it; "
+        "where it is flat, a larger batch only takes longer.",
+        svg=draw("scaling", summary, 3.4, paint),
+        header=("batch", "items a second", "eager"),
+        table=tuple(
+            (show.count(size), show.three(a), show.three(b)) for size, a, b in zip(sizes, own, eager, strict=True)
+        ),
+    )
+
+
+def _as_study(analysis: Analysis) -> Study:
+    """Return the analysis as a study of one plan, which the plots of studies can be drawn from.
+
+    Its baseline is eager as it was timed beside the plan.
+    """
+    timed = analysis.trial.measurement or analysis.inspection.measurement
+    trials = (analysis.trial,) if analysis.trial.is_proven and not analysis.plan.is_eager else ()
+    return Study(
+        id=0,
+        workload=analysis.workload,
+        environment=analysis.environment,
+        inspection=replace(analysis.inspection, measurement=timed),
+        allow="swapped",
+        effort=analysis.effort,
+        state=StudyState.DECIDED,
+        trials=trials,
+        decision=None,
+        created_at=analysis.created_at,
+    )
+
+
+def _bars(analysis: Analysis, held: Memory) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
+    named = (
+        (show.clipped(str(analysis.plan), 40), held.call),
+        ("eager", held.baseline_call),
+        ("the plan's warm start", held.start),
+    )
+    return [
+        (name, (("model", held.model), ("inputs", held.inputs), ("peak", peak)))
+        for name, peak in named
+        if peak is not None
+    ]
+
+
+def _quantiles(name: str, side: Consistency) -> tuple[str, ...]:
+    found = (side.quantile(share) for share in (0.0, *PERCENTILES, 1.0))
+    return (name, show.count(len(side.calls_s)), *map(show.seconds, found))
+
+
+def _scale_bytes(axes: Axes, most: float) -> None:
+    """Mark an axis of bytes at steps that are round to people: 100 MiB, not 95.4 MiB."""
+    from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+    unit = 1024.0 ** int(math.log(most, 1024))
+    steps = [unit * factor / 1024 for factor in (100, 200, 500)]
+    steps += [unit * factor * power for power in (1, 10, 100) for factor in (1, 2, 5)]
+    axes.xaxis.set_major_locator(MultipleLocator(next(step for step in steps if most / step <= MOST_MARKS)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show.size(value)))

@@ -1,0 +1,53 @@
+"""What to type next, and what the measurements say against themselves."""
+
+from __future__ import annotations
+
+import shlex
+
+from torchwise.records.analysis import Analysis
+from torchwise.report import format as show
+from torchwise.report.commands import LIVE, Step
+from torchwise.workload import DEFAULT_CALLS
+
+
+def next_steps(analysis: Analysis) -> list[Step]:
+    """Return what to type next; the most useful first."""
+    live = analysis.workload.target.startswith(LIVE)
+    tune = "torchwise.tune(model, args)" if live else _command("tune", analysis)
+    steps = [Step(tune, "tries every plan that could pay, and decides")]
+    if not analysis.batches:
+        scaled = "torchwise.analyze(model, args, batches=(1, 2, 4, 8))"
+        again = scaled if live else _command("analyze", analysis, "--batches", "1,2,4,8")
+        steps.append(Step(again, "how time and throughput go with the batch size; each size is compiled anew"))
+    if not live and (analysis.trial.failure or not analysis.trial.is_proven):
+        steps.insert(0, Step(_command("bisect", analysis), "where the failure or the wrong answer enters"))
+    return steps
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """Return what inspection and measurements say against themselves, each once."""
+    found = list(analysis.inspection.notes)
+    found += [f"eager against itself: {note}" for note in analysis.inspection.measurement.notes]
+    if timed := analysis.trial.measurement:
+        found += [f"the plan beside eager: {note}" for note in timed.notes]
+    for batch in analysis.timed_batches:
+        found += [f"batch {batch.size}: {note}" for note in (batch.measurement.notes if batch.measurement else ())]
+    return [show.one_line(note) for note in dict.fromkeys(found)]
+
+
+def _command(name: str, analysis: Analysis, *more: str) -> str:
+    spec = analysis.workload
+    words = ["--device", spec.device]
+    given: list[tuple[str, str, str]] = [("mode", spec.mode, "inference")]
+    given += [("objective", spec.objective, "latency")] if name != "bisect" else []
+    words += [word for option, value, usual in given if value != usual for word in (f"--{option}", value)]
+    if name != "bisect":
+        words += ["--calls", str(spec.calls)] if spec.calls != DEFAULT_CALLS else []
+        words += ["--restarts", str(spec.restarts)] if spec.restarts != 1 else []
+    if name != "tune":
+        words += ["--plan", analysis.plan.to_json()]
+    words += more
+    target = ["--", spec.target] if spec.target.startswith("-") else [spec.target]
+    return shlex.join(
+        ["torchwise", name, *words, *target] if target[0] == "--" else ["torchwise", name, *target, *words]
+    )

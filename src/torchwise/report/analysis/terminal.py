@@ -1,0 +1,89 @@
+"""An analysis on a terminal: what to do first, then phase by phase what that rests on, then what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table as Grid
+from rich.text import Text
+
+from torchwise.records.analysis import Analysis
+from torchwise.report import format as show
+from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
+from torchwise.report.analysis.steps import next_steps, notes
+
+
+def render_analysis(analysis: Analysis) -> RenderableType:
+    """Return an analysis: the advice, the phases, notes, and the commands that make sense next."""
+    head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["Nothing was found."]
+    here = analysis.environment
+    place = f"{show.one_line(here.gpu or here.cpu)}, torch {show.one_line(here.torch)}"
+    lines = [
+        Text(head, style="bold"),
+        Text(f"holds for {show.one_line(analysis.workload.target)} on {place}", style="dim"),
+    ]
+    good = analysis.break_even_calls is not None and head.startswith("Use")
+    parts: list[RenderableType] = [
+        Panel(Group(*lines), title="Analysis", title_align="left", border_style="green" if good else "yellow"),
+        Text(asked_for(analysis), style="dim"),
+        *(_Shown(phase) for phase in phases(analysis)),
+        *_listed("Advice", rest),
+        *_listed("Worth knowing", notes(analysis)),
+        Text("\nNext", style="bold"),
+    ]
+    for step in next_steps(analysis):
+        parts += [Text(f"  {show.plain(step.command)}", style="cyan"), _hanging(step.purpose, 4, "dim")]
+    return Group(*parts)
+
+
+class _Shown:
+    """A phase; a table that is wider than the terminal becomes lines."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        phase = self._phase
+        yield Text(f"\n{phase.title}", style="bold")
+        if phase.facts:
+            yield Padding(_facts(phase), (0, 0, 0, 2))
+        if phase.table:
+            grid = _grid(phase.table)
+            fits = console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width - 2
+            yield Padding(grid, (0, 0, 0, 2)) if fits else Group(*_as_lines(phase.table))
+        if phase.note:
+            yield _hanging(phase.note, 2, "dim")
+
+
+def _facts(phase: Phase) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    for name, value in phase.facts:
+        grid.add_row(Text(name, style="dim"), Text(value))
+    return grid
+
+
+def _grid(table: Table) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for place, name in enumerate(table.header):
+        grid.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for line in table.lines:
+        grid.add_row(*map(Text, line))
+    return grid
+
+
+def _as_lines(table: Table) -> Iterator[RenderableType]:
+    for name, *cells in table.lines:
+        pairs = ", ".join(f"{title} {cell}" for title, cell in zip(table.header[1:], cells, strict=True))
+        yield _hanging(f"{table.header[0]} {name}: {pairs}".strip(), 2)
+
+
+def _listed(title: str, lines: list[str]) -> list[RenderableType]:
+    return [Text(f"\n{title}", style="bold"), *(_hanging(line, 2) for line in lines)] if lines else []
+
+
+def _hanging(text: str, left: int, style: str = "") -> RenderableType:
+    return Padding(Text(text, style=style), (0, 0, 0, left))

@@ -1,0 +1,46 @@
+"""A benchmark as one self-contained page: the look of `base.html.j2`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchwise.records.benchmark import Benchmark
+from torchwise.report import facts
+from torchwise.report.bench.summary import sentences, summarize
+from torchwise.report.bench.table import LEGEND, blocks
+from torchwise.report.bench.terminal import place
+from torchwise.report.bench.themed import plots
+from torchwise.report.commands import Step
+from torchwise.report.json_export import write_whole
+from torchwise.report.template import render
+
+TEMPLATE = "bench.html.j2"
+
+
+def write_bench_html(benchmark: Benchmark, path: str | Path) -> Path:
+    """Write a benchmark as a page to `path`, whole or not at all; return the path.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    return write_whole(render_bench_html(benchmark), path)
+
+
+def render_bench_html(benchmark: Benchmark) -> str:
+    """Return a benchmark as a page. The same benchmark always gives the same page."""
+    head, *rest = sentences(summarize(benchmark)) or ["No row is finished yet."]
+    compare = Step(
+        "torchwise compare BEFORE.json AFTER.json", "says what became slower, after --export FILE.json twice"
+    )
+    return render(
+        TEMPLATE,
+        when=facts.when(benchmark.created_at),
+        place=place(benchmark),
+        head=head,
+        summary=rest,
+        blocks=blocks(benchmark),
+        legend=LEGEND,
+        plots=plots(benchmark),
+        steps=[compare],
+        environment=facts.machine(benchmark.environment),
+    )

@@ -1,0 +1,146 @@
+"""A bisection on a terminal: while it runs, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from torchwise.records.bisection import Bisection, Operation, Sighting, Step, Symptom
+from torchwise.report import format as show
+from torchwise.report.progress import Progress
+
+STAGES = {
+    "dynamo": "Dynamo, which turns Python into a graph",
+    "aot_eager": "AOT autograd, which traces the graph down to ATen operators",
+    "aot_eager_decomp_partition": "decompositions, common subexpressions or the partitioner of AOT autograd",
+    "inductor": "Inductor, which optimises the graph and generates code",
+    "plan": "the plan's own choices",
+}
+SYMPTOMS = {
+    Symptom.NONE: "no fault",
+    Symptom.WRONG: "a wrong answer",
+    Symptom.NAN: "values that are not finite",
+    Symptom.CRASH: "a crash",
+    Symptom.HANG: "a hang",
+    Symptom.SLOW: "a slow-down",
+}
+MOST_OPERATIONS = 20
+DETAIL = 160
+LEADER = "no fault seen yet"
+
+
+class Silent:
+    """Hears everything and says nothing."""
+
+    def looking(self, what: str) -> None:
+        """A look is begun."""
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage."""
+
+    def seen(self, step: Step) -> None:
+        """A look is done."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+
+class BisectProgress(Progress):
+    """Shows what is looked at, for how long, and what was seen; a bisection's listener.
+
+    Attributes:
+        steps: what was seen so far.
+    """
+
+    steps: tuple[Step, ...] = ()
+
+    def looking(self, what: str) -> None:
+        """A look is begun."""
+        if not self.steps:
+            self._leader = LEADER
+        self._task, self._stage, self._task_start = show.one_line(what), "", self._clock()
+
+    def seen(self, step: Step) -> None:
+        """A look is done."""
+        self.steps = (*self.steps, step)
+        if step.sighting.symptom is not Symptom.NONE and self._leader == LEADER:
+            self._leader = f"the fault: {in_words(step.sighting)}"
+        self._say(f"{show.one_line(step.what)}: {in_words(step.sighting)} ({show.seconds(step.seconds)})")
+        self._task, self._stage = "", ""
+
+
+def in_words(sighting: Sighting) -> str:
+    """Return a sighting as one line, such as "a crash (died in inductor: SIGSEGV)"."""
+    if sighting.symptom is Symptom.NONE:
+        return "right"
+    detail = show.clipped(show.one_line(sighting.detail), DETAIL)
+    return f"{SYMPTOMS[sighting.symptom]} ({detail})"
+
+
+def verdict(bisection: Bisection) -> list[str]:
+    """Return what was found, sentence by sentence."""
+    if not bisection.found:
+        detail = f" ({show.one_line(bisection.sighting.detail)})" if bisection.sighting.detail else ""
+        return [f"Nothing found: the compiled model answers as it should{detail}."]
+    sentences = [
+        f"The fault, {in_words(bisection.sighting)}, enters with {STAGES[bisection.stage or 'plan']}.",
+    ]
+    if culprit := bisection.culprit:
+        place = f", application {culprit.place} of {culprit.of}" if culprit.place else ""
+        sentences.append(f"It comes with the {culprit.kind} {show.one_line(culprit.name)}{place}: {culprit.detail}.")
+        if culprit.workaround:
+            sentences.append(f"Until it is mended: torch.compile(..., options={culprit.workaround!r})")
+    if part := bisection.subgraph:
+        size = show.counted(len(part.operations), "operation")
+        rest = "" if part.complete else ", as far as the budget went"
+        sentences.append(f"The smallest part that shows it has {size} of {part.of}{rest}.")
+    return sentences
+
+
+def render_bisection(bisection: Bisection) -> RenderableType:
+    """Return a bisection: the verdict, the smallest part with its lines, the repro, and every look."""
+    parts: list[RenderableType] = [
+        Text("\n".join(verdict(bisection)), style="bold" if bisection.found else "bold green"),
+        *_operations(bisection),
+        *_repro(bisection),
+        *(Text(f"note: {show.one_line(note)}") for note in bisection.notes),
+        Text(""),
+        _looks(bisection),
+        Text(f"{show.counted(len(bisection.steps), 'look')}, {show.seconds(bisection.seconds)} in all", style="dim"),
+    ]
+    return Group(*parts)
+
+
+def _operations(bisection: Bisection) -> Iterator[RenderableType]:
+    operations = bisection.subgraph.operations if bisection.subgraph else ()
+    for operation in operations[:MOST_OPERATIONS]:
+        yield Padding(Text(_operation(operation)), (0, 0, 0, 2))
+    if len(operations) > MOST_OPERATIONS:
+        yield Padding(Text(f"… and {len(operations) - MOST_OPERATIONS} more", style="dim"), (0, 0, 0, 2))
+
+
+def _operation(operation: Operation) -> str:
+    source = f"\n    {operation.source}  {operation.line}" if operation.source else ""
+    return show.plain(f"{operation.code}{source}")
+
+
+def _repro(bisection: Bisection) -> Iterator[RenderableType]:
+    if repro := bisection.repro:
+        needs = "needs torch alone" if repro.standalone else "needs Torchwise and the target"
+        confirmed = "repro confirmed" if repro.confirmed else "repro NOT confirmed: run by itself it shows no fault"
+        yield Text(f"python {show.plain(repro.file)}  ({confirmed}; {needs})")
+
+
+def _looks(bisection: Bisection) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("look", overflow="fold")
+    table.add_column("seen", overflow="fold")
+    table.add_column("took", justify="right")
+    for step in bisection.steps:
+        table.add_row(Text(show.one_line(step.what)), Text(in_words(step.sighting)), show.seconds(step.seconds))
+    return table

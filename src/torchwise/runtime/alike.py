@@ -1,0 +1,36 @@
+"""Whether one call is like another, as far as a plan goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize import Recognizer, Signature, signature_of
+
+Known = tuple[Recognizer, Callable[..., Any]]
+"""What tells whether a call is like one that was answered, and what answers it then."""
+
+
+def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has this signature still, and a signature that can be looked up."""
+    try:
+        return signature_of(args, kwargs) == key and hash(key) is not None
+    except Exception:  # an input may be of any kind, and refuse to be looked at
+        return False
+
+
+def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
+    """Return what recognises calls like this one without making their signatures; None where nothing can."""
+    if kwargs:
+        return None
+    try:
+        return Recognizer(args), call
+    except UnsupportedError:
+        return None
+
+
+def ranks(description: str) -> str:
+    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks."""
+    return re.sub(r"\d+(?=[,\]\)])", "·", description)

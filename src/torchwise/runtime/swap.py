@@ -1,0 +1,46 @@
+"""Another plan in the place of the one that answers, while calls go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchwise.errors import InputError
+from torchwise.runtime.dispatch import Dispatcher
+from torchwise.runtime.module import dispatcher_of
+from torchwise.verify import mismatch, observation_of
+from torchwise.workload import Example, Workload
+
+
+def swap(optimized: Any, dispatcher: Dispatcher) -> None:
+    """Have `dispatcher` answer the calls that come from now on; those under way end as they began.
+
+    One reference is put in another's place, which no thread can see half done. What answered before frees itself when
+    the last of its calls is over.
+
+    Raises:
+        InputError: it is nothing that Torchwise optimised.
+    """
+    if dispatcher_of(optimized) is None:
+        raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be swapped")
+    own = vars(optimized)
+    own["_torchwise" if "_torchwise" in own else "_dispatcher"] = dispatcher
+
+
+def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
+    """Call the plan once on each example, which makes it ready; return how an answer differs from the original's."""
+    with torch.no_grad():
+        for example in workload.examples:
+            right, ours = _observed(workload.call, example), _observed(dispatcher, example)
+            if dispatcher.statistics.original:
+                return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.original))}"
+            if found := mismatch(ours, right, dispatcher.decision.error or 0.0):
+                return f"on the example inputs it answers otherwise than the original: {found}"
+    return None
+
+
+def _observed(call: Any, example: Example) -> Any:
+    given = example.clone()
+    answer = call(*given.args, **given.kwargs)
+    return observation_of(answer, (given.args, dict(given.kwargs)))

@@ -1,0 +1,36 @@
+"""A headless Chromium, and each page as it is seen in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Start the system's Chromium, or the one that CHROMIUM names."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="these tests need: pip install playwright")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip(f"these tests need one of {', '.join(NAMES)} on the PATH, or CHROMIUM=/its/path")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pages and screenshots go: SCREENSHOTS names a folder to keep them in."""
+    kept = os.environ.get("SCREENSHOTS")
+    if kept is None:
+        return tmp_path_factory.mktemp("pages")
+    Path(kept).mkdir(parents=True, exist_ok=True)
+    return Path(kept)

@@ -1,0 +1,53 @@
+"""Models that are compiled in one process and called in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchwise.plan import Plan
+from torchwise.workload import Example
+
+SHIFT = 0.25
+FACTORS = [2.0]
+
+CASES = {
+    "module": Plan(backend="inductor"),
+    "function": Plan(backend="inductor"),
+    "complex": Plan(backend="inductor", transforms=("complex_to_real",)),
+    "reduced": Plan(backend="inductor", precision="bf16"),
+    "shapes": Plan(backend="inductor"),
+}
+
+
+class Model(torch.nn.Module):
+    """A layer, and a number that is read on every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x)) * self.scale
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) + SHIFT
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(1j * x) * (x + 1)
+
+
+def reads_a_list(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTORS[0]
+
+
+def build(name: str, device: str = "cpu") -> tuple[Any, list[Example]]:
+    """Return what is called, always the same, and its example inputs."""
+    torch.manual_seed(0)
+    call: Any = {"function": function, "complex": waves}.get(name) or Model().eval().to(device)
+    sizes = (3, 5) if name == "shapes" else (3,)
+    return call, [Example((torch.randn(size, 8).to(device),), {}) for size in sizes]

@@ -1,0 +1,105 @@
+"""Evidence as a worker would have it, with nothing the matter, and prices that nobody has to wait for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from torchwise import environment
+from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.kernels import Profiled
+from torchwise.diagnose.observed import Observed
+from torchwise.diagnose.stages import Code
+from torchwise.plan import Plan
+from torchwise.records import Interval, Measurement
+from torchwise.records.explanation import (
+    Basis,
+    Capturable,
+    Execution,
+    Explanation,
+    Finding,
+    Kernel,
+    Place,
+    Price,
+    Stage,
+)
+from torchwise.records.watched import Compilation, Watched
+from torchwise.workload import WorkloadSpec
+
+CALL_S = 100e-6
+COMPILATION = Compilation("0/0", "forward", "model.py", 10, 5.0, guards=40)
+
+
+def price(mid: float, *, basis: Basis = Basis.MEASURED, once_s: float = 0.0) -> Price:
+    return Price(Interval(mid * 0.9, mid, mid * 1.1), basis, "somehow", once_s)
+
+
+def priced(found: Finding) -> Price:
+    """Return the price of a finding, which must have one."""
+    assert found.price is not None
+    return found.price
+
+
+def evidence(**changes: Any) -> Evidence:
+    """A call of 100 µs that has one good kernel, few guards, and is twice as fast as eager."""
+    kernel = Kernel("cpp_fused_0", 1.0, 95e-6, 1000.0, None, 0.9, generated=True)
+    clean = Evidence(
+        device="cpu",
+        plan=None,
+        measurement=Measurement((CALL_S,) * 5, (2 * CALL_S,) * 5),
+        watched=Watched(5.0, compilations=(COMPILATION,)),
+        code=Code(1, Counter(), Counter()),
+        execution=Execution(Interval(CALL_S, CALL_S, CALL_S), 95e-6, 2e-6, 40, 1.0),
+        profiled=Profiled((kernel,), 95e-6, 2e-6, 1.0, 1.0),
+        observed=Observed(operators=5),
+    )
+    return replace(clean, **changes)
+
+
+class FixedPrices:
+    """Every mend saves what it was told; what was asked for is kept."""
+
+    def __init__(self, found: Price | None = None, a_break: Interval | None = None) -> None:
+        self.asked: list[Any] = []
+        self._found, self._break = found, a_break
+
+    def of_plan(self, plan: Plan) -> Price | None:
+        self.asked.append(plan)
+        return self._found
+
+    def without_guards(self) -> Price | None:
+        self.asked.append("no guards")
+        return self._found
+
+    def under(self, setting: str) -> Price | None:
+        self.asked.append(setting)
+        return self._found
+
+    def of_a_break(self) -> Interval | None:
+        self.asked.append("a break")
+        return self._break
+
+
+def explanation(*findings: Finding, **changes: Any) -> Explanation:
+    seen = evidence()
+    whole = Explanation(
+        workload=WorkloadSpec("model.py:factory"),
+        environment=environment.detect("cpu"),
+        plan=None,
+        measurement=seen.measurement,
+        stages=(Stage("graph capture", 1.5, "1 function", "1 graph of 4 nodes"),),
+        execution=seen.execution,
+        kernels=seen.kernels,
+        findings=findings,
+        capturable=Capturable(None, ("there are no CUDA graphs on a CPU",)),
+        watched=seen.watched,
+        notes=("the machine is noisy",),
+        seconds=12.0,
+    )
+    return replace(whole, **changes)
+
+
+def finding(kind: str = "guards", found: Price | None = None, **changes: Any) -> Finding:
+    place = Place("/home/me/model.py", 12, "forward", "if h.mean() > 0:")
+    return replace(Finding(kind, f"{kind} cost time", "because", "mend it", found, (place,)), **changes)

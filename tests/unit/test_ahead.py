@@ -1,0 +1,185 @@
+"""Code compiled in one process and called in another: right, live to the weights, refused where it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.realize.ahead import Code, Constant, Loader, Maker, check_possible
+from torchwise.workload import Example
+
+HERE = Path(__file__).parents[1] / "targets"
+INDUCTOR = Plan(backend="inductor")
+COMPLEX = Plan(backend="inductor", transforms=("complex_to_real",))
+CHILD = """
+import sys; sys.path.insert(0, {here!r})
+import msgspec, torch
+from pathlib import Path
+import ahead_models
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.realize.ahead import Maker
+for name, plan in ahead_models.CASES.items():
+    call, inputs = ahead_models.build(name)
+    maker = Maker()
+    realized = realize(call, plan, inputs[0], device="cpu", mode="inference", backend=maker)
+    with torch.no_grad():
+        for example in inputs:
+            realized.call(*example.args)
+    Path({folder!r}, name).write_bytes(msgspec.msgpack.encode(maker.made))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Code]]:
+    """Return what one other process compiled, by the name of the case."""
+    import msgspec
+
+    folder = tmp_path_factory.mktemp("ahead")
+    program = CHILD.format(here=str(HERE), folder=str(folder))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    return {file.name: msgspec.msgpack.decode(file.read_bytes(), type=list[Code]) for file in folder.iterdir()}
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    import ahead_models
+
+    return ahead_models
+
+
+def loaded(models: Any, made: dict[str, list[Code]], name: str) -> tuple[Any, Any, list[Example]]:
+    call, inputs = models.build(name)
+    plan = models.CASES[name]
+    realized = realize(call, plan, inputs[0], device="cpu", mode="inference", backend=Loader(made[name]))
+    return call, realized, inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["module", "function", "complex", "reduced", "shapes"])
+def test_it_answers_as_the_original_without_compiling(models: Any, made: dict[str, list[Code]], name: str) -> None:
+    from torch._dynamo.utils import counters
+
+    call, realized, inputs = loaded(models, made, name)
+    before = counters["stats"]["unique_graphs"]
+    tolerance = 3e-2 if name == "reduced" else 1e-4
+    with torch.no_grad():
+        for example in inputs:
+            right = call(*example.args)
+            torch.testing.assert_close(realized.call(*example.args), right, atol=tolerance, rtol=tolerance)
+            lean = realized.lean(example.args, {})
+            torch.testing.assert_close(lean(*example.args), right, atol=tolerance, rtol=tolerance)
+    assert counters["stats"]["unique_graphs"] == before
+
+
+@pytest.mark.slow
+def test_it_reads_the_weights_that_are_there(models: Any, made: dict[str, list[Code]]) -> None:
+    call, realized, inputs = loaded(models, made, "module")
+    with torch.no_grad():
+        realized.call(*inputs[0].args)
+        call.layer.weight.mul_(3)
+        torch.testing.assert_close(realized.call(*inputs[0].args), call(*inputs[0].args))
+        call.layer.weight = torch.nn.Parameter(torch.ones_like(call.layer.weight))
+        torch.testing.assert_close(realized.call(*inputs[0].args), call(*inputs[0].args))
+
+
+@pytest.mark.slow
+def test_what_changed_in_the_module_is_noticed(models: Any, made: dict[str, list[Code]]) -> None:
+    call, realized, inputs = loaded(models, made, "module")
+    with torch.no_grad():
+        realized.call(*inputs[0].args)
+        call.scale = 5.0
+        with pytest.raises(RuntimeError, match="scale"):
+            realized.call(*inputs[0].args)
+
+
+@pytest.mark.slow
+def test_a_global_number_that_changed_is_noticed(
+    models: Any, made: dict[str, list[Code]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, realized, inputs = loaded(models, made, "function")
+    with torch.no_grad():
+        realized.call(*inputs[0].args)
+        monkeypatch.setattr(models, "SHIFT", 4.0)
+        with pytest.raises(UnsupportedError, match=r"SHIFT is not 0\.25 any more"):
+            realized.call(*inputs[0].args)
+    assert call is models.function
+
+
+@pytest.mark.slow
+def test_a_call_that_nothing_was_compiled_for_raises(models: Any, made: dict[str, list[Code]]) -> None:
+    _, realized, _ = loaded(models, made, "shapes")
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="nothing was compiled ahead"):
+        realized.call(torch.randn(11, 8))
+
+
+@pytest.mark.slow
+def test_gradients_that_nobody_asks_for_change_nothing(models: Any, made: dict[str, list[Code]]) -> None:
+    _, realized, inputs = loaded(models, made, "function")
+    with torch.no_grad():
+        right = realized.call(*inputs[0].args)
+    torch.testing.assert_close(realized.call(*inputs[0].args), right)
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (Plan(backend="inductor", scope="regional"), "compiles parts"),
+        (Plan(backend="inductor", scope="rolled"), "compiles parts"),
+        (Plan(backend="inductor", transforms=("isolate_rnn",)), "breaks the graph"),
+        (Plan(backend="inductor", mode="reduce-overhead"), "CUDA graphs"),
+        (Plan(backend="inductor", options=(("freezing", True),)), "frozen"),
+    ],
+)
+def test_plans_that_cannot_be_carried_over_are_refused(plan: Plan, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        check_possible(plan)
+
+
+def test_a_model_that_depends_on_what_is_not_noticed_is_refused(models: Any) -> None:
+    """A list in a global variable is guarded by Dynamo in place, and cannot be written down."""
+    maker = Maker()
+    given = Example((torch.randn(4),), {})
+    realized = realize(models.reads_a_list, INDUCTOR, given, device="cpu", mode="inference", backend=maker)
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=r"depends on .*FACTORS"):
+        realized.call(*given.args)
+    assert not maker.made
+
+
+def test_a_module_with_hooks_is_refused() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_forward_hook(lambda *_: None)
+    with pytest.raises(UnsupportedError, match="hooks"):
+        Maker()(module, INDUCTOR)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("G['SCALE']", 0.5, Constant("", "SCALE", 0.5)),
+        ("G['__import_pack_dot_part'].NAME", "x", Constant("pack.part", "NAME", "x")),
+        ("G['FACTORS']", [1], None),
+        ("G['FACTORS'][0]", 1, None),
+        ("self.scale", 1, None),
+    ],
+)
+def test_which_global_variables_are_compared(place: str, value: Any, expected: Constant | None) -> None:
+    assert Constant.of(place, value) == expected
+
+
+def test_a_constant_holds_while_it_is_the_same_and_of_the_same_type() -> None:
+    assert Constant("", "N", 1).holds({"N": 1})
+    assert not Constant("", "N", 1).holds({"N": True})
+    assert not Constant("", "N", 1).holds({"N": 2})
+    assert not Constant("", "N", 1).holds({})
+    assert Constant("math", "pi", __import__("math").pi).holds({})
+    assert not Constant("no.such.module", "pi", 3.0).holds({})

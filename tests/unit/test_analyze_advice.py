@@ -1,0 +1,168 @@
+"""Advice: each rule speaks with its figures where there is something to say, and is silent where there is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from analysis_samples import a_batch, a_steady, an_analysis
+from builders import EAGER_S, UNCLEAR, a_failure, a_measurement, a_plan, a_trial
+from torchwise.diagnose.analysis import advice
+from torchwise.diagnose.analysis.advice import RULES, advise
+from torchwise.plan import EAGER
+from torchwise.records import Costs, FailureKind
+from torchwise.records.analysis import Analysis, Batch, Consistency, Memory
+from torchwise.workload import WorkloadSpec
+
+SPEC = WorkloadSpec("zoo:vision.resnet50", device="cuda")
+
+
+def timed(eager_s: float, plan_s: float, **changes: Any) -> Analysis:
+    """Return an analysis without any noise."""
+    measurement = a_measurement(candidate_s=(plan_s,) * 20, baseline_s=(eager_s,) * 20, **changes)
+    return an_analysis(trial=a_trial(measurement=measurement, costs=Costs(9.0, 1.2, cache_bytes=5 << 20)))
+
+
+def test_a_plan_that_pays_is_to_be_used_with_what_it_saves_and_when_it_has_paid() -> None:
+    text = advice.use(timed(0.00100, 0.00088))
+    assert text == (
+        "Use inductor: it saves 120 µs a call and pays for its 9.00 s of compiling after 75,000 calls; over the "
+        "expected 100,000 calls it saves 3.00 s."
+    )
+
+
+def test_a_plan_that_pays_too_late_is_to_be_left_alone() -> None:
+    record = replace(timed(0.00100, 0.00088), workload=replace(SPEC, calls=1000))
+    assert advice.use(record).startswith("Leave the model alone for 1,000 calls: with inductor it saves 120 µs a call")
+    assert "after 75,000 calls" in advice.use(record)
+
+
+def test_a_slower_plan_a_sure_tie_and_an_unclear_one_are_told_apart() -> None:
+    assert "it is slower, 0.833×" in advice.use(timed(0.010, 0.012))
+    assert "gains nothing that is sure" in advice.use(an_analysis(speedup=1.0))
+    wide = a_measurement(candidate_s=(0.5, 0.9, 2.0) * 5, baseline_s=(1.0,) * 15)
+    assert advice.use(an_analysis(trial=a_trial(measurement=wide))).startswith(
+        "It cannot be told whether inductor pays"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (an_analysis(trial=a_failure(FailureKind.DIED), steady=None), "its process died in compile: SIGSEGV"),
+        (an_analysis(None, None), "wrong answer: values: output[0] is off at (3, 17)"),
+        (an_analysis(trial=a_trial(0, None, None, verdict=UNCLEAR), steady=None), "eager differs from itself"),
+    ],
+)
+def test_what_failed_or_is_not_right_is_not_to_be_used_whatever_its_speed(record: Analysis, words: str) -> None:
+    text = advice.use(record)
+    assert text.startswith("Do not use inductor: ")
+    assert words in text
+
+
+def test_eager_itself_has_nothing_to_pay_back() -> None:
+    record = an_analysis(EAGER, 1.0)
+    assert "This is the model as it is" in advice.use(record)
+    assert advice.few_calls(record) == ""
+
+
+def test_the_number_of_calls_under_which_compiling_does_not_pay_is_named() -> None:
+    assert advice.few_calls(timed(0.00100, 0.00088)).startswith("Do not compile for fewer than 75,000 calls")
+    assert advice.few_calls(an_analysis(speedup=0.8)) == ""
+
+
+def test_a_warm_start_that_saves_and_one_that_does_not() -> None:
+    assert advice.warm_start(timed(0.010, 0.005)) == (
+        "A warm start saves 7.80 s: 1.20 s in place of 9.00 s. Keep the compile caches between starts "
+        "(TORCHINDUCTOR_CACHE_DIR, 5.00 MiB)."
+    )
+    same = an_analysis(trial=a_trial(costs=Costs(9.0, 8.5)))
+    assert advice.warm_start(same).startswith("A warm start saves little: 8.50 s in place of 9.00 s.")
+    assert advice.warm_start(an_analysis(trial=a_trial(costs=Costs(0.2, 0.1)))) == ""
+    assert advice.warm_start(an_analysis(trial=a_trial(costs=Costs(9.0)))) == ""
+
+
+def test_a_tail_is_the_plans_own_or_the_machines() -> None:
+    steady, long = Consistency((0.001, 0.00101) * 50), Consistency((0.001,) * 95 + (0.004,) * 5)
+    own = an_analysis(steady=a_steady(plan=long, baseline=steady))
+    assert "4.00× the median" in advice.tail(own)
+    assert advice.tail(own).endswith("it is the plan's own.")
+    shared = an_analysis(steady=a_steady(plan=long, baseline=long))
+    assert advice.tail(shared).endswith("it is the machine or the model.")
+    assert advice.tail(an_analysis(steady=a_steady(plan=steady, baseline=long))) == ""
+
+
+def test_noise_and_drift_speak_from_their_thresholds_on() -> None:
+    noisy = Consistency((0.001, 0.002) * 30)
+    assert "Eager is noisy: its calls vary by 33 %" in advice.noise(an_analysis(steady=a_steady(baseline=noisy)))
+    flat, rising = Consistency((1.0,) * 30), Consistency((1.0,) * 10 + (1.1,) * 10 + (1.2,) * 10)
+    own = an_analysis(steady=a_steady(plan=rising, baseline=flat))
+    assert advice.drift(own) == ("Calls became 20 % longer from the first third to the last, while eager's did not.")
+    assert "and eager's did, too" in advice.drift(an_analysis(steady=a_steady(plan=rising, baseline=rising)))
+    still = an_analysis(steady=a_steady(plan=flat, baseline=flat))
+    assert (advice.noise(still), advice.drift(still), advice.tail(still)) == ("", "", "")
+
+
+def test_memory_names_what_to_reserve_and_only_a_difference_that_counts() -> None:
+    def text(call: int, **changes: Any) -> str:
+        return advice.memory(an_analysis(steady=a_steady(memory=Memory(80, 20, None, call, 100)), **changes))
+
+    assert text(
+        200
+    ) == "Reserve 360 B beside CUDA's own context: 20 % above what was seen. A call needs 100 B more " + (
+        "than eager's 100 B."
+    )
+    assert "A call needs 50 B less than eager's 100 B." in text(50)
+    assert "A call needs" not in text(105)
+    assert "beside Python and PyTorch themselves" in text(200, workload=replace(SPEC, device="cpu"))
+    assert advice.memory(an_analysis(steady=a_steady(memory=Memory(80, 20)))) == ""
+
+
+def test_a_gpu_that_waits_for_the_host_is_named_unless_the_plan_captures() -> None:
+    waiting = a_measurement(1.5, busy_s=EAGER_S / 1.5 * 0.4)
+    assert "waits for the host 60 % of a call" in advice.waits(an_analysis(trial=a_trial(measurement=waiting)))
+    captured = a_trial(plan=a_plan(capture="call"), measurement=waiting)
+    assert advice.waits(an_analysis(trial=captured)) == ""
+    assert advice.waits(an_analysis()) == ""
+
+
+def test_batches_say_what_a_larger_one_costs_and_where_throughput_ends() -> None:
+    growing = an_analysis(batches=tuple(map(a_batch, (1, 2, 4, 8))))
+    assert advice.batches(growing).startswith("A batch of 8 costs 2.2")
+    assert "hardly" not in advice.batches(growing)
+    stops = an_analysis(batches=(_batch(1, 0.6), _batch(2, 1.0), _batch(4, 1.01), _batch(8, 1.02)))
+    assert advice.batches(stops).endswith("Beyond batch 2 throughput hardly grows.")
+    assert advice.batches(an_analysis(batches=(a_batch(1), Batch(2, reason="out of memory")))) == ""
+
+
+def test_throughput_that_falls_names_the_best_batch() -> None:
+    record = an_analysis(batches=(_batch(1, 1.0), _batch(2, 2.0), _batch(4, 1.5)))
+    assert "Batch 2 has the highest throughput, 2.00 items a second." in advice.batches(record)
+
+
+def test_batches_are_not_compared_where_the_machine_changed_between_them() -> None:
+    record = an_analysis(batches=(_batch(1, 1.0), _batch(2, 2.5)))
+    assert advice.batches(record).startswith("A batch of 2 took less time than one of 1: each size is timed by itself")
+
+
+def test_batches_at_which_the_plan_loses_are_named() -> None:
+    mixed = an_analysis(batches=(a_batch(1, speedup=0.7), a_batch(2)))
+    assert advice.batches_lost(mixed).startswith("At some batch sizes the plan is slower than eager: 1 (0.70")
+    assert advice.batches_lost(an_analysis(batches=(a_batch(1), a_batch(2)))) == ""
+    all_slow = (a_batch(1, speedup=0.7), a_batch(2, speedup=0.7))
+    assert advice.batches_lost(an_analysis(batches=all_slow)) == ""  # what `use` says already
+
+
+def test_advice_is_in_the_order_of_the_rules_and_nothing_is_said_twice() -> None:
+    found = advise(an_analysis())
+    names = [rule.__name__ for rule in RULES]
+    assert [a.rule for a in found] == sorted((a.rule for a in found), key=names.index)
+    assert found[0].rule == "use"
+    assert all(a.text.endswith(".") for a in found)
+
+
+def _batch(size: int, throughput: float) -> Batch:
+    seconds = size / throughput
+    return Batch(size, a_measurement(candidate_s=(seconds,) * 5, baseline_s=(seconds * 1.2,) * 5))

@@ -1,0 +1,82 @@
+"""The record of an analysis: JSON both ways, and statistics derived from raw samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analysis_samples import HANG, a_batch, an_analysis
+from builders import a_failure, a_measurement, a_trial
+from torchwise.errors import InputError
+from torchwise.records.analysis import Analysis, Batch, Consistency, Memory
+from torchwise.workload import WorkloadSpec
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        an_analysis(),
+        an_analysis(None, None),
+        an_analysis(trial=a_failure(), steady=None, batches=(Batch(4, reason=str(HANG)),)),
+    ],
+)
+def test_an_analysis_comes_back_from_json_as_it_was(record: Analysis) -> None:
+    assert Analysis.from_json(record.to_json()) == record
+
+
+def test_another_schema_and_another_type_are_refused() -> None:
+    with pytest.raises(InputError, match=r"schema is 'torchwise.analysis/9', but this version reads"):
+        Analysis.from_json(replace(an_analysis(), schema="torchwise.analysis/9").to_json())
+    with pytest.raises(InputError, match="this is no Analysis"):
+        Analysis.from_json('{"workload": 3}')
+
+
+def test_quantiles_variation_and_mean_are_of_the_calls() -> None:
+    side = Consistency(tuple(range(1, 101)))
+    assert side.quantile(0.5) == pytest.approx(50.5)
+    assert side.quantile(0.99) == pytest.approx(99.01)
+    assert side.mean == pytest.approx(50.5)
+    assert side.variation == pytest.approx(28.866 / 50.5, rel=1e-3)
+
+
+def test_drift_is_from_the_first_third_to_the_last() -> None:
+    assert Consistency((1.0,) * 10 + (1.1,) * 10 + (1.5,) * 10).drift == pytest.approx(0.5)
+    assert Consistency((1.0, 1.0, 1.5, 1.5, 2.0, 2.0)).drift == 0.0  # too few to tell
+
+
+def test_an_outlier_lies_three_interquartile_ranges_out() -> None:
+    quiet = (1.0, 1.1, 1.2, 1.3, 1.4) * 4
+    assert Consistency(quiet).outliers == 0
+    assert Consistency((*quiet, 1.9, 2.5, 9.0)).outliers == 2
+
+
+def test_the_planning_figure_is_the_highest_peak_with_model_inputs_and_margin() -> None:
+    held = Memory(100, 20, start=400, call=300, baseline_call=250)
+    assert held.reserve == 624
+    assert held.overhead == 50
+    assert replace(held, start=None).reserve == 504
+    assert Memory(100, 20).reserve is None
+    assert Memory(100, 20).overhead is None
+
+
+def test_economics_are_on_the_scale_of_eager_beside_the_plan() -> None:
+    spec = WorkloadSpec("zoo:vision.resnet50", calls=10_000, restarts=3)
+    timed = a_measurement(candidate_s=(0.5,) * 20, baseline_s=(1.0,) * 20)
+    record = an_analysis(workload=spec, trial=a_trial(measurement=timed))  # 38.2 s cold, 4.1 s warm
+    assert record.break_even_calls is not None
+    assert record.break_even_calls.mid == pytest.approx((38.2 + 2 * 4.1) / 0.5)
+    assert record.saved_s == pytest.approx(10_000 * 0.5 - (38.2 + 2 * 4.1))
+
+
+def test_what_is_not_proven_pays_never() -> None:
+    wrong = an_analysis(None, None)
+    assert (wrong.break_even_calls, wrong.saved_s, wrong.speedup) == (None, None, None)
+
+
+def test_throughput_is_items_a_second_and_batches_that_failed_have_none() -> None:
+    batch = Batch(8, a_measurement(candidate_s=(0.5,) * 5, baseline_s=(1.0,) * 5))
+    assert (batch.throughput, batch.baseline_throughput) == (16.0, 8.0)
+    lost = Batch(16, reason="out of memory")
+    assert (lost.throughput, lost.baseline_throughput) == (None, None)
+    assert [b.size for b in an_analysis(batches=(a_batch(4), lost, a_batch(1))).timed_batches] == [1, 4]

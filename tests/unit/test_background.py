@@ -1,0 +1,454 @@
+"""Tuning beside a program that serves: what is promoted, what is not, and that no call is ever wrong or fails."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import torchwise
+from builders import PASSED, a_measurement, a_study, a_trial
+from live_decisions import decided
+from torchwise import Alert
+from torchwise.background import messages, search, tuning
+from torchwise.background.messages import News, Order
+from torchwise.background.prepare import Checked, Made, Preparation, _keeps_no_state
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.realize.ahead import Code
+from torchwise.records import Costs, Failure, FailureKind, Interval, codec
+from torchwise.runtime import Dispatcher
+from torchwise.runtime.swap import answers_alike, swap
+from torchwise.study import Request
+from torchwise.trial import Job
+from torchwise.trial.job import Attempt
+from torchwise.workload import Example, Workload, WorkloadSpec
+
+THREADS = Plan(threads=1)
+X = torch.randn(4, 8)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).sin()
+
+
+@pytest.fixture
+def alerts() -> Iterator[list[Alert]]:
+    heard: list[Alert] = []
+    remove = torchwise.on_alert(heard.append)
+    yield heard
+    remove()
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put a program of our own in the place of the process that searches."""
+    real = subprocess.Popen
+
+    def put(*lines: str, then: str = "") -> None:
+        program = "import sys, time, os\n" + "".join(f"print({line!r}, flush=True)\n" for line in lines) + then
+        monkeypatch.setattr(
+            tuning.subprocess, "Popen", lambda command, **options: real([sys.executable, "-c", program], **options)
+        )
+
+    return put
+
+
+def promoted(model: Any, plan: Plan = THREADS, **changes: Any) -> str:
+    decision = decided(model, plan, X, error=1e-6)
+    return codec.to_json(News("promoted", f"plan {plan}", decision.to_json(), **{"is_quiet": True, **changes}))
+
+
+DONE = codec.to_json(News("done", "the search is over"))
+
+
+def optimized(model: Any, **options: Any) -> Any:
+    return torchwise.optimize(model, (X,), background=True, effort="quick", **options)
+
+
+def test_the_original_answers_until_a_plan_is_promoted_and_then_the_plan(child: Callable[..., None]) -> None:
+    model = Model().eval()
+    child(promoted(model), DONE)
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait_for_plan(30)
+        assert fast.background.wait(30)
+        assert fast.background.state == "done"
+        assert fast.decision.plan == THREADS
+        torch.testing.assert_close(fast(X), model(X))
+    assert fast.statistics.optimized == 1
+    assert not fast.statistics.original
+
+
+def test_a_function_is_swapped_as_well(child: Callable[..., None]) -> None:
+    child(promoted(torch.sin), DONE)
+    with torch.no_grad():
+        fast = optimized(torch.sin)
+        assert fast.background.wait(30)
+        torch.testing.assert_close(fast(X), X.sin())
+    assert fast.decision.plan == THREADS
+
+
+def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    model = Model().eval()
+    child(then="time.sleep(60)")
+    with torch.no_grad(), caplog.at_level("INFO", "torchwise"):
+        fast = optimized(model)
+        torch.testing.assert_close(fast(X), model(X))
+    assert fast.background.state == "searching"
+    assert fast.statistics.original == {"tuning goes on in the background": 1}
+    assert fast.decision.plan is EAGER or fast.decision.plan.is_eager
+    assert "decision is to stay" not in caplog.text
+    fast.background.stop()
+    assert fast.background.state == "stopped"
+
+
+def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) -> None:
+    """Every answer is right, and none raises."""
+    model = Model().eval()
+    inputs = [torch.randn(4, 8) for _ in range(8)]
+    with torch.no_grad():
+        right = [model(x) for x in inputs]
+    child(then="time.sleep(60)")
+    fast = optimized(model)
+    wrong: list[str] = []
+    over = threading.Event()
+
+    def call(x: torch.Tensor, expected: torch.Tensor) -> None:
+        with torch.no_grad():
+            while not over.is_set():
+                try:
+                    if not torch.allclose(fast(x), expected, atol=1e-5):
+                        wrong.append("another answer")
+                except Exception as error:
+                    wrong.append(repr(error))
+
+    threads = [threading.Thread(target=call, args=pair) for pair in zip(inputs, right, strict=True)]
+    for thread in threads:
+        thread.start()
+    for threads_of_plan in (1, 2, 1, 2, 1):
+        swap(fast, Dispatcher(model, decided(model, Plan(threads=threads_of_plan), X)))
+        time.sleep(0.1)
+    over.set()
+    for thread in threads:
+        thread.join()
+    fast.background.stop()
+    assert not wrong
+    assert fast.statistics.optimized > 0
+
+
+@pytest.mark.parametrize("then", ["os._exit(9)", "os.kill(os.getpid(), 9)", "print('no news', flush=True)"])
+def test_a_search_that_dies_costs_no_call(child: Callable[..., None], alerts: list[Alert], then: str) -> None:
+    model = Model().eval()
+    child(codec.to_json(News("searching", "effort quick")), then=then)
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait(30)
+        torch.testing.assert_close(fast(X), model(X))
+    assert fast.background.state == "failed"
+    assert [alert.kind for alert in alerts] == ["background_failed"]
+
+
+def test_a_search_that_dies_after_a_promotion_leaves_the_plan(child: Callable[..., None]) -> None:
+    model = Model().eval()
+    child(promoted(model), then="os._exit(9)")
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait(30)
+        torch.testing.assert_close(fast(X), model(X))
+    assert fast.background.state == "failed"
+    assert fast.statistics.optimized == 1
+
+
+def test_a_model_that_changed_meanwhile_keeps_its_own_answers(child: Callable[..., None]) -> None:
+    model = Model().eval()
+    child(promoted(model), DONE)
+    model.layer = torch.nn.Linear(8, 3)
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait(30)
+        assert fast(X).shape == (4, 3)
+    assert [news.kind for news in fast.background.news] == ["left", "done"]
+    assert "not here any more" in fast.background.news[0].text
+
+
+def test_code_that_is_not_what_was_written_is_not_loaded(child: Callable[..., None], tmp_path: Path) -> None:
+    model = Model().eval()
+    file = tmp_path / "0.code"
+    sha256 = messages.write_code(file, [Code(b"code", True)])
+    assert messages.read_code(file, sha256) == [Code(b"code", True)]
+    file.write_bytes(b"other")
+    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait(30)
+        torch.testing.assert_close(fast(X), model(X))
+    assert "its code is not loaded" in fast.background.news[0].text
+    assert fast.decision.plan.is_eager
+
+
+def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
+    child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = Model().eval()
+    file = tmp_path / "0.code"
+    sha256 = messages.write_code(file, [])
+    monkeypatch.setattr(tuning, "Loader", lambda codes: lambda call, plan: lambda x: call(x) * 1.01)
+    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait(30)
+        torch.testing.assert_close(fast(X), model(X))
+    assert "answers otherwise than the original" in fast.background.news[0].text
+
+
+def test_a_program_that_was_frozen_stays_as_it_is(child: Callable[..., None]) -> None:
+    model = Model().eval()
+    child(then=f"time.sleep(2); print({promoted(model)!r}, flush=True); print({DONE!r}, flush=True)")
+    with torch.no_grad():
+        fast = optimized(model)
+        torchwise.freeze(fast)
+        assert fast.background.wait(30)
+        assert fast.decision.plan.is_eager
+        torch.testing.assert_close(fast(X), model(X))
+    assert "frozen" in fast.background.news[0].text
+
+
+def test_a_plan_that_fails_here_is_not_swapped_in() -> None:
+    model = Model().eval()
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    dispatcher = Dispatcher(model, decided(model, Plan(backend="inductor"), X), backend=lambda call, plan: fails)
+    found = answers_alike(dispatcher, Workload(model, (Example((X,)),)))
+    assert found
+    assert "does not answer the example inputs" in found
+
+
+def test_the_search_ends_with_what_it_is_for(child: Callable[..., None]) -> None:
+    child(then="sys.stdin.read()")
+    fast = optimized(Model().eval())
+    process = psutil.Process(fast.background._process.pid)
+    del fast
+    gc.collect()
+    process.wait(20)
+
+
+def test_stopping_ends_the_process_and_keeps_the_plan(child: Callable[..., None], alerts: list[Alert]) -> None:
+    model = Model().eval()
+    child(promoted(model), then="sys.stdin.read()")
+    fast = optimized(model)
+    assert fast.background.wait_for_plan(30)
+    folder = fast.background._folder
+    fast.background.stop()
+    assert fast.background._process.poll() is not None
+    assert not folder.exists()
+    assert fast.decision.plan == THREADS
+    assert not alerts
+
+
+def test_copies_and_pickles_leave_the_search_behind(child: Callable[..., None]) -> None:
+    import copy
+
+    child(then="time.sleep(60)")
+    fast = optimized(Model().eval())
+    twin = copy.deepcopy(fast)
+    assert "background" not in vars(twin)
+    fast.background.stop()
+
+
+def test_training_is_refused() -> None:
+    with pytest.raises(InputError, match="only plans for inference"):
+        optimized(Model(), mode="training")
+
+
+def test_what_is_no_wrapper_cannot_be_swapped() -> None:
+    model = Model()
+    with pytest.raises(InputError, match=r"only what torchwise\.apply returned"):
+        swap(model, Dispatcher(model, decided(model, THREADS, X)))
+
+
+def test_an_order_is_the_same_after_a_file() -> None:
+    order = Order(Request(WorkloadSpec("live:m")), ("quick", "standard"), None, ("/a",))
+    assert codec.from_json(codec.to_json(order), Order) == order
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Plan(backend="inductor", scope="regional"), Plan(backend="inductor")),
+        (Plan(backend="inductor", scope="rolled", capture="call"), Plan(backend="inductor", capture="call")),
+        (Plan(backend="inductor", mode="reduce-overhead"), Plan(backend="inductor", capture="call")),
+        (
+            Plan(backend="inductor", mode="max-autotune"),
+            Plan(backend="inductor", mode="max-autotune-no-cudagraphs", capture="call"),
+        ),
+        (Plan(backend="inductor", options=(("freezing", True),)), Plan(backend="inductor")),
+        (Plan(capture="call"), Plan(capture="call")),
+    ],
+)
+def test_what_a_plan_becomes_that_cannot_be_carried_over(plan: Plan, expected: Plan) -> None:
+    assert search.carried(plan) == expected
+
+
+class Workers:
+    """Answers for the workers that make and check."""
+
+    def __init__(self, speedups: dict[Plan, float], failing: tuple[Plan, ...] = ()) -> None:
+        self.speedups, self.failing = speedups, failing
+        self.asked: list[tuple[str, Plan]] = []
+
+    def run(self, job: Preparation, limits: Any, on_stage: Any) -> str | Failure:
+        plan = job.job.plan
+        self.asked.append((job.step, plan))
+        if plan in self.failing:
+            return Failure(FailureKind.RAISED, "compile ahead", "UnsupportedError: it depends on G['x']")
+        if job.step == "make":
+            return codec.to_json(Made("0" * 64, {"avx2": True}))
+        return codec.to_json(Checked(Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan])), True))
+
+
+COMPILED, CAPTURED = Plan(backend="inductor"), Plan(capture="call")
+
+
+def prepared(workers: Workers, best: Interval | None = None) -> tuple[News | None, list[News]]:
+    """Prepare what a study found in which `COMPILED` leads and `CAPTURED` follows."""
+    study = a_study((a_trial(0, COMPILED, 3.0), a_trial(1, CAPTURED, 2.0)), decided=0)
+    told: list[News] = []
+    request = Request(WorkloadSpec("live:m"), effort="quick")
+    return search._prepared(request, study, Path("/nowhere/0.code"), workers, best, told.append), told
+
+
+def test_what_was_decided_is_made_checked_and_promoted() -> None:
+    workers = Workers({COMPILED: 2.9})
+    found, told = prepared(workers)
+    assert workers.asked == [("make", COMPILED), ("check", COMPILED)]
+    assert found is not None
+    assert found.decided().plan == COMPILED
+    assert found.decided().speedup is not None
+    assert found.decided().speedup.mid == pytest.approx(2.9, rel=0.05), "as loaded, not as searched"
+    assert (found.file, found.sha256, found.checks) == ("/nowhere/0.code", "0" * 64, {"avx2": True})
+    assert not told
+
+
+def test_what_cannot_be_made_leaves_the_place_to_the_next() -> None:
+    workers = Workers({CAPTURED: 1.9}, failing=(COMPILED,))
+    found, told = prepared(workers)
+    assert found is not None
+    assert found.decided().plan == CAPTURED
+    assert found.file == ""
+    assert [news.kind for news in told] == ["left"]
+    assert "depends on G['x']" in told[0].text
+
+
+def test_what_is_not_faster_here_is_left() -> None:
+    found, told = prepared(Workers({COMPILED: 0.9, CAPTURED: 0.8}))
+    assert found is None
+    assert [news.kind for news in told] == ["left", "left"]
+
+
+def test_a_later_tier_must_be_better_than_what_answers() -> None:
+    found, told = prepared(Workers({COMPILED: 3.0}), Interval(2.9, 3.0, 3.1))
+    assert found is None
+    assert [news.kind for news in told] == ["stays"]
+    found, _ = prepared(Workers({COMPILED: 4.0}), Interval(2.9, 3.0, 3.1))
+    assert found is not None
+
+
+class Counts(torch.nn.Module):
+    def __init__(self, kept: str) -> None:
+        super().__init__()
+        self.kept = kept
+        self.calls = 0
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept == "buffer":
+            self.count += 1
+        if self.kept == "attribute":
+            self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize(("kept", "expected"), [("buffer", False), ("attribute", False), ("nothing", True)])
+def test_a_model_that_keeps_state_is_not_called_once_more(kept: str, expected: bool, tmp_path: Path) -> None:
+    from torchwise.trial.loading import save
+
+    file = str(tmp_path / "model.pt")
+    save(Workload(Counts(kept), (Example((X,)),)), file)
+    assert _keeps_no_state(Job("try", WorkloadSpec("live:m"), source=file)) is expected
+
+
+@pytest.mark.slow
+def test_a_search_finds_proves_and_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way, with a real search, for a class of a script, which exists by that name here alone."""
+    monkeypatch.setenv("TORCHWISE_BACKGROUND_PRIORITY", "normal")
+    script = tmp_path / "serve.py"
+    script.write_text(SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store.db")], capture_output=True, text=True, timeout=500
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["state"] == "done", found
+    assert found["plan"].startswith("inductor"), found
+    assert found["wrong"] == 0
+    assert found["compiled here"] == 0
+    assert found["optimized"] > 0
+
+
+SCRIPT = """
+import json, sys, time
+import torch, torchwise
+from torchwise.plan import Plan
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.layer(x)
+        for _ in range(20):
+            x = torch.cos(torch.sin(x) * 1.1)
+        return x
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(512, 64)
+    wrong = 0
+    with torch.no_grad():
+        right = model(x)
+        plans = [Plan(backend="inductor")]
+        options = {"plans": plans, "calls": 10**9, "store": sys.argv[1], "effort": "quick"}
+        fast = torchwise.optimize(model, (x,), background=True, **options)
+        end = time.monotonic() + 400
+        while fast.background.state == "searching" and time.monotonic() < end:
+            wrong += not torch.allclose(fast(x), right, atol=1e-4)
+            time.sleep(0.02)
+        for _ in range(20):
+            wrong += not torch.allclose(fast(x), right, atol=1e-4)
+    from torch._dynamo.utils import counters
+    print(json.dumps({
+        "state": fast.background.state, "news": [str(news)[:300] for news in fast.background.news],
+        "plan": str(fast.decision.plan), "wrong": wrong, "optimized": fast.statistics.optimized,
+        "original": fast.statistics.original, "failures": fast.statistics.failures,
+        "compiled here": counters["stats"]["unique_graphs"],
+    }))
+"""

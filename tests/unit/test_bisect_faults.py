@@ -1,0 +1,189 @@
+"""Planted faults, found by real workers: one for each stage, and the real one of torch 2.11."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from torchwise.cli.bisect import bisect as command
+from torchwise.diagnose.bisect import bisect
+from torchwise.errors import BaselineError, InputError
+from torchwise.records.bisection import Bisection, Symptom
+
+FAULTS = Path(__file__).parents[1] / "targets" / "bisect_faults.py"
+
+
+def found_in(name: str, tmp_path: Path, **options: object) -> Bisection:
+    repro = tmp_path / "repro.py"
+    return bisect(f"{FAULTS}:{name}", repro=repro, progress=False, **options)  # type: ignore[arg-type]
+
+
+def confirm(found: Bisection) -> str:
+    """Check that the repro shows the fault once more, from another folder; return its text."""
+    assert found.repro is not None
+    assert found.repro.confirmed
+    done = subprocess.run([sys.executable, found.repro.file], cwd="/", capture_output=True, check=False, timeout=300)
+    assert done.returncode not in (0, 2)
+    return Path(found.repro.file).read_text()
+
+
+@pytest.mark.parametrize("name", ["broken", "eager_nan", "eager_dies"])
+def test_a_model_that_fails_by_itself_is_told_from_one_that_compiling_breaks(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BaselineError, match="run plainly"):
+        found_in(name, tmp_path)
+
+
+def test_a_model_that_is_never_compiled_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing of the model is compiled"):
+        found_in("disabled", tmp_path)
+
+
+@pytest.mark.slow
+def test_an_exception_while_tracing_is_followed_to_its_operation_and_line(tmp_path: Path) -> None:
+    found = found_in("aot_raises", tmp_path)
+    assert (found.sighting.symptom, found.stage) == (Symptom.CRASH, "aot_eager")
+    assert found.subgraph is not None
+    assert len(found.subgraph.operations) == 1
+    assert "_raises" in found.subgraph.operations[0].operator
+    assert found.subgraph.operations[0].source.startswith(f"{FAULTS}:")
+    assert found.repro is not None
+    assert not found.repro.standalone
+    confirm(found)
+
+
+@pytest.mark.slow
+def test_a_death_of_the_process_costs_one_look_and_is_followed(tmp_path: Path) -> None:
+    found = found_in("aot_dies", tmp_path, what="crash")
+    assert (found.sighting.kind, found.stage) == ("SIGSEGV", "aot_eager")
+    assert found.subgraph is not None
+    assert "_dies" in found.subgraph.operations[0].operator
+    confirm(found)
+
+
+@pytest.mark.slow
+def test_a_hang_is_ended_and_placed(tmp_path: Path) -> None:
+    found = bisect(f"{FAULTS}:aot_hangs", what="hang", limit=40, budget=45, progress=False)
+    assert found.sighting.symptom is Symptom.HANG
+    assert "_hangs" in found.sighting.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "symptom"), [("dynamo_wrong", Symptom.WRONG), ("dynamo_nan", Symptom.NAN)])
+def test_what_dynamo_takes_for_something_else_is_dynamos(name: str, symptom: Symptom, tmp_path: Path) -> None:
+    found = found_in(name, tmp_path)
+    assert (found.sighting.symptom, found.stage, found.subgraph) == (symptom, "dynamo", None)
+    assert "load_target" in confirm(found)
+
+
+@pytest.mark.slow
+def test_a_wrong_decomposition_is_named_with_the_operation_it_spoils(tmp_path: Path) -> None:
+    found = found_in("decomposition_wrong", tmp_path)
+    assert found.stage == "aot_eager_decomp_partition"
+    assert found.culprit is not None
+    assert (found.culprit.kind, found.culprit.name) == ("decomposition", "aten.sigmoid.default")
+    assert found.subgraph is not None
+    assert [operation.operator for operation in found.subgraph.operations] == ["torch.sigmoid"]
+    assert any("target's own code" in note for note in found.notes)
+    confirm(found)
+
+
+@pytest.mark.slow
+def test_a_wrong_pass_is_named_and_left_out(tmp_path: Path) -> None:
+    found = found_in("post_grad_wrong", tmp_path)
+    assert found.stage == "inductor"
+    assert found.culprit is not None
+    assert (found.culprit.kind, found.culprit.name) == ("pass", "post_grad_custom_post_pass")
+    assert found.culprit.workaround == {"disabled_passes": "post_grad_custom_post_pass"}
+    confirm(found)
+
+
+@pytest.mark.slow
+def test_a_crash_of_vectorised_code_is_brought_down_to_that_option(tmp_path: Path) -> None:
+    found = found_in("code_dies", tmp_path)
+    assert (found.stage, found.sighting.kind) == ("inductor", "SIGSEGV")
+    assert found.culprit is not None
+    assert found.culprit.workaround == {"cpp.simdlen": 1}
+    confirm(found)
+
+
+class BroadcastAdd(torch.nn.Module):
+    """pytorch/pytorch#174891."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cos(x) * 2
+        return torch.exp(x + torch.ones(2, 1, dtype=torch.complex64)).sum(0)
+
+
+@pytest.mark.slow
+def test_the_complex_broadcast_of_torch_2_11_is_found_and_later_versions_have_none(tmp_path: Path) -> None:
+    x = torch.full((2, 2), 1.0, dtype=torch.complex64)
+    found = bisect(BroadcastAdd(), (x,), repro=tmp_path / "repro.py", progress=False)
+    if not torch.__version__.startswith("2.11."):
+        assert not found.found
+        return
+    assert (found.sighting.symptom, found.stage) == (Symptom.WRONG, "inductor")
+    assert found.culprit is not None
+    assert found.culprit.name == "constant_fold_uniform_value"
+    assert found.subgraph is not None
+    assert [operation.operator for operation in found.subgraph.operations] == ["torch.ones", "add"]
+    assert found.repro is not None
+    assert found.repro.standalone
+    assert "torchwise" not in confirm(found).partition('"""\n')[2]
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, arguments)
+    return (getattr(result.exception, "exit_code", result.exit_code), f"{result.output} {result.exception or ''}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.py:make",), "no file"),
+        ((f"{FAULTS}:healthy", "--what", "odd"), "must be one of auto"),
+        ((f"{FAULTS}:healthy", "--mode", "odd"), "mode is 'odd'"),
+        ((f"{FAULTS}:healthy", "--repro", "/no/such/folder/r.py"), "no folder"),
+        ((f"{FAULTS}:healthy", "--repro", "r.txt"), "must be a .py file"),
+        ((f"{FAULTS}:healthy", "--plan", "{}"), "schema"),
+        ((f"{FAULTS}:healthy", "--plan", '{"schema":"torchwise.plan/1"}'), "leaves the model alone"),
+        ((f"{FAULTS}:healthy", "--plan", "odd"), "must be a number"),
+    ],
+)
+def test_bad_input_ends_with_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    code, output = run(*arguments)
+    assert code == 2
+    assert message in output
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_0_where_nothing_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    code, output = run(f"{FAULTS}:healthy", "--device", "cpu", "--no-repro", "--json", str(file))
+    assert code == 0
+    assert "Nothing found" in output
+    assert not Bisection.from_json(file.read_text()).found
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_1_where_a_fault_is_found(tmp_path: Path) -> None:
+    code, output = run(f"{FAULTS}:aot_raises", "--device", "cpu", "--repro", str(tmp_path / "r.py"))
+    assert code == 1
+    assert "repro confirmed" in output
+
+
+def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchwise.diagnose.bisect.run_bisection", interrupted)
+    code, output = run(f"{FAULTS}:healthy", "--device", "cpu", "--no-repro")
+    assert code == 130
+    assert "interrupted" in output

@@ -1,0 +1,117 @@
+"""The command and `explain`: what they refuse, what they tell the worker, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from explain_samples import explanation, finding, price
+from typer.testing import CliRunner
+
+from torchwise.cli.explain import BUDGET_S
+from torchwise.cli.explain import explain as command
+from torchwise.diagnose import explain as explaining
+from torchwise.diagnose.explain import Inquiry, explain
+from torchwise.errors import InputError, PlanError, TargetError, UnsupportedError
+from torchwise.plan import Plan
+from torchwise.records import Failure, FailureKind
+from torchwise.trial import Limits
+
+
+class Told:
+    """A launcher that keeps the inquiry and gives the answer it was made with."""
+
+    def __init__(self, answer: str | Failure | None = None) -> None:
+        self.inquiry: Inquiry | None = None
+        self._answer = answer or explanation(finding(found=price(1e-6))).to_json()
+
+    def run(self, job: Any, limits: Limits, on_stage: Callable[[str], None]) -> str | Failure:
+        self.inquiry = job
+        on_stage("compile")
+        return self._answer
+
+
+def test_a_live_model_is_sent_with_the_settings_of_this_process(tmp_path: Path) -> None:
+    told, stages = Told(), list[str]()
+    explain(torch.nn.Linear(2, 2), (torch.ones(1, 2),), launcher=told, artefacts=tmp_path / "a", on_stage=stages.append)
+    assert told.inquiry is not None
+    assert told.inquiry.plan is None
+    assert told.inquiry.job.workload.target == "live:Linear"
+    assert told.inquiry.job.settings is not None
+    assert told.inquiry.job.cache_dir, "empty caches of its own, so that the stages are all there"
+    assert (tmp_path / "a").is_dir()
+    assert stages == ["compile"]
+
+
+def test_a_target_and_a_plan_are_told_as_they_are() -> None:
+    told, plan = Told(), Plan(backend="inductor", shapes="dynamic")
+    explain("model.py:factory", plan=plan, device="cpu", mode="training", launcher=told)
+    assert told.inquiry is not None
+    assert (told.inquiry.plan, told.inquiry.job.source) == (plan, None)
+    assert told.inquiry.job.workload.mode == "training"
+
+
+def test_a_worker_that_dies_is_an_answer_that_names_the_way_on() -> None:
+    told = Told(Failure(FailureKind.DIED, "compile", "signal 11"))
+    with pytest.raises(UnsupportedError, match="torchwise bisect"):
+        explain("model.py:factory", device="cpu", launcher=told)
+
+
+@pytest.mark.parametrize("budget", [-1, float("nan")])
+def test_a_budget_below_nothing_is_refused(budget: float) -> None:
+    with pytest.raises(InputError, match="budget is"):
+        explain("model.py:factory", device="cpu", budget=budget, launcher=Told())
+
+
+def test_artefacts_that_cannot_be_written_are_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = Told()
+    with pytest.raises(InputError, match="no such folder can be made"):
+        explain("model.py:factory", device="cpu", artefacts=tmp_path / "file", launcher=told)
+    assert told.inquiry is None
+
+
+def run_command(*words: str) -> Any:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    return CliRunner().invoke(app, words)
+
+
+def test_the_command_shows_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    monkeypatch.setattr(explaining, "ProcessLauncher", lambda: told)
+    result = run_command(
+        "zoo:tutorial.fusion_demo", "--json", str(tmp_path / "x.json"), "--html", str(tmp_path / "x.html")
+    )
+    assert result.exit_code == 0, result.output
+    assert "guards cost time" in result.output
+    assert (tmp_path / "x.json").exists()
+    assert (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("nothing",), TargetError),
+        (("zoo:tutorial.fusion_demo", "--plan", "{}"), PlanError),
+        (("zoo:tutorial.fusion_demo", "--json", "/no/such/folder/x.json"), InputError),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(words: tuple[str, ...], error: type[Exception]) -> None:
+    assert isinstance(run_command(*words).exception, error)
+
+
+def test_the_budget_of_the_command_is_that_of_the_function() -> None:
+    assert BUDGET_S == explaining.BUDGET_S
+
+
+def test_asking_loads_no_torch() -> None:
+    script = "import sys, torchwise.cli.explain, torchwise.diagnose.explain, torchwise.report.explain as r"
+    script += "\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

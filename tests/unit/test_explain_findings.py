@@ -1,0 +1,183 @@
+"""Each finder finds its own fault, where it is, with its price; and nothing where there is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from explain_samples import CALL_S, COMPILATION, FixedPrices, evidence, price, priced
+
+from torchwise.diagnose import findings
+from torchwise.diagnose.findings import breaks, complexes, fallbacks, guards, host, recompiles, rnn, roofline, slower
+from torchwise.diagnose.findings import waits as waiting
+from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.kernels import Profiled
+from torchwise.diagnose.observed import Observed, Wait
+from torchwise.diagnose.stages import Code
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Interval, Measurement
+from torchwise.records.explanation import Basis, Execution, Kernel, Place
+from torchwise.records.watched import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
+
+BRANCH = Break("model.py", 12, "forward", "GB0170", "Data-dependent branching", "It branches.", excerpt="if h > 0:")
+ITEM = replace(BRANCH, mend=Mend("item", "keep it a tensor", "torch._dynamo.config.capture_scalar_outputs = True"))
+
+
+def test_nothing_is_found_where_nothing_is_the_matter() -> None:
+    assert findings.find(evidence(), FixedPrices(price(0.1e-6))) == []
+
+
+def test_a_run_slower_than_eager_costs_the_difference() -> None:
+    (found,) = slower.find(evidence(measurement=Measurement((CALL_S,) * 5, (CALL_S / 2,) * 5)))
+    assert priced(found).per_call_s.mid == pytest.approx(CALL_S / 2)
+    assert (priced(found).basis, found.plan) == (Basis.MEASURED, EAGER)
+
+
+def test_guards_are_priced_by_the_plan_that_leaves_them_out() -> None:
+    prices = FixedPrices(price(20e-6))
+    (found,) = guards.find(evidence(), prices)
+    assert found.title.startswith("40 guards")
+    assert found.places == (Place("model.py", 10, "forward"),)
+    assert prices.asked == [Plan(backend="inductor")] == [found.plan]
+
+
+def test_guards_between_breaks_are_priced_by_calling_without_them() -> None:
+    prices = FixedPrices(price(20e-6))
+    (found,) = guards.find(evidence(watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,))), prices)
+    assert prices.asked == ["no guards"]
+    assert found.plan is None
+    assert "guard_filter_fn" in found.mend
+
+
+def test_guards_that_cost_next_to_nothing_are_not_worth_a_line() -> None:
+    assert not list(guards.find(evidence(), FixedPrices(price(0.001 * CALL_S))))
+
+
+def test_a_break_that_a_setting_mends_is_timed_under_it() -> None:
+    prices = FixedPrices(price(9e-6))
+    (found,) = breaks.find(evidence(watched=Watched(5.0, (ITEM,), compilations=(COMPILATION,))), prices)
+    assert prices.asked == ["torch._dynamo.config.capture_scalar_outputs = True"]
+    assert priced(found).basis is Basis.MEASURED
+    assert "capture_scalar_outputs" in found.mend
+
+
+def test_any_other_break_is_estimated_from_what_one_costs_here() -> None:
+    seen = evidence(
+        watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,)),
+        profiled=Profiled(evidence().kernels, 95e-6, 2e-6, lookups=4.0, regions=4.0),
+    )
+    (found,) = breaks.find(seen, FixedPrices(None, Interval(9e-6, 10e-6, 11e-6)))
+    assert found.places == (Place("model.py", 12, "forward", "if h > 0:"),)
+    assert priced(found).basis is Basis.ESTIMATED
+    assert priced(found).per_call_s.mid == pytest.approx(3 * 10e-6), "three resumed graphs, one break"
+    assert priced(found).per_call_s.low < priced(found).per_call_s.mid < priced(found).per_call_s.high
+
+
+def test_recompiling_costs_seconds_once() -> None:
+    again = replace(COMPILATION, compile_id="0/1", seconds=7.0)
+    changed = Recompile("forward", "model.py", 10, "size of L['n']", "n was 3, then 4", compile_ids=("0/1",))
+    seen = evidence(watched=Watched(5.0, recompiles=(changed, changed), compilations=(COMPILATION, again)))
+    first, second = recompiles.find(seen)
+    assert "n was 3, then 4" in first.cause
+    assert "L['n']" in first.cause
+    assert priced(first).once_s == 7.0
+    assert priced(second).once_s == 0.0, "one compilation is paid once"
+
+
+def test_complex_operators_left_to_eager_are_priced_with_the_rewrite() -> None:
+    code = Code(1, Counter(), Counter({"aten.mul": 2, "aten.exp": 1}))
+    prices = FixedPrices(price(50e-6))
+    (found,) = complexes.find(evidence(code=code, observed=Observed(complex_operators=3)), prices)
+    assert found.title.startswith("3 operators")
+    assert prices.asked == [Plan(backend="inductor", transforms=("complex_to_real",))]
+
+
+def test_an_rnn_is_priced_isolated() -> None:
+    whole = replace(BRANCH, whole=True)
+    prices = FixedPrices(price(50e-6))
+    seen = evidence(has_rnn=True, watched=Watched(5.0, (whole,), compilations=(COMPILATION,)))
+    (found,) = rnn.find(seen, prices)
+    assert prices.asked == [Plan(backend="inductor", transforms=("isolate_rnn",))]
+    assert found.places[0].line == 12
+    assert not list(breaks.find(seen, prices)), "its break is not told twice"
+
+
+def test_a_plan_that_has_the_mend_already_is_not_told_to_have_it() -> None:
+    plan = Plan(backend="inductor", transforms=("isolate_rnn",))
+    assert not list(rnn.find(evidence(has_rnn=True, plan=plan), FixedPrices(price(1e-6))))
+    assert not list(rnn.find(evidence(has_rnn=True, plan=EAGER), FixedPrices(price(1e-6))))
+
+
+def launch_bound(**changes: Any) -> Evidence:
+    """As a GPU's profile is: 50 kernels in 20 of 100 µs."""
+    kernels = (Kernel("triton_poi_fused_0", 50.0, 20e-6, generated=True),)
+    execution = Execution(Interval(CALL_S, CALL_S, CALL_S), 20e-6, 5e-6, 40, 1.0)
+    return evidence(device="cuda", execution=execution, profiled=Profiled(kernels, 20e-6, 5e-6, 1.0, 1.0), **changes)
+
+
+def test_a_launch_bound_call_is_priced_captured() -> None:
+    prices = FixedPrices(price(70e-6))
+    (found,) = host.find(launch_bound(), prices)
+    assert found.title == "in 80% of a call no kernel runs"
+    assert "50 kernels" in found.cause
+    assert prices.asked == [Plan(backend="inductor", capture="call")] == [found.plan]
+
+
+def test_a_launch_bound_call_that_cannot_be_captured_is_estimated() -> None:
+    (found,) = host.find(launch_bound(), FixedPrices(None))
+    assert priced(found).basis is Basis.ESTIMATED
+    assert priced(found).per_call_s.high == pytest.approx(75e-6), "what is idle, without the guards"
+
+
+def test_a_wait_is_found_where_it_is() -> None:
+    spot = Place("model.py", 12, "forward", "n = x.sum().item()")
+    (found,) = waiting.find(evidence(observed=Observed(waits=[Wait(".item()", spot, 3)])), FixedPrices())
+    assert found.places == (spot,)
+    assert "3 times" in found.title
+    assert priced(found).per_call_s == Interval(0.0, 0.0, 0.0)
+
+
+def test_a_wait_on_a_gpu_is_a_share_of_its_idle_time() -> None:
+    spot = Place("model.py", 12)
+    (found,) = waiting.find(launch_bound(observed=Observed(waits=[Wait(".item()", spot, 1)])), FixedPrices())
+    assert priced(found).per_call_s.high == pytest.approx(80e-6)
+
+
+def test_a_wait_of_a_model_with_a_static_form_is_priced_by_it() -> None:
+    prices = FixedPrices(price(30e-6))
+    seen = evidence(has_static_form=True, observed=Observed(waits=[Wait("nonzero()", Place("m.py", 1), 1)]))
+    (found,) = waiting.find(seen, prices)
+    assert prices.asked == [Plan(backend="inductor", transforms=("static_form",))] == [found.plan]
+
+
+def test_a_fallback_worth_its_time_is_found_and_a_library_call_is_not() -> None:
+    kernels = (Kernel("aten::cummax", 1.0, 30e-6), Kernel("aten::convolution", 1.0, 60e-6))
+    seen = evidence(
+        code=Code(0, Counter(), Counter({"aten.cummax": 1, "aten.convolution": 1})),
+        profiled=Profiled(kernels, 90e-6),
+    )
+    (found,) = fallbacks.find(seen)
+    assert found.title.startswith("aten.cummax")
+    assert priced(found).per_call_s.high == pytest.approx(30e-6)
+
+
+def test_what_pytorch_gave_up_is_found() -> None:
+    gone = Fallback(FallbackKind.WHOLE_FUNCTION, "forward runs in eager", "forward", "model.py", 3)
+    (found,) = fallbacks.find(evidence(watched=Watched(5.0, compilations=(COMPILATION,), fallbacks=(gone,))))
+    assert found.title == "whole function: forward runs in eager"
+
+
+def test_a_kernel_far_from_the_roofline_is_found_and_a_near_one_is_not() -> None:
+    kernels = (Kernel("aten::mm", 2.0, 50e-6, 1e3, 1e6, 0.1), Kernel("aten::bmm", 2.0, 40e-6, 1e3, 1e6, 0.8))
+    (found,) = roofline.find(evidence(profiled=Profiled(kernels, 90e-6)))
+    assert found.title.startswith("aten::mm reaches 10%")
+    assert priced(found).per_call_s.high == pytest.approx(45e-6)
+    assert priced(found).basis is Basis.ESTIMATED
+
+
+def test_frames_of_recompiles_are_places() -> None:
+    changed = Recompile("forward", "model.py", 10, "guard", stack=(Frame("model.py", 14, "forward"),))
+    (found,) = recompiles.find(evidence(watched=Watched(5.0, recompiles=(changed,), compilations=(COMPILATION,))))
+    assert [spot.line for spot in found.places] == [10, 14]

@@ -1,0 +1,109 @@
+"""An explanation as a record, on a terminal, and as a page."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from explain_samples import explanation, finding, price
+from rich.console import Console
+
+from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Interval
+from torchwise.records.explanation import Basis, Explanation, Price, ranked
+from torchwise.report.explain import (
+    next_commands,
+    render_explanation,
+    render_explanation_html,
+    write_explanation,
+)
+from torchwise.report.explain import price as words
+
+
+def shown(told: Explanation, width: int = 120) -> str:
+    out = StringIO()
+    Console(file=out, width=width, no_color=True).print(render_explanation(told))
+    return out.getvalue()
+
+
+def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
+    cheap, dear, unknown = finding("cheap", price(1e-6)), finding("dear", price(2e-6)), finding("unknown")
+    once = finding("once", price(0.0, once_s=1.5e-6 * 1000))
+    assert [one.kind for one in ranked([unknown, cheap, once, dear], 1000)] == ["dear", "once", "cheap", "unknown"]
+
+
+def test_it_comes_back_from_json() -> None:
+    told = explanation(finding(found=price(1e-6), plan=Plan(backend="inductor")), finding())
+    assert Explanation.from_json(told.to_json()) == told
+    assert json.loads(told.to_json())["schema"] == "torchwise.explanation/1"
+
+
+def test_another_schema_is_refused() -> None:
+    with pytest.raises(InputError, match=r"torchwise\.explanation/1"):
+        Explanation.from_json(explanation().to_json().replace("explanation/1", "explanation/9"))
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_a_terminal_shows_place_price_and_mend(width: int) -> None:
+    text = shown(explanation(finding(found=price(12e-6))), width)
+    for part in (
+        "guards cost time",
+        "model.py:12, in forward",
+        "if h.mean() > 0:",
+        "mend it",
+        "graph capture",
+        "noisy",
+    ):
+        assert part in text
+    assert "saves 12.0 µs" in " ".join(text.split())
+
+
+def test_a_page_links_the_line_and_loads_nothing() -> None:
+    page = render_explanation_html(explanation(finding(found=price(12e-6)), finding()))
+    assert 'href="file:///home/me/model.py"' in page
+    assert "if h.mean() &gt; 0:" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "no price" in page
+
+
+def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
+    evil = explanation(finding(cause="\x1b[31m<script>alert(1)</script>", title="\x1b]0;t\x07x"))
+    assert "\x1b" not in shown(evil)
+    page = render_explanation_html(evil)
+    assert "<script>" not in page
+    assert "\x1b" not in page
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (price(12e-6), "saves 12.0 µs a call [10.8 µs, 13.2 µs], measured"),
+        (Price(Interval(-3e-6, -2e-6, -1e-6), Basis.MEASURED, ""), "costs 2.00 µs a call [1.00 µs, 3.00 µs], measured"),
+        (Price(Interval(0.0, 0.0, 0.0), Basis.MEASURED, "", 7.0), "saves 7.00 s once in each process, measured"),
+        (Price(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves 0 s a call [0 s, 0 s], estimated"),
+        (None, "no price"),
+    ],
+)
+def test_a_price_in_words(found: Price | None, expected: str) -> None:
+    assert words(found) == expected
+
+
+def test_the_next_command_proves_the_dearest_plan_that_pays() -> None:
+    plan = Plan(backend="inductor", transforms=("complex_to_real",))
+    told = explanation(finding(found=price(9e-6), plan=EAGER), finding(found=price(5e-6), plan=plan))
+    assert next_commands(told)[0] == f"torchwise tune model.py:factory --plan '{plan.to_json()}'"
+
+
+def test_what_finds_nothing_says_so() -> None:
+    assert "Nothing was found" in shown(explanation())
+    assert "Nothing was found" in render_explanation_html(explanation())
+
+
+def test_files_are_written_whole(tmp_path: Path) -> None:
+    told = explanation(finding(found=price(1e-6)))
+    write_explanation(told, html=tmp_path / "x.html", json=tmp_path / "x.json")
+    assert Explanation.from_json((tmp_path / "x.json").read_text()) == told
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")

@@ -1,0 +1,206 @@
+"""What is read from spans, generated code and a profile: seconds by stage, bytes of kernels, waits and work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.diagnose import kernels, stages
+from torchwise.diagnose.kernels import CALLS, Limits
+from torchwise.diagnose.observed import Work, observe
+from torchwise.diagnose.prices import patched
+from torchwise.diagnose.sizes import bytes_of_kernels
+from torchwise.diagnose.trace import Artefact, Span
+from torchwise.diagnose.twin import twin
+
+WRAPPER = """
+cpp_fused_relu_sum_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''kernel''')
+def call(args):
+    arg0_1, arg1_1 = args
+    buf0 = empty_strided_cpu((64, 64), (64, 1), torch.float32)
+    extern_kernels.mm(arg0_1, arg0_1, out=buf0)
+    buf1 = empty_strided_cpu((64, ), (1, ), torch.float32)
+    cpp_fused_relu_sum_0(buf0, arg1_1, buf1)
+    buf2 = torch.ops.aten.exp.default(arg1_1)
+    return (buf1, )
+def get_args():
+    arg0_1 = rand_strided((64, 64), (64, 1), device='cpu', dtype=torch.float32)
+    arg1_1 = rand_strided((64, ), (1, ), device='cpu', dtype=torch.bfloat16)
+"""
+GRAPH = """class GraphModule(torch.nn.Module):
+    def forward(self, L_x_: "f32[8, 64]"):
+        # File: model.py:3 in f, code: return torch.relu(x @ x)
+        mm: "f32[64, 64]" = torch.ops.aten.mm.default(arg0_1, arg0_1);  arg0_1 = None
+        relu: "f32[64, 64]" = torch.ops.aten.relu.default(mm);  mm = None
+        return (relu,)
+"""
+
+
+def span(name: str, start: float, seconds: float, compile_id: str = "0/0") -> Span:
+    return Span(name, compile_id, start, seconds)
+
+
+def test_a_span_counts_without_those_inside_it() -> None:
+    found = stages.times(
+        [
+            span("bytecode_tracing", 0.5, 1.5),
+            span("_recursive_post_grad_passes", 3.0, 1.0),
+            span("something new", 3.2, 0.5),
+            span("Scheduler.codegen", 5.0, 2.0),
+            span("async_compile.wait", 7.0, 2.0),
+            span("backend_compile", 2.5, 7.0),
+            span("entire_frame_compile", 0.0, 10.0),
+        ]
+    )
+    assert found[stages.CAPTURE] == pytest.approx(3.0)
+    assert found[stages.OPTIMISATION] == pytest.approx(3.0), "its own passes, and what is new inside them"
+    assert found[stages.GENERATION] == pytest.approx(2.0)
+    assert found[stages.COMPILATION] == pytest.approx(2.0)
+    assert sum(found.values()) == pytest.approx(10.0), "every second once"
+
+
+def test_spans_of_other_threads_do_not_count() -> None:
+    assert stages.times([span("compile_file", 0.0, 5.0, compile_id="")]) == {}
+
+
+def test_nodes_are_counted_and_code_is_read() -> None:
+    artefacts = [Artefact("inductor_post_grad_graph", "0/0", GRAPH), Artefact("inductor_output_code", "0/0", WRAPPER)]
+    assert stages.nodes(artefacts, "inductor_post_grad_graph") == 2
+    code = stages.code_of(artefacts)
+    assert (code.generated, dict(code.library), dict(code.fallbacks)) == (1, {"mm": 1}, {"aten.exp": 1})
+
+
+def test_artefacts_become_files_by_stage(tmp_path: Path) -> None:
+    both = [Artefact("inductor_output_code", "0/0", "forward"), Artefact("inductor_output_code", "0/0", "backward")]
+    files = stages.write(both, tmp_path / "new")
+    assert len(files[stages.GENERATION]) == 2
+    assert {(tmp_path / "new" / name).read_text() for name in files[stages.GENERATION]} == {"forward", "backward"}
+
+
+def test_a_kernel_is_given_the_bytes_of_its_tensors() -> None:
+    assert bytes_of_kernels([WRAPPER]) == {"cpp_fused_relu_sum_0": 64 * 64 * 4 + 64 * 2 + 64 * 4}
+
+
+@pytest.mark.parametrize(
+    "source", ["this is C++ {", WRAPPER.replace("(64, 64), (64, 1), torch", "(s0, 64), (64, 1), torch")]
+)
+def test_bytes_that_nobody_can_know_are_not_made_up(source: str) -> None:
+    assert bytes_of_kernels([source]) == {}
+
+
+def test_the_roofline_is_the_nearer_of_two_limits() -> None:
+    limits = Limits(bandwidth=1e9, flops=1e12)
+    assert limits.share(2.0, 1e9, 1e11) == pytest.approx(0.5)
+    assert limits.share(2.0, None, None) is None
+
+
+def event(name: str, us: float, parent: Any = None, shapes: Any = (), device: str = "CPU", **more: Any) -> Any:
+    fields = {"kernels": [], "cpu_children": [], "is_user_annotation": False, **more}
+    return SimpleNamespace(
+        name=name,
+        cpu_parent=parent,
+        input_shapes=list(shapes),
+        device_type=SimpleNamespace(name=device),
+        time_range=SimpleNamespace(elapsed_us=lambda: us * CALLS),
+        **fields,
+    )
+
+
+def profiled(events: list[Any], device: str, monkeypatch: pytest.MonkeyPatch, **known: Any) -> kernels.Profiled:
+    monkeypatch.setattr(kernels, "_events", lambda _call, _device: events)
+    given = {"nbytes": {}, "work": {}, **known}
+    return kernels.profile(lambda: None, device, Limits(1e9, 1e12), **given)
+
+
+def test_the_outermost_operators_are_a_cpus_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = event("Torch-Compiled Region: 0/0", 100)
+    product = event("aten::addmm", 40, region, [[8], [4, 16], [16, 8]])
+    events = [
+        event("TorchDynamo Cache Lookup", 5),
+        region,
+        product,
+        event("aten::copy_", 10, product),
+        event("aten::view", 3, region),
+        event("graph_0_cpp_fused_relu_0", 20, region),
+    ]
+    seen = profiled(events, "cpu", monkeypatch, nbytes={"cpp_fused_relu_0": 1000.0})
+    assert [(k.name, pytest.approx(k.seconds)) for k in seen.kernels] == [
+        ("aten::addmm", 40e-6),
+        ("cpp_fused_relu_0", 20e-6),
+    ]
+    assert seen.busy_s == pytest.approx(60e-6)
+    assert seen.guards_s == pytest.approx(5e-6)
+    assert seen.kernels[0].flops == pytest.approx(2 * 4 * 16 * 8 / CALLS)
+    assert seen.kernels[1].nbytes == pytest.approx(1000 / CALLS)
+
+
+def test_on_a_gpu_the_kernels_are_what_ran_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = SimpleNamespace(name="sgemm", duration=9)
+    product = event("aten::mm", 50, None, [[4, 16], [16, 8]], kernels=[ran])
+    seen = profiled([product, event("sgemm", 9, device="CUDA")], "cuda", monkeypatch)
+    (kernel,) = seen.kernels
+    assert (kernel.name, kernel.calls) == ("sgemm", pytest.approx(1 / CALLS))
+    assert kernel.seconds == pytest.approx(9e-6)
+    assert kernel.flops == pytest.approx(2 * 4 * 16 * 8 / CALLS)
+
+
+def test_the_plain_model_is_watched_operator_by_operator() -> None:
+    def call() -> None:
+        x = torch.ones(4, 8) @ torch.ones(8, 2)
+        for _ in range(2):
+            x.sum().item()  # here
+        (x + 1j).abs()
+
+    seen = observe(call)
+    (wait,) = seen.waits
+    assert (wait.times, wait.place.excerpt) == (2, "x.sum().item()  # here")
+    assert wait.place.file == __file__
+    assert seen.work["aten::mm", ((4, 8), (8, 2))] == Work((32 + 16 + 8) * 4, 2 * 4 * 8 * 2)
+    assert seen.complex_operators == 1
+
+
+def test_a_setting_is_held_and_put_back() -> None:
+    before = torch._dynamo.config.capture_scalar_outputs
+    with patched(f"torch._dynamo.config.capture_scalar_outputs = {not before}"):
+        assert torch._dynamo.config.capture_scalar_outputs is not before
+    assert torch._dynamo.config.capture_scalar_outputs is before
+
+
+@pytest.mark.parametrize("setting", ["os.environ = True", "torch._dynamo.config.x = __import__('os')", "nonsense"])
+def test_only_switches_of_pytorch_are_settings(setting: str) -> None:
+    with pytest.raises(ValueError, match="must be such as"), patched(setting):
+        pass
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        return x * self.weight * by
+
+
+def test_a_twin_shares_all_but_its_code() -> None:
+    model = Scaled()
+    other = twin(model)
+    assert isinstance(other, Scaled)
+    assert other.weight is model.weight
+    assert torch.equal(other(torch.ones(2)), model(torch.ones(2)))
+    assert type(other).forward.__code__ is not Scaled.forward.__code__
+
+
+def test_a_function_has_a_twin_and_any_other_callable_is_its_own() -> None:
+    offset = 3
+
+    def add(x: int, *, more: int = 1) -> int:
+        return x + offset + more
+
+    other = twin(add)
+    assert other(1) == 5
+    assert other.__code__ is not add.__code__  # type: ignore[attr-defined]
+    assert twin(len) is len

@@ -1,0 +1,71 @@
+"""Inputs and weights on another device than the plan's: the original answers, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torchwise
+from live_decisions import decided
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize.capture.graph import _check_outputs, record
+
+PLAN = Plan(threads=torch.get_num_threads() + 1)
+X, ELSEWHERE = torch.randn(3, 4), torch.ones(3, 4, device="meta")
+REASON = "an input lies on meta, and the plan was proven on cpu"
+
+
+def total(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    return x.sin() if y is None else x.sin() + y.to(x.device)
+
+
+@torch.no_grad()
+def test_inputs_on_another_device_are_the_originals_and_counted() -> None:
+    fast = torchwise.apply(total, decided(total, PLAN, X))
+    for _ in range(2):
+        assert fast(ELSEWHERE).device.type == "meta"
+        assert torch.equal(fast(X), X.sin())
+    assert fast.statistics.original == {REASON: 2}
+    assert fast.statistics.optimized == 2
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((ELSEWHERE, X), {}), ((ELSEWHERE,), {"y": X})])
+@torch.no_grad()
+def test_one_input_elsewhere_is_enough(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    fast = torchwise.apply(total, decided(total, PLAN, X, X))
+    assert torch.equal(fast(X, X), X.sin() + X)
+    assert fast(*args, **kwargs).device.type == "meta"
+    assert fast.statistics.original == {REASON: 1}
+
+
+@torch.no_grad()
+def test_a_model_that_moves_is_followed_there_and_back() -> None:
+    net = torch.nn.Linear(4, 4).eval()
+    fast = torchwise.apply(net, decided(net, PLAN, X))
+    weights = net.state_dict()
+    fast(X)
+    fast.to("meta")
+    assert fast(ELSEWHERE).device.type == "meta"
+    with pytest.raises(RuntimeError):  # the model's own: weights there, input here
+        fast(X)
+    fast.to_empty(device="cpu")
+    fast.load_state_dict({name: torch.ones_like(value, device="cpu") for name, value in weights.items()})
+    torch.testing.assert_close(fast(X), net(X))
+    assert fast.statistics.optimized == 2
+    assert fast.statistics.original[REASON] == 1
+
+
+def test_a_graph_is_recorded_on_the_current_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    options: dict[str, Any] = {"pool": None, "stream": None, "settled": lambda: None}
+    with FakeTensorMode():
+        x = torch.empty(3, device="cuda:1")
+        with pytest.raises(UnsupportedError, match="an input lies on cuda:1, but a graph replays the current"):
+            record(torch.sin, (x,), {}, **options)
+        with pytest.raises(UnsupportedError, match="an output lies on cuda:1"):
+            _check_outputs((x,))
+        _check_outputs((torch.empty(3, device="cuda:0"),))

@@ -1,0 +1,205 @@
+"""Threads and processes around a plan that is served, and what a plan wrote before it failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise
+from live_decisions import decided
+from torchwise import artefact
+from torchwise.artefact import package
+from torchwise.artefact.manifest import Manifest
+from torchwise.plan import Plan
+from torchwise.realize import Realized
+from torchwise.runtime import dispatch
+from torchwise.runtime.module import dispatcher_of, freeze, unfreeze
+from torchwise.runtime.undo import Undo
+
+INDUCTOR = Plan(backend="inductor")
+THREADS = Plan(threads=torch.get_num_threads() + 1)
+X = torch.randn(3, 4)
+
+
+def closed(dispatcher: dispatch.Dispatcher) -> None:
+    dispatcher.close()
+
+
+def out_of_memory(dispatcher: dispatch.Dispatcher) -> None:
+    dispatcher._release("the plan")
+    dispatcher._memory.succeeded()
+
+
+def frozen_and_unfrozen(dispatcher: dispatch.Dispatcher) -> None:
+    dispatcher.freeze()
+    dispatcher.unfreeze()
+
+
+@pytest.mark.parametrize("event", [closed, out_of_memory, frozen_and_unfrozen])
+def test_eight_threads_are_answered_while_the_plan_is_taken_away(
+    event: Callable[[dispatch.Dispatcher], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is closed must not be called any more; a call that is under way may meet it and is answered, too."""
+
+    def realize(*_args: Any, **_options: Any) -> Realized:
+        alive = [True]
+
+        def plan(x: torch.Tensor) -> torch.Tensor:
+            if not alive:
+                raise RuntimeError("it was closed")
+            return -x
+
+        return Realized(INDUCTOR, plan, lambda _args, _kwargs: plan, alive.clear)
+
+    monkeypatch.setattr(dispatch, "realize", realize)
+    fast = torchwise.apply(torch.neg, decided(torch.neg, INDUCTOR, X))
+    dispatcher = dispatcher_of(fast)
+    assert dispatcher is not None
+    wrong: list[BaseException] = []
+    barrier = threading.Barrier(9)
+
+    @torch.no_grad()
+    def call() -> None:
+        try:
+            barrier.wait()
+            for _ in range(300):
+                assert torch.equal(fast(X), -X)
+        except BaseException as error:  # whatever a thread meets is the test's result
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    for _ in range(20):
+        event(dispatcher)
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert fast.statistics.calls > 0
+
+
+def _answer(fast: Any, said: Any) -> None:
+    with torch.no_grad():
+        said.put(([fast(X).tolist() for _ in range(3)], fast.statistics.optimized, fast.statistics.compiles))
+
+
+def in_a_fork(fast: Any) -> Any:
+    torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork, with or without a plan
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()
+    child = context.Process(target=_answer, args=(fast, said))
+    child.start()
+    found = said.get(timeout=120)
+    child.join(60)
+    assert child.exitcode == 0
+    return found
+
+
+@torch.no_grad()
+def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_path: Path) -> None:
+    net, plan = torch.nn.Linear(4, 4).eval(), Plan(threads=2)
+    decision = decided(net, plan, X)
+    package.write(tmp_path / "model.tw", Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0), decision, {})
+    fast = torchwise.apply(net, artefact.load(tmp_path / "model.tw"))
+    answers, optimized, _ = in_a_fork(fast)
+    for answer in answers:
+        torch.testing.assert_close(torch.tensor(answer), net(X))
+    assert optimized == 3
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_process_that_is_forked_after_the_freeze_is_frozen_too() -> None:
+    net = torch.nn.Linear(4, 4).eval()
+    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    fast(X)
+    freeze(fast)
+    expected = fast(X)
+    answers, optimized, compiles = in_a_fork(fast)
+    for answer in answers:
+        torch.testing.assert_close(torch.tensor(answer), expected)
+    assert (optimized, compiles) == (5, 0)
+    unfreeze(fast)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_what_was_written_before_a_later_piece_fails_to_compile_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._functorch import config as functorch
+    from torch._inductor import config, graph
+
+    works = graph.GraphLowering.run
+
+    def run(self: Any, *args: Any) -> Any:
+        if any("tanh" in str(node.target) for node in self.graph.nodes):
+            raise ZeroDivisionError("the compiler has a fault")
+        return works(self, *args)
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            self.calls += 1
+            torch._dynamo.graph_break()
+            return x.tanh() + self.calls
+
+    monkeypatch.setattr(graph.GraphLowering, "run", run)
+    torch._dynamo.reset()
+    net, bare = Counting().eval(), Counting().eval()
+    fast = torchwise.apply(net, decided(net, INDUCTOR, X))
+    with config.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        for _ in range(2):
+            ours, theirs = X.clone(), X.clone()
+            torch.testing.assert_close(fast(ours), bare(theirs))
+            torch.testing.assert_close(ours, theirs)
+    assert net.calls == bare.calls == 2
+    assert fast.statistics.failures.total() == 2
+
+
+def test_what_was_written_is_put_back_and_nothing_else() -> None:
+    written, read, buffers = torch.zeros(3), torch.zeros(3), torch.nn.BatchNorm1d(2)
+    undo = Undo((written,), {"read": read}, buffers)
+    written.add_(1)
+    buffers.num_batches_tracked.add_(1)
+    before = read._version
+    undo()
+    assert torch.equal(written, torch.zeros(3))
+    assert (buffers.num_batches_tracked, read._version) == (0, before)
+    written.add_(1)
+    undo()
+    assert torch.equal(written, torch.ones(3)), "once alone"
+
+
+def test_what_has_no_count_of_its_writes_is_put_back_where_it_differs() -> None:
+    with torch.inference_mode():
+        x, y = torch.zeros(3), torch.zeros(3)
+        undo = Undo((x, y), {}, None)
+        x.add_(1)
+        undo()
+        assert torch.equal(x, torch.zeros(3))
+
+
+def test_what_cannot_be_copied_or_written_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(torch.Tensor):
+        def clone(self, *_args: Any, **_options: Any) -> Any:
+            raise RuntimeError("hands off")
+
+    x = torch.zeros(3)
+    undo = Undo((x, torch.zeros(2).as_subclass(Odd)), {}, None)
+    x.add_(1)
+    undo()
+    assert torch.equal(x, torch.ones(3))
+    undo = Undo((x,), {}, None)
+    x.add_(1).resize_(5)
+    undo()
+    assert "cannot be put back" in caplog.text

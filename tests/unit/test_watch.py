@@ -1,0 +1,397 @@
+"""`torchwise.watch()` and the trace beneath it: what is heard, and that listening changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchwise.diagnose import compilations, events, private, recompiles
+from torchwise.diagnose.trace import Trace
+from torchwise.diagnose.watch import Watch, watch
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.realize.private import check
+from torchwise.records.watched import FallbackKind, Watched
+
+ONES = torch.ones(3)
+TRACE = logging.getLogger("torch.__trace")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    before = TRACE.level, TRACE.disabled, TRACE.propagate
+    yield
+    assert (TRACE.level, TRACE.disabled, TRACE.propagate) == before
+    assert not [one for one in TRACE.handlers if type(one).__module__.startswith("torchwise")]
+
+
+def scaled(x: Tensor, factor: object = 2) -> Tensor:
+    return x.sin() if factor == "sine" else x.cos()
+
+
+def printing(x: Tensor) -> Tensor:
+    y = x + 1
+    print("once", end="\r")
+    return y * 2
+
+
+def compiled(call: object) -> object:
+    return torch.compile(call, backend="eager")
+
+
+def test_a_compilation_has_its_function_its_seconds_and_its_sizes() -> None:
+    with Trace() as trace:
+        compiled(scaled)(ONES)
+
+    (one,) = trace.compilations
+    assert (one.function, one.line, one.compile_id) == ("scaled", scaled.__code__.co_firstlineno, "0/0")
+    assert one.file == __file__
+    assert 0 < one.trace_s < one.seconds
+    assert one.phases["dynamo"] == pytest.approx(one.seconds)
+    assert max(one.phases.values()) <= one.seconds
+    assert one.guards > 0
+    assert (one.graph_ops, one.failed, one.is_forward) == (1, "", True)
+    assert trace.breaks == trace.recompiles == trace.fallbacks == trace.notes == ()
+
+
+def test_parts_after_a_break_belong_to_their_function() -> None:
+    with Trace() as trace:
+        compiled(printing)(ONES)
+
+    assert [one.function for one in trace.compilations] == ["printing", "printing"]
+    assert [(one.line, one.count) for one in trace.breaks] == [(printing.__code__.co_firstlineno + 2, 1)]
+
+
+def test_a_recompilation_names_the_guard_and_what_varies() -> None:
+    call = compiled(scaled)
+    with Trace() as trace:
+        for factor in ("sine", "a", "b"):
+            call(ONES, factor)
+
+    (one,) = trace.recompiles
+    assert (one.function, one.file, one.source, one.count) == ("scaled", __file__, "factor", 2)
+    assert one.guard == "factor == 'a'"
+    assert one.varies == "the value of factor: 'sine', 'a', then another"
+    assert one.compile_ids == ("0/1", "0/2")
+    assert one.stack[-1].line == scaled.__code__.co_firstlineno + 1
+
+
+def test_a_function_compiled_before_anybody_listened_is_named_all_the_same() -> None:
+    call = compiled(scaled)
+    call(ONES, "sine")
+    with Trace() as trace, torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
+        call(ONES, "a")
+
+    (one,) = trace.recompiles
+    assert (one.function, one.file) == ("scaled", __file__)
+
+
+def test_reaching_the_limit_is_a_fallback() -> None:
+    call = compiled(scaled)
+    with Trace() as trace, torch._dynamo.config.patch(recompile_limit=2):
+        for factor in "abcde":
+            call(ONES, factor)
+
+    (one,) = trace.fallbacks
+    assert (one.kind, one.function, one.file) == (FallbackKind.RECOMPILE_LIMIT, "scaled", __file__)
+    assert len(trace.compilations) == 3
+    assert "limit" in trace.compilations[-1].failed
+
+
+def test_a_function_left_uncompiled_is_a_fallback() -> None:
+    def guarded(x: Tensor) -> Tensor:
+        try:
+            print("within", end="\r")
+        finally:
+            x = x + 1
+        return x
+
+    with Trace() as trace:
+        compiled(guarded)(ONES)
+
+    assert [(one.kind, one.function) for one in trace.fallbacks] == [(FallbackKind.WHOLE_FUNCTION, "guarded")]
+    assert [one.whole for one in trace.breaks] == [True]
+
+
+@pytest.mark.parametrize(
+    ("payload", "source", "varies"),
+    [
+        (
+            "0/0: tensor 'x' size mismatch at index 1. expected 3, actual 4",
+            "x",
+            "the size of dimension 1 of x: 3, then 4",
+        ),
+        (
+            "[\"0/1: tensor 'x' size mismatch at index 0. expected 4, actual 5\", "
+            "\"0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5\"]",
+            "x",
+            "the size of dimension 0 of x: 3, 4, then 5",
+        ),
+        (
+            "0/0: tensor 'x' dtype mismatch. expected Float, actual Double",
+            "x",
+            "the dtype of x: Float, then Double",
+        ),
+        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "x", "whether x requires a gradient"),
+        ("0/0: GLOBAL_STATE changed: grad_mode ", "", "the state of PyTorch: whether gradients are recorded"),
+        ("0/0: len(xs) == 1      # def f(xs)  # a.py:16 in f", "xs", "the length of xs: 1, then another"),
+        (
+            "0/0: G['m']._modules['drop'].training == True      # y  # nn/modules/dropout.py:73 in forward",
+            "G['m']._modules['drop']",
+            "the mode of G['m']._modules['drop']: train() or eval()",
+        ),
+        (
+            "0/0: ___check_obj_id(fn, 140529590037984), type=<class 'function'>  # def f  # a.py:19 in f",
+            "fn",
+            "which object fn is (it was <class 'function'>)",
+        ),
+        ("2/0: x is y      # def f8(x,y): return x+y  # a.py:21 in f8", "x", "whether x and y are one object"),
+        ("3/1: 2 <= x.size()[0]  # y  # a.py:1 in f (why)", "x.size()[0]", None),
+        ("3/0: (x.size()[0] % 2) == 0  # y  # a.py:1 in f (_dynamo/x.py:3 in g)", "x.size()[0]", None),
+        (
+            "0/3: expected type of 'x' to be a tensor type, ' but found <class 'torch.nn.Parameter'>",
+            "x",
+            "the type of x: now <class 'torch.nn.Parameter'>",
+        ),
+        ("0/0: something never seen", "", "this no longer holds: something never seen"),
+    ],
+)
+def test_guards_are_read(payload: str, source: str, varies: str | None) -> None:
+    failures = recompiles.read(payload)
+
+    assert failures[0].source == source
+    if varies:
+        assert recompiles.varies(failures) == varies
+    else:
+        assert source in recompiles.varies(failures)
+
+
+def test_complex_operators_that_run_as_in_eager_are_a_fallback() -> None:
+    graph = """class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "f32[3]cpu"):
+        sin: "f32[3]cpu" = torch.ops.aten.sin.default(primals_1)
+        mul: "c64[3]cpu" = torch.ops.aten.mul.Tensor(sin, 1j);  sin = None
+        abs_1: "f32[3]cpu" = torch.ops.aten.abs.default(mul);  mul = None
+        sort: "f32[3]cpu" = torch.ops.aten.sort.default(abs_1)
+    """
+    code = "\n".join(f"buf = torch.ops.aten.{op}(x)" for op in ("mul.Tensor", "abs.default", "sort.default"))
+    metrics = {"compile_id": "0/0", "co_name": "f", "co_filename": "a.py", "co_firstlineno": 1, "duration_us": 5}
+    heard = events.Events(False, False)
+    where = {"frame_id": 0, "frame_compile_id": 0}
+    heard.hear({"artifact": {"name": "inductor_post_grad_graph"}, **where}, graph)
+    heard.hear({"inductor_output_code": {"filename": "x.py"}, **where}, code)
+    heard.hear({"compilation_metrics": metrics}, None)
+
+    (one,) = heard.fallbacks.values()
+    assert one.kind is FallbackKind.COMPLEX
+    assert one.what.endswith(": abs, mul")
+    assert not compilations.is_complex('x: "f32[3]"')
+
+
+def test_a_cuda_graph_that_was_skipped_is_a_fallback_once() -> None:
+    metrics = {
+        "compile_id": "0/0",
+        "co_name": "f",
+        "cudagraph_skip_reason": "skipping cudagraphs due to mutated inputs",
+    }
+    heard = events.Events(False, False)
+    heard.hear({"compilation_metrics": metrics}, None)
+    heard.add_skips(3)
+
+    assert [(one.kind, one.count) for one in heard.fallbacks.values()] == [
+        (FallbackKind.CUDAGRAPH_SKIP, n) for n in (1, 2)
+    ]
+
+
+def test_artefacts_and_steps_are_kept_when_asked_for_only() -> None:
+    with (
+        Trace(artefacts=["dynamo_output_graph"], spans=True) as asked,
+        Trace(artefacts=True) as all_of,
+        Trace() as none,
+    ):
+        compiled(scaled)(ONES)
+
+    (graph,) = asked.artefacts
+    assert (graph.name, graph.compile_id) == ("dynamo_output_graph", "0/0")
+    assert "cos" in graph.text
+    assert len(all_of.artefacts) > 1
+    assert none.artefacts == () == none.spans
+    whole = next(span for span in asked.spans if span.name == "entire_frame_compile")
+    assert whole.compile_id == "0/0"
+    assert whole.seconds == pytest.approx(asked.compilations[0].seconds, rel=0.2)
+
+
+def test_each_of_several_listeners_hears_its_own_time() -> None:
+    outer = Trace().start()
+    compiled(scaled)(ONES)
+    with Trace() as inner:
+        compiled(printing)(ONES)
+    outer.stop()
+    compiled(lambda x: x * 3)(ONES)
+
+    assert [one.function for one in inner.compilations] == ["printing", "printing"]
+    assert [one.function for one in outer.compilations] == ["scaled", "printing", "printing"]
+
+
+def test_what_other_threads_compile_is_heard() -> None:
+    with Trace() as trace:
+        thread = threading.Thread(target=lambda: compiled(scaled)(ONES))
+        thread.start()
+        thread.join()
+
+    assert [one.function for one in trace.compilations] == ["scaled"]
+
+
+def test_it_detaches_when_the_program_raises() -> None:
+    before = list(TRACE.handlers)
+    with pytest.raises(ZeroDivisionError), Trace():
+        raise ZeroDivisionError
+    assert list(TRACE.handlers) == before
+
+
+def test_another_listener_that_leaves_makes_nobody_deaf() -> None:
+    """PyTorch's own handler takes itself out at the first record, while the list of handlers is walked."""
+
+    class Leaver(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            TRACE.removeHandler(self)
+
+    TRACE.addHandler(Leaver())
+    with Trace(artefacts=True) as trace:
+        TRACE.debug("", extra={"metadata": {"artifact": {"name": "first"}}, "payload": "heard"})
+    assert [one.name for one in trace.artefacts] == ["first"]
+
+
+def test_a_record_that_cannot_be_read_costs_a_note_and_no_more() -> None:
+    with Trace() as trace:
+        TRACE.debug("", extra={"metadata": {"compilation_metrics": {"duration_us": "soon"}}, "payload": None})
+        TRACE.debug("", extra={"metadata": {"artifact": {"name": "recompile_reasons"}}, "payload": "[not JSON"})
+        TRACE.debug("", extra={"metadata": {"artifact": 3}, "payload": "x"})
+        TRACE.debug("a record of another kind")
+        compiled(scaled)(ONES)
+
+    assert len(trace.compilations) == 1
+    assert len(trace.notes) == 3
+    assert all("could not be read" in note for note in trace.notes)
+
+
+def test_logging_that_switches_the_trace_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Trace() as trace:
+        monkeypatch.setattr(TRACE, "disabled", True)
+    assert "switched PyTorch's trace off" in trace.notes[0]
+    monkeypatch.undo()
+
+    others = list(TRACE.handlers)
+    with Trace() as other:
+        TRACE.handlers = others
+    assert "taken every listener" in other.notes[0]
+
+
+def test_a_compilation_without_metrics_is_told() -> None:
+    heard = {"dynamo_output_graph": {}, "frame_id": 7, "frame_compile_id": 0}
+    with Trace() as trace:
+        TRACE.debug("", extra={"metadata": heard, "payload": "class GraphModule"})
+    assert "no metrics of 1 compilation" in trace.notes[0]
+
+
+def test_a_version_without_the_trace_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_TRACE_LOG", ("torch._logging._internal", "no_such_log"))
+    with pytest.raises(UnsupportedError, match=r"watching the compiler needs .*no_such_log"):
+        Trace().start()
+
+
+def test_every_private_name_is_there() -> None:
+    check(private.WHO, private.NAMES)
+
+
+def test_a_watch_prints_one_summary_when_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    with watch() as seen:
+        compiled(printing)(ONES)
+    seen.stop()
+
+    out, err = capsys.readouterr()
+    assert "Torchwise" not in out
+    assert err.count("Torchwise watched PyTorch's compiler") == 1
+    assert "print" in err
+    assert f"{Path(__file__).name}:{printing.__code__.co_firstlineno + 2}" in err.replace("\n  ", "").replace("\n", "")
+
+
+def test_a_watch_without_printing_has_its_summary_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = watch(print=False)
+    compiled(printing)(ONES)
+    call = compiled(scaled)
+    call(ONES, "a")
+    call(ONES, "b")
+    watched = seen.stop()
+
+    assert capsys.readouterr().err == ""
+    summary = seen.summary()
+    for word in ("1 graph break,", "1 recompilation,", "the value of factor: 'a', then another", "is_compiling"):
+        assert word in summary
+    assert Watched.from_json(seen.to_json()) == watched
+    assert json.loads(seen.to_json())["schema"] == "torchwise.watched/1"
+    assert watched.compile_s == sum(one.seconds for one in watched.compilations)
+
+
+def test_a_watch_over_nothing_says_so() -> None:
+    with watch(print=False) as seen:
+        scaled(ONES)
+    assert "nothing was compiled" in seen.summary()
+
+
+def test_a_summary_that_cannot_be_printed_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    with watch():
+        monkeypatch.setattr(sys, "stderr", closed)
+
+
+def test_print_must_be_a_bool() -> None:
+    with pytest.raises(InputError, match="print is 'yes', but must be True or False"):
+        watch(print="yes")  # type: ignore[arg-type]
+
+
+def test_a_watch_made_directly_has_not_begun() -> None:
+    seen = Watch(print_summary=False)
+    compiled(scaled)(ONES)
+    assert seen.seen.compilations == ()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_watch_that_is_never_stopped_prints_when_the_process_ends(tmp_path: Path, traced: bool) -> None:
+    """In a process of its own, once beside the user's own TORCH_TRACE, which must be as complete as without."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\nfrom torchwise.diagnose.watch import watch\nwatch()\n"
+        "def f(x):\n    y = x + 1\n    print('hello')\n    return y * 2\n"
+        "torch.compile(f, backend='eager')(torch.ones(3))\n"
+    )
+    own = {"TORCH_TRACE": str(tmp_path / "own")} if traced else {}
+    ran = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **own},
+        check=True,
+    )
+    assert ran.stdout == "hello\n"
+    assert ran.stderr.count("Torchwise watched") == 1
+    assert "1 graph break" in ran.stderr
+    if traced:
+        (log,) = (tmp_path / "own").glob("*.log")
+        text = log.read_text()
+        assert "dynamo_graph_break_reason" in text
+        assert text.count('"compilation_metrics"') == 2
+        assert "entire_frame_compile" in text[: text.index("dynamo_start")]
