@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 import torchwise
 from torchwise.records.watched import Frame
 
@@ -73,11 +71,17 @@ def _within(file: str, folders: Iterable[str]) -> bool:
 
 @functools.cache
 def _compiler() -> tuple[str, ...]:
-    return (str(Path(torch.__file__).parent / "_dynamo"),)
+    return (str(_torch() / "_dynamo"),)
 
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths]
-    return (str(Path(torch.__file__).parent), str(Path(torchwise.__file__).parent), *installed)
+    return (str(_torch()), str(Path(torchwise.__file__).parent), *installed)
+
+
+def _torch() -> Path:
+    import torch  # here, as `torchwise.watch` is named where there may be no torch
+
+    return Path(torch.__file__).parent
