@@ -202,13 +202,44 @@ def test_code_that_is_not_what_was_written_is_not_loaded(child: Callable[..., No
     assert fast.decision.plan.is_eager
 
 
+class Wrong:
+    """Code that answers a little beside the truth."""
+
+    loaded = 0
+
+    def __init__(self, codes: list[Code]) -> None:
+        self.codes = codes
+
+    def load(self) -> None:
+        Wrong.loaded += 1
+
+    def __call__(self, call: Any, plan: Plan) -> Any:
+        return lambda x: call(x) * 1.01
+
+
+def test_code_is_loaded_before_the_swap_also_for_a_model_that_may_not_be_called(
+    child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A first call of the program's must not wait for seconds."""
+    model = Model().eval()
+    file = tmp_path / "0.code"
+    sha256 = messages.write_code(file, [])
+    monkeypatch.setattr(tuning, "Loader", Wrong)
+    before = Wrong.loaded
+    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, is_quiet=False), DONE)
+    fast = optimized(model)
+    assert fast.background.wait(30)
+    assert Wrong.loaded == before + 1
+    assert fast.background.is_promoted
+
+
 def test_a_plan_that_answers_otherwise_here_is_not_swapped_in(
     child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = Model().eval()
     file = tmp_path / "0.code"
     sha256 = messages.write_code(file, [])
-    monkeypatch.setattr(tuning, "Loader", lambda codes: lambda call, plan: lambda x: call(x) * 1.01)
+    monkeypatch.setattr(tuning, "Loader", Wrong)
     child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256), DONE)
     with torch.no_grad():
         fast = optimized(model)

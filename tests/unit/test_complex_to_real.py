@@ -45,8 +45,9 @@ def graph_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphMod
 def rewritten(fn: Callable[..., Any], *args: Any) -> tuple[Rewriting, list[Any]]:
     """Rewrite and run `fn`, uncompiled; no complex operator may be left but views at the edge."""
     rewriting = rewrite(graph_of(fn, args), args)
+    places = rewriting.complex_inputs, rewriting.complex_outputs
     with torch.no_grad():
-        return rewriting, list(around(lambda inputs: rewriting.module(*inputs), rewriting)(list(args)))
+        return rewriting, list(around(lambda inputs: rewriting.module(*inputs), *places)(list(args)))
 
 
 def operators(rewriting: Rewriting) -> set[str]:

@@ -16,6 +16,7 @@ from torchwise.study import Silent
 from torchwise.study.run import _Loop
 from torchwise.trial import WAITING, Job, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS
+from torchwise.trial.loading import load
 from torchwise.workload import WorkloadSpec
 
 TARGET = f"{Path(__file__).parents[1] / 'targets' / 'misbehaving.py'}:wrong"
@@ -88,25 +89,28 @@ def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
 def test_without_a_folder_for_locks_nobody_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    turns.on_wait(bool)
+    turns.take_part(bool)
     turns.join("cpu")
     with turns.alone():
         pass
     assert turns._turns is None
+    turns.take_part(None)
 
 
-def test_a_program_that_is_no_worker_never_waits() -> None:
-    turns.on_wait(bool)
+def test_a_program_that_is_no_worker_takes_no_part() -> None:
+    """It may load a workload and measure it, and neither waits for others nor holds them up, however long it lives."""
     mine = turns.Turns("cpu", bool)
     mine.share()
-    with mine.alone(), turns.alone():  # the second would wait for ever
-        pass
+    with mine.alone():
+        load(JOB)
+        with turns.alone():
+            pass
     mine.leave()
+    assert turns._turns is None
 
 
 def test_waiting_is_not_on_the_workers_account() -> None:
     """A worker that may take five seconds waits for six: it is neither ended, nor is it silent."""
-    turns.on_wait(bool)
     other = turns.Turns("cpu", bool)
     heard: list[str] = []
     with contextlib.ExitStack() as held:

@@ -151,6 +151,7 @@ class Tuning:
             with contextlib.suppress(UnsupportedError):  # the checks are made anew then
                 isa.replay(news.checks)
             backend = Loader(codes)
+            backend.load()  # also for a model that may not be called in advance: its first call must not wait for this
         # While a CUDA graph is recorded, other threads may not draw random numbers: the program's own first call does.
         ready = replace(decision, plan=replace(decision.plan, capture="none"))
         if news.is_quiet and not ready.plan.is_eager:

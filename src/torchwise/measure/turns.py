@@ -90,29 +90,27 @@ def name_of(device: str) -> str:
 
 
 _turns: Turns | None = None
+_tell: Callable[[bool], None] | None = None
 
 
-def _tell_nobody(waits: bool) -> None: ...
+def take_part(tell: Callable[[bool], None] | None) -> None:
+    """Have this process take its turns from when it joins a device; None has it take no part, as before.
 
+    Only workers do, on one device each, and their end gives their turn back. A program that measures parts of itself
+    must not: what it times may wait for another of its processes, which would wait for its turn.
 
-_tell: Callable[[bool], None] = _tell_nobody
-
-
-def on_wait(tell: Callable[[bool], None]) -> None:
-    """Have `tell` hear when this process begins (True) and ceases (False) to wait for its turn."""
+    Args:
+        tell: hears when this process begins (True) and ceases (False) to wait.
+    """
     global _turns, _tell
     _turns, _tell = None, tell
 
 
 def join(device: str) -> None:
-    """Take part: from now on this process shares `device`, "cpu" or "cuda", with every other that takes part.
-
-    Only workers do, one model each. A program that measures parts of itself must not: what it times may wait for
-    another of its processes, which would wait for its turn.
-    """
+    """Share `device`, "cpu" or "cuda", from now on with every other process that takes part, if this one does."""
     global _turns
-    if _turns is None and fcntl is not None:
-        with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody, as before
+    if _turns is None and _tell is not None and fcntl is not None:
+        with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody
             _turns = Turns(name_of(device), _tell)
             _turns.share()
 

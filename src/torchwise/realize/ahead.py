@@ -142,9 +142,18 @@ class Loader:
         Raises:
             UnsupportedError: this torch cannot load it.
         """
-        with _enabled():
-            self._functions = self._functions or [(_loaded(code), code) for code in self._codes]
+        self.load()
         return _Loaded(call, self._functions)
+
+    def load(self) -> None:
+        """Load the code, which imports the compiler and takes seconds, so that no call has to wait for it.
+
+        Raises:
+            UnsupportedError: this torch cannot load it.
+        """
+        if not self._functions:
+            with _enabled():
+                self._functions = [(_loaded(code), code) for code in self._codes]
 
 
 class _Loaded:

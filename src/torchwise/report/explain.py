@@ -34,7 +34,7 @@ def render_explanation(explanation: Explanation) -> RenderableType:
     parts += [Text("\nKernels of one call", style="bold"), _kernels(explanation.kernels[:MOST_KERNELS])]
     if left := explanation.kernels[MOST_KERNELS:]:
         total = sum(kernel.seconds for kernel in left)
-        parts.append(_hanging(f"and {show.counted(len(left), 'more')}, {show.seconds(total)} together"))
+        parts.append(_hanging(f"and {len(left):,} more, {show.seconds(total)} together"))
     parts.append(_hanging(execution(explanation)))
     parts.append(_hanging(capturable(explanation)))
     for title, lines in (("Worth knowing", explanation.notes), ("Next", next_commands(explanation))):

@@ -63,7 +63,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
         stage[0] = name
         connection.send(("stage", name))
 
-    turns.on_wait(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
+    turns.take_part(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
     try:
         connection.send(("result", codec.to_json(_run(job, enter))))
     except BaseException as error:  # whatever a candidate raises is this trial's result, and nobody else's problem
