@@ -15,7 +15,7 @@ from live_decisions import decided
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import Recognizer, signature_of
-from torchwise.runtime import dispatch
+from torchwise.runtime import alike, dispatch
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,8 @@ def test_a_live_model_answers_alike_by_either_way(monkeypatch: pytest.MonkeyPatc
 
     made: list[int] = []
     fast = torchwise.apply(call, decided(call, Plan(threads=torch.get_num_threads() + 1), X, 2.0))  # type: ignore[arg-type]
-    monkeypatch.setattr(dispatch, "signature_of", lambda *given: made.append(1) or signature_of(*given))
+    for module in (dispatch, alike):
+        monkeypatch.setattr(module, "signature_of", lambda *given: made.append(1) or signature_of(*given))
     for x, scale in ((X, 2.0), (X, 2.0), (X + 1, 2.0), (X, 3.0), (X[:2], 2.0), (X, 2.0)):
         assert torch.equal(fast(x, scale), x * scale)
     assert fast.statistics.optimized == 4

@@ -26,6 +26,7 @@ from torchwise.workload import WorkloadSpec
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
 GOOD, BAD = Plan(threads=1), Plan(threads=3)
 GIB = 2**30
+MAIN = sys.modules["__main__"]
 SETTINGS = ProcessSettings("highest", "float32", 2, False, True, False)
 
 
@@ -247,7 +248,7 @@ def test_a_candidates_caches_are_its_own_and_are_removed(launcher: ProcessLaunch
 
 def test_the_users_own_start_method_is_left_alone(launcher: ProcessLauncher) -> None:
     assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
-    assert sys.modules["__main__"].__name__ == "__main__"
+    assert sys.modules["__main__"] is MAIN
     assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
 
 

@@ -55,7 +55,8 @@ def test_a_compilation_has_its_function_its_seconds_and_its_sizes() -> None:
         compiled(scaled)(ONES)
 
     (one,) = trace.compilations
-    assert (one.function, one.line, one.compile_id) == ("scaled", scaled.__code__.co_firstlineno, "0/0")
+    assert (one.function, one.line) == ("scaled", scaled.__code__.co_firstlineno)
+    assert one.compile_id.endswith("/0"), "the first of its frame, whatever was compiled before"
     assert one.file == __file__
     assert 0 < one.trace_s < one.seconds
     assert one.phases["dynamo"] == pytest.approx(one.seconds)
