@@ -95,6 +95,19 @@ def test_the_original_answers_until_a_plan_is_promoted_and_then_the_plan(child: 
     assert not fast.statistics.original
 
 
+def test_the_thread_that_loads_gives_way_often_and_leaves_the_setting_as_it_was(
+    child: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen = sys.getswitchinterval(), list[float]()
+    monkeypatch.setattr(tuning, "stale_because", lambda *_: seen.append(sys.getswitchinterval()))
+    model = Model().eval()
+    child(promoted(model), DONE)
+    fast = optimized(model)
+    assert fast.background.wait(30)
+    assert seen == pytest.approx([tuning.SWITCH_S])
+    assert sys.getswitchinterval() == before
+
+
 def test_a_function_is_swapped_as_well(child: Callable[..., None]) -> None:
     child(promoted(torch.sin), DONE)
     with torch.no_grad():

@@ -123,7 +123,9 @@ def test_waiting_is_not_on_the_workers_account() -> None:
         threading.Timer(6, end).start()
         answer = ProcessLauncher().run(JOB, Limits(5, 8 * 2**30), heard.append)
         assert isinstance(answer, str), answer
-    assert heard == [WAITING, "start", "run eager", "measure"]
+    assert heard[0] == WAITING
+    # Whoever else works on this machine may be waited for, too, and the stage is told again afterwards.
+    assert list(dict.fromkeys(stage for stage in heard if stage != WAITING)) == ["start", "run eager", "measure"]
 
 
 def test_a_search_does_not_pay_for_waiting() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import logging
 import shutil
 import subprocess
@@ -11,7 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,14 @@ from torchwise.workload.identity import describe_example
 
 logger = logging.getLogger("torchwise")
 
+COMPILER = (
+    "torch._dynamo.aot_compile",
+    "torch._inductor.compile_fx",
+    "torch._functorch._aot_autograd.aot_autograd_result",
+)
 ENDING_S = 10.0
+SWITCH_S = 1e-4
+"""Seconds after which a thread gives way, while a plan is loaded."""
 
 
 class Tuning:
@@ -121,7 +130,8 @@ class Tuning:
             return
         start = time.monotonic()
         try:
-            self._promote(news)
+            with _yielding():
+                self._promote(news)
         except Exception as error:  # as above; a later tier may still be good
             reason = str(error) if isinstance(error, TorchwiseError) else f"{type(error).__name__}: {error}"
             self._note(News("left", f"{news.text}, and was not swapped in: {reason}"))
@@ -181,6 +191,32 @@ class Tuning:
             self._process.wait()
 
 
+def _import_compiler() -> None:
+    """Import what loading a plan needs now, before the program serves.
+
+    Later it would take a thread seconds, and Python would look for garbage among all that is new: a stall of 200 ms for
+    every thread. So that is done now, too.
+    """
+    for module in COMPILER:
+        importlib.import_module(module)
+    gc.collect()
+
+
+@contextlib.contextmanager
+def _yielding() -> Iterator[None]:
+    """Have Python's threads take turns fifty times as often.
+
+    A thread that waits for the interpreter asks for it after five milliseconds. Loading code is Python for a second or
+    two, and the program's own thread gives the interpreter away in every operator: one call may wait a dozen times.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
 def start(
     optimized: Any, workload: Workload, order: Order, save: Callable[[Workload, Request], None], canary: int | None
 ) -> Tuning:
@@ -201,6 +237,7 @@ def start(
         order = replace(order, request=replace(order.request, source=str(folder / "model.pt")))
         save(workload, order.request)
         (folder / "order.json").write_text(codec.to_json(order))
+        _import_compiler()
         return Tuning(optimized, workload, folder, canary)
     except BaseException:  # raised again
         shutil.rmtree(folder, ignore_errors=True)
