@@ -128,12 +128,18 @@ def tune(
 
     request, workload = _asked(
         model,
-        (args, kwargs, examples),
-        (calls, restarts, objective, mode, device),
-        allow=Legality.of(allow),
+        args,
+        kwargs,
+        examples=examples,
+        calls=calls,
+        restarts=restarts,
+        allow=allow,
         effort=effort,
-        budget_s=budget,
-        plans=tuple(plans) if plans is not None else None,
+        budget=budget,
+        objective=objective,
+        mode=mode,
+        device=device,
+        plans=plans,
         fresh=fresh,
     )
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
@@ -146,9 +152,23 @@ def tune(
 
 
 def _asked(
-    model: Any, inputs: tuple[Any, Any, Any], work: tuple[int, int, str, str, str | None], **options: Any
+    model: Any,
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    *,
+    examples: Sequence[Example] | None = None,
+    calls: int = DEFAULT_CALLS,
+    restarts: int = 1,
+    allow: Legality | str = Legality.REORDERED,
+    effort: str = "standard",
+    budget: float | None = None,
+    objective: str = "latency",
+    mode: str = "inference",
+    device: str | None = None,
+    plans: Iterable[Plan] | None = None,
+    fresh: bool = False,
 ) -> tuple[Request, Workload | None]:
-    """Return what is asked of a study, and the live workload, where it is not a target.
+    """Return what is asked of a study, as `tune` takes it, and the live workload, where it is not a target.
 
     Raises:
         InputError: an argument cannot be used.
@@ -158,17 +178,24 @@ def _asked(
     from torchwise.trial import ProcessSettings
     from torchwise.workload.identity import structure
 
-    calls, restarts, objective, mode, device = work
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
-    workload = given(model, *inputs)
+    workload = given(model, args, kwargs, examples)
     name = name_of(model)
-    device = device or (device_of(workload) if workload else "cpu")
-    spec = WorkloadSpec(name, device=device, mode=mode, objective=objective, calls=calls, restarts=restarts)  # type: ignore[arg-type]
+    spec = WorkloadSpec(
+        name,
+        device=device or (device_of(workload) if workload else "cpu"),  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
+        objective=objective,  # type: ignore[arg-type]
+        calls=calls,
+        restarts=restarts,
+    )
+    chosen = tuple(plans) if plans is not None else None
+    request = Request(spec, Legality.of(allow), effort, budget, chosen, fresh=fresh)
     if workload is None:
-        return Request(spec, **options), None
+        return request, None
     # The structure is read here, where the source of a script or notebook is at hand.
     settings, code = ProcessSettings.of_this_process(), structure(workload.call)
-    return Request(spec, **options, settings=settings, structure=code), replace(workload, name=name)
+    return replace(request, settings=settings, structure=code), replace(workload, name=name)
 
 
 def _save(workload: Workload, request: Request) -> None:
@@ -264,45 +291,22 @@ def optimize(
 
 
 def _optimize_in_background(
-    model: Any,
-    args: Any,
-    kwargs: dict[str, Any] | None,
-    canary: int | None,
-    *,
-    examples: Sequence[Example] | None = None,
-    calls: int = DEFAULT_CALLS,
-    restarts: int = 1,
-    objective: str = "latency",
-    mode: str = "inference",
-    device: str | None = None,
-    allow: Legality | str = Legality.REORDERED,
-    effort: str = "standard",
-    budget: float | None = None,
-    plans: Iterable[Plan] | None = None,
-    store: str | None = None,
-    fresh: bool = False,
-    progress: bool = False,  # noqa: ARG001 - as `tune` takes it
+    model: Any, args: Any, kwargs: dict[str, Any] | None, canary: int | None, **options: Any
 ) -> OptimizedModule | OptimizedFunction:
     from torchwise.background import Order, start, undecided
 
-    if mode != "inference":
+    store = options.pop("store", None)
+    options.pop("progress", None)
+    request, workload = _asked(model, args, kwargs, **options)
+    if request.workload.mode != "inference":
         raise InputError(
-            f"mode is {mode!r}, but only plans for inference are swapped in from the background: tune first, then apply"
+            f"mode is {request.workload.mode!r}, but only plans for inference are swapped in from the background: "
+            "tune first, then apply"
         )
-    request, workload = _asked(
-        model,
-        (args, kwargs, examples),
-        (calls, restarts, objective, mode, device),
-        allow=Legality.of(allow),
-        effort=effort,
-        budget_s=budget,
-        plans=tuple(plans) if plans is not None else None,
-        fresh=fresh,
-    )
     assert workload is not None, "optimize takes no target"
     decision = undecided(workload, request)
     optimized = _wrapped(workload.call, decision, decision.reason, canary=canary)
-    order = Order(request, tuple(dict.fromkeys(("quick", effort))), store, tuple(sys.path))
+    order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
     vars(optimized)["background"] = start(optimized, workload, order, _save, canary)
     return optimized
 

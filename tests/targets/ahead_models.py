@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.realize.ahead import Code, Maker
 from torchwise.workload import Example
 
 SHIFT = 0.25
@@ -51,3 +55,20 @@ def build(name: str, device: str = "cpu") -> tuple[Any, list[Example]]:
     call: Any = {"function": function, "complex": waves}.get(name) or Model().eval().to(device)
     sizes = (3, 5) if name == "shapes" else (3,)
     return call, [Example((torch.randn(size, 8).to(device),), {}) for size in sizes]
+
+
+def main(folder: str, device: str) -> None:
+    """Compile every case in this process, each into a file of its name."""
+    for name, plan in CASES.items():
+        call, inputs = build(name, device)
+        maker = Maker()
+        realized = realize(call, plan, inputs[0], device=device, mode="inference", backend=maker)
+        with torch.no_grad():
+            for example in inputs:
+                realized.call(*example.args)
+        Path(folder, name).write_bytes(msgspec.msgpack.encode(maker.made))
+
+
+def read(folder: Path) -> dict[str, list[Code]]:
+    """Return what `main` wrote, by case."""
+    return {file.name: msgspec.msgpack.decode(file.read_bytes(), type=list[Code]) for file in folder.iterdir()}

@@ -19,34 +19,21 @@ from torchwise.workload import Example
 HERE = Path(__file__).parents[1] / "targets"
 INDUCTOR = Plan(backend="inductor")
 COMPLEX = Plan(backend="inductor", transforms=("complex_to_real",))
-CHILD = """
-import sys; sys.path.insert(0, {here!r})
-import msgspec, torch
-from pathlib import Path
-import ahead_models
-from torchwise.plan import Plan
-from torchwise.realize import realize
-from torchwise.realize.ahead import Maker
-for name, plan in ahead_models.CASES.items():
-    call, inputs = ahead_models.build(name)
-    maker = Maker()
-    realized = realize(call, plan, inputs[0], device="cpu", mode="inference", backend=maker)
-    with torch.no_grad():
-        for example in inputs:
-            realized.call(*example.args)
-    Path({folder!r}, name).write_bytes(msgspec.msgpack.encode(maker.made))
-"""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Code]]:
     """Return what one other process compiled, by the name of the case."""
-    import msgspec
-
     folder = tmp_path_factory.mktemp("ahead")
-    program = CHILD.format(here=str(HERE), folder=str(folder))
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import ahead_models; "
+    program += f"ahead_models.main({str(folder)!r}, 'cpu')"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
-    return {file.name: msgspec.msgpack.decode(file.read_bytes(), type=list[Code]) for file in folder.iterdir()}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(HERE))
+        import ahead_models
+
+        found: dict[str, list[Code]] = ahead_models.read(folder)
+    return found
 
 
 @pytest.fixture

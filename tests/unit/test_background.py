@@ -30,11 +30,11 @@ from torchwise.records import Costs, Failure, FailureKind, Interval, codec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.swap import answers_alike, swap
 from torchwise.study import Request
-from torchwise.trial import Job
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, WorkloadSpec
 
 THREADS = Plan(threads=1)
+SERVE = Path(__file__).parents[1] / "targets" / "serve.py"
 X = torch.randn(4, 8)
 
 
@@ -89,6 +89,8 @@ def test_the_original_answers_until_a_plan_is_promoted_and_then_the_plan(child: 
         assert fast.background.wait_for_plan(30)
         assert fast.background.wait(30)
         assert fast.background.state == "done"
+        fast.background.stop()
+        assert fast.background.state == "done", "there was nothing to stop"
         assert fast.decision.plan == THREADS
         torch.testing.assert_close(fast(X), model(X))
     assert fast.statistics.optimized == 1
@@ -431,22 +433,19 @@ class Counts(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("kept", "expected"), [("buffer", False), ("attribute", False), ("nothing", True)])
-def test_a_model_that_keeps_state_is_not_called_once_more(kept: str, expected: bool, tmp_path: Path) -> None:
-    from torchwise.trial.loading import save
-
-    file = str(tmp_path / "model.pt")
-    save(Workload(Counts(kept), (Example((X,)),)), file)
-    assert _keeps_no_state(Job("try", WorkloadSpec("live:m"), source=file)) is expected
+def test_a_model_that_keeps_state_is_not_called_once_more(kept: str, expected: bool) -> None:
+    assert _keeps_no_state(Workload(Counts(kept), (Example((X,)),))) is expected
 
 
 @pytest.mark.slow
 def test_a_search_finds_proves_and_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with a real search, for a class of a script, which exists by that name here alone."""
     monkeypatch.setenv("TORCHWISE_BACKGROUND_PRIORITY", "normal")
-    script = tmp_path / "serve.py"
-    script.write_text(SCRIPT)
     ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "store.db")], capture_output=True, text=True, timeout=500
+        [sys.executable, str(SERVE), str(tmp_path / "store.db"), "cpu", "none"],
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -455,44 +454,3 @@ def test_a_search_finds_proves_and_swaps(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["wrong"] == 0
     assert found["compiled here"] == 0
     assert found["optimized"] > 0
-
-
-SCRIPT = """
-import json, sys, time
-import torch, torchwise
-from torchwise.plan import Plan
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 64)
-
-    def forward(self, x):
-        x = self.layer(x)
-        for _ in range(20):
-            x = torch.cos(torch.sin(x) * 1.1)
-        return x
-
-if __name__ == "__main__":
-    torch.manual_seed(0)
-    model, x = Model().eval(), torch.randn(512, 64)
-    wrong = 0
-    with torch.no_grad():
-        right = model(x)
-        plans = [Plan(backend="inductor")]
-        options = {"plans": plans, "calls": 10**9, "store": sys.argv[1], "effort": "quick"}
-        fast = torchwise.optimize(model, (x,), background=True, **options)
-        end = time.monotonic() + 400
-        while fast.background.state == "searching" and time.monotonic() < end:
-            wrong += not torch.allclose(fast(x), right, atol=1e-4)
-            time.sleep(0.02)
-        for _ in range(20):
-            wrong += not torch.allclose(fast(x), right, atol=1e-4)
-    from torch._dynamo.utils import counters
-    print(json.dumps({
-        "state": fast.background.state, "news": [str(news)[:300] for news in fast.background.news],
-        "plan": str(fast.decision.plan), "wrong": wrong, "optimized": fast.statistics.optimized,
-        "original": fast.statistics.original, "failures": fast.statistics.failures,
-        "compiled here": counters["stats"]["unique_graphs"],
-    }))
-"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import multiprocessing
 import os
 import re
@@ -21,6 +22,7 @@ from torchwise.plan import Plan
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS
+from torchwise.trial.launcher import WAITING
 from torchwise.workload import WorkloadSpec
 
 TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
@@ -122,7 +124,8 @@ def test_a_candidate_that_cannot_lead_is_stopped_early(launcher: ProcessLauncher
 def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
     heard: list[str] = []
     try_plan(launcher, job("wrong"), Trial(0, GOOD, TrialState.RUNNING), Limits(60, 8 * GIB), heard.append)
-    assert heard == ["compile", "verify", "measure"]
+    stages = [stage for stage in heard if stage != WAITING]  # a test beside this one may be measuring
+    assert [stage for stage, _ in itertools.groupby(stages)] == ["compile", "verify", "measure"]
 
 
 @pytest.mark.parametrize(
@@ -246,10 +249,12 @@ def test_a_candidates_caches_are_its_own_and_are_removed(launcher: ProcessLaunch
     assert not any(os.path.exists(folder) for folder in seen)
 
 
-def test_the_users_own_start_method_is_left_alone(launcher: ProcessLauncher) -> None:
+def test_the_users_own_start_method_is_left_alone() -> None:
+    before = dict(os.environ)  # importing Lightning sets one of the variables that the workers' server is given
+    inspect_workload(ProcessLauncher(), job("wrong", "inspect"), Limits(60, 8 * GIB), lambda stage: None)
+    assert dict(os.environ) == before
     assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
     assert sys.modules["__main__"] is MAIN
-    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
 
 
 def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

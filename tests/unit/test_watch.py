@@ -66,6 +66,21 @@ def test_a_compilation_has_its_function_its_seconds_and_its_sizes() -> None:
     assert trace.breaks == trace.recompiles == trace.fallbacks == trace.notes == ()
 
 
+def test_seconds_of_an_earlier_compilation_of_the_same_name_are_not_counted_again() -> None:
+    from torch._logging._internal import structured_logging_overhead
+
+    compiled(scaled)(ONES)
+    with Trace() as trace:
+        for _ in range(2):
+            torch._dynamo.reset()
+            compiled(scaled)(ONES)
+
+    first, second = trace.compilations
+    assert first.compile_id == second.compile_id == "0/0"
+    assert 0 < first.trace_s + second.trace_s < structured_logging_overhead["0_0"]
+    assert second.trace_s < second.seconds
+
+
 def test_parts_after_a_break_belong_to_their_function() -> None:
     with Trace() as trace:
         compiled(printing)(ONES)

@@ -20,7 +20,7 @@ from torchwise.trial.arena import Arena
 from torchwise.trial.candidate import attempt
 from torchwise.trial.job import Attempt
 from torchwise.trial.loading import load
-from torchwise.workload import trees
+from torchwise.workload import Workload, trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,15 @@ class Checked:
 def check(preparation: Preparation, stage: Callable[[str], None]) -> Checked:
     """Load what was made in this fresh process, hold it against float64, and time it beside eager."""
     codes = read_code(Path(preparation.file), preparation.sha256) if preparation.file else []
+    workload = load(preparation.job)
+    _name_in_main(workload.call)
+    is_quiet = "stochastic" not in preparation.job.traits and _keeps_no_state(workload)
+    del workload  # what is timed is loaded anew, and has the memory to itself
     if codes:
-        _name_in_main(load(preparation.job).call)
         with contextlib.suppress(Exception):  # it saves seconds, and is not needed
             isa.replay(preparation.checks)
     found = attempt(preparation.job, stage, Loader(codes) if codes else None)
-    return Checked(found, "stochastic" not in preparation.job.traits and _keeps_no_state(preparation.job))
+    return Checked(found, is_quiet)
 
 
 def _name_in_main(call: Callable[..., Any]) -> None:
@@ -120,8 +123,7 @@ def _name_in_main(call: Callable[..., Any]) -> None:
             setattr(main, name, kind)
 
 
-def _keeps_no_state(job: Job) -> bool:
-    workload = load(job)
+def _keeps_no_state(workload: Workload) -> bool:
     module = workload.call if isinstance(workload.call, torch.nn.Module) else None
     if module is None:
         return True

@@ -98,7 +98,9 @@ class Tuning:
         return self.is_promoted
 
     def stop(self) -> None:
-        """End the search; a plan that answers by now goes on."""
+        """End the search, if it goes on; a plan that answers by now goes on answering."""
+        if self._over.is_set():
+            return
         self._stopping = True
         self._end()
         self._thread.join(ENDING_S)

@@ -78,6 +78,8 @@ class Events:
         self.artefacts: list[Artefact] = []
         self.spans: list[Span] = []
         self.notes: list[str] = []
+        self.trace_seconds: dict[str, float] = {}
+        """What PyTorch has said that its trace took, by compilation: it adds up whatever had the same name."""
         self._keeps = artefacts if isinstance(artefacts, bool) else frozenset(artefacts)
         self._keeps_spans = spans
         self._begun: dict[tuple[str, str], float] = {}
@@ -144,7 +146,7 @@ class Events:
         known = self._functions.get(frame_id)
         if known is None and guarded and guarded.stack:  # compiled first before anybody listened
             known = Frame(guarded.stack[0].file, guarded.stack[0].line, guarded.function)
-        made = compilations.read(metrics, known)
+        made = self._with_its_own_seconds(compilations.read(metrics, known))
         self._functions[frame_id] = Frame(made.file, made.line, made.function)
         self.compilations.append(made)
         for fallback in compilations.fallbacks(metrics, made):
@@ -158,6 +160,12 @@ class Events:
         if left := heard.lowered.left:
             what = f"complex operators run one by one, as in eager: {', '.join(left)}"
             self._add_fallback(Fallback(FallbackKind.COMPLEX, what, made.function, made.file, made.line))
+
+    def _with_its_own_seconds(self, made: Compilation) -> Compilation:
+        """Take away what an earlier compilation of this name took: a backward's forward, or one before a reset."""
+        key = "/".join(made.compile_id.split("/")[-2:])
+        before, self.trace_seconds[key] = self.trace_seconds.get(key, 0.0), made.trace_s
+        return replace(made, trace_s=max(0.0, made.trace_s - before))
 
     def _add_recompile(self, made: Compilation, failures: tuple[recompiles.Failed, ...]) -> None:
         first = failures[0]

@@ -29,6 +29,16 @@ def cudagraph_skips() -> int:
     return counters["inductor"]["cudagraph_skips"] if "cudagraph_skips" in counters.get("inductor", {}) else 0
 
 
+def trace_seconds() -> dict[str, float]:
+    """Return the seconds that PyTorch's trace has taken so far in this process, by compilation, such as "0/1".
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    seconds: Mapping[str, float] = _looked_up(_TRACE_SECONDS)
+    return {key.replace("_", "/"): value for key, value in seconds.copy().items()}
+
+
 def _looked_up(name: tuple[str, str]) -> Any:
     from torchwise.realize import private  # here, as `torchwise.watch` is named where there may be no torch
 
@@ -37,5 +47,6 @@ def _looked_up(name: tuple[str, str]) -> Any:
 
 _TRACE_LOG = ("torch._logging._internal", "trace_log")
 _COUNTERS = ("torch._dynamo.utils", "counters")
-NAMES = (_TRACE_LOG, _COUNTERS)
+_TRACE_SECONDS = ("torch._logging._internal", "structured_logging_overhead")
+NAMES = (_TRACE_LOG, _COUNTERS, _TRACE_SECONDS)
 """Every private name used."""

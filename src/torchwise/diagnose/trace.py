@@ -55,6 +55,8 @@ class Trace:
         if self._logger is None:
             self._logger = private.trace_logger()
             self._skips_before = private.cudagraph_skips()
+            with self._handler.events() as events:
+                events.trace_seconds = private.trace_seconds()
             self._began = time.perf_counter()
             _attach(self._logger, self._handler)
             self._note_if_deaf()
