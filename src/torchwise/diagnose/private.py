@@ -35,7 +35,7 @@ def trace_seconds() -> dict[str, float]:
     Raises:
         UnsupportedError: this version has no such name.
     """
-    seconds: Mapping[str, float] = _looked_up(_TRACE_SECONDS)
+    seconds: dict[str, float] = _looked_up(_TRACE_SECONDS)
     return {key.replace("_", "/"): value for key, value in seconds.copy().items()}
 
 
