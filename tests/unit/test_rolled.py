@@ -449,6 +449,8 @@ def test_what_changes_settings_in_between_is_not_rolled() -> None:
 
     assert reasons(off, torch.randn(4)) == "_set_grad_enabled in the graph changes how PyTorch computes what follows"
     assert "autocast" in reasons(cast, torch.randn(4, 4))
+    assert torch.autocast_increment_nesting() == 1, "looking at the graph has left no autocast entered"
+    torch.autocast_decrement_nesting()
     with torch.no_grad():
         assert check(off, torch.randn(4))[1].rolled == 1  # it changes nothing then
 

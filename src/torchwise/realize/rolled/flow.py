@@ -137,14 +137,20 @@ class _Replay(torch.fx.Interpreter):
 
     def run_node(self, n: Node) -> Any:
         grad = torch.is_grad_enabled()
+        if private.enters_autocast(n.target):  # refused before it is run: nobody would leave it again
+            raise _changes_what_follows(n)
         with self.fake_mode, _Writes() as watch:
             result = super().run_node(n)
         self.written[n] = watch.written
         silent = n.op in COMPUTES and not watch.written and not trees.tensors(result)
         if silent and not (n.target is torch._C._set_grad_enabled and torch.is_grad_enabled() == grad):
-            called = getattr(n.target, "__name__", n.target)
-            raise UnsupportedError(f"{called} in the graph changes how PyTorch computes what follows")
+            raise _changes_what_follows(n)
         return result
+
+
+def _changes_what_follows(node: Node) -> UnsupportedError:
+    called = getattr(node.target, "__name__", node.target)
+    return UnsupportedError(f"{called} in the graph changes how PyTorch computes what follows")
 
 
 class _Writes(TorchDispatchMode):

@@ -30,6 +30,11 @@ def compile_fx(*args: Any, **kwargs: Any) -> Any:
     return name(_COMPILE_FX)(*args, **kwargs)
 
 
+def enters_autocast(target: Any) -> bool:
+    """Whether a node's target is that by which Dynamo writes down an autocast that begins."""
+    return target is name(_ENTER_AUTOCAST)
+
+
 def fake_mode_of(values: Any) -> Any:
     """Return the mode in which a backend is to make fake tensors: not that in which Dynamo captured the graph."""
     return name(_DETECT)(values)
@@ -56,5 +61,6 @@ _FAKE_TENSOR = ("torch._subclasses.fake_tensor", "FakeTensor")
 _TO_FAKE = ("torch._dynamo.utils", "to_fake_tensor")
 _TRACING = ("torch._guards", "tracing")
 _CONTEXT = ("torch._guards", "TracingContext")
-NAMES = (_COMPILE_FX, _DETECT, _FAKE_TENSOR, _TO_FAKE, _TRACING, _CONTEXT)
+_ENTER_AUTOCAST = ("torch.amp.autocast_mode", "_enter_autocast")
+NAMES = (_COMPILE_FX, _DETECT, _FAKE_TENSOR, _TO_FAKE, _TRACING, _CONTEXT, _ENTER_AUTOCAST)
 """Every private name used."""
