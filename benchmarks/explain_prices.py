@@ -2,8 +2,9 @@
 
     python benchmarks/explain_prices.py [NAME…]
 
-`explain` prices the fault in a process of its own; then the mend is made by hand, as a user would make it, and both
-are timed in alternation here. A price is honest where the saving lies in its interval, or within a quarter of it.
+`explain` prices the fault in a process of its own; then the mend is made here, by hand or by the plan that the finding
+names, as a user would make it, and both are timed in alternation. A price is honest where the saving lies in its
+interval, or within a quarter of it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch
 from torch import nn
 
 from torchwise.diagnose.explain import explain
+from torchwise.diagnose.saving import saving
 from torchwise.diagnose.twin import twin
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Interval
 from torchwise.records.explanation import Price
-from torchwise.records.statistics import median_interval
 from torchwise.workload import Example
 
 Call = Callable[..., Any]
@@ -88,21 +89,8 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the GRU between two chains of small operators."""
-        return _chain(self.run(_chain(x)))
-
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the GRU."""
-        y: torch.Tensor = self.gru(x)[0]
-        return y
-
-
-class Apart(Recurrent):
-    """The same, with the GRU where the compiler does not look."""
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the GRU."""
-        return super().run(x)
+        y: torch.Tensor = self.gru(_chain(x))[0]
+        return _chain(y)
 
 
 def _chain(x: torch.Tensor) -> torch.Tensor:
@@ -154,12 +142,20 @@ def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], C
     return mended
 
 
-def _applied(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
-    made = realize(twin(call), Plan(backend="inductor"), Example(args), device="cpu", mode="inference")
+def _isolated(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
+    """Return what `torchwise.apply` runs by the plan that the finding names."""
+    plan = Plan(backend="inductor", transforms=("isolate_rnn",))
+    made = realize(twin(call), plan, Example(args), device="cpu", mode="inference")
     with torch.no_grad():
         for _ in range(4):
             made.call(*args)
     return made.lean(args, {})
+
+
+def _unguarded(call: Call, _args: tuple[torch.Tensor, ...]) -> Call:
+    skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+    compiled: Call = torch.compile(twin(call), options={"guard_filter_fn": skip})
+    return compiled
 
 
 def _reads_scalars(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
@@ -171,7 +167,7 @@ def _reads_scalars(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
 
 
 CASES = {
-    "guards": Case("guards", lambda: (Deep().eval(), (torch.randn(4, 16),)), _applied),
+    "guards": Case("guards", lambda: (Deep().eval(), (torch.randn(4, 16),)), _unguarded),
     "branch": Case("graph break", lambda: (Branching().eval(), (torch.randn(16, 64),)), _like(Branchless)),
     "item": Case("graph break", lambda: (Reading().eval(), (torch.randn(16, 64),)), _reads_scalars),
     "complex": Case(
@@ -179,7 +175,7 @@ CASES = {
         lambda: (waves, (torch.randn(512, 64), torch.randn(512, 64, dtype=torch.complex64))),
         lambda _call, _args: torch.compile(waves_in_parts),
     ),
-    "rnn": Case("rnn", lambda: (Recurrent().eval(), (torch.randn(8, 6, 32),)), _like(Apart)),
+    "rnn": Case("rnn", lambda: (Recurrent().eval(), (torch.randn(8, 6, 32),)), _isolated),
     "tiny": Case("slower than eager", lambda: (tiny, (torch.randn(64),)), lambda call, _args: call),
 }
 
@@ -208,7 +204,7 @@ def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval
                 one(*args)
         sides = [Mix(((lambda one=one: one(*args)),), (1.0,)) for one in (mended, now)]  # type: ignore[misc]
         found = measure_pair(sides[0], sides[1], Clock("cpu"), Precision(0.01, 4.0))
-    return median_interval([b - a for a, b in zip(found.candidate_s, found.baseline_s, strict=True)])
+    return saving(found)
 
 
 def _is_honest(price: Price, saved: Interval) -> bool:

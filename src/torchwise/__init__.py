@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
-    from torchwise.api import Study, apply, export_metrics, freeze, optimize, tune, unfreeze, unwrap
+    from torchwise.api import Study, apply, optimize, tune
     from torchwise.diagnose.analyze import Analysis, analyze
     from torchwise.diagnose.bisect import bisect
     from torchwise.diagnose.explain import explain
+    from torchwise.diagnose.fit import fit_batch
     from torchwise.diagnose.watch import watch
     from torchwise.errors import TorchwiseError
     from torchwise.parts import CompileConfig, CompileManager, compiled, default_manager
     from torchwise.plan import EAGER, Legality, Plan
     from torchwise.records import Decision
+    from torchwise.serving import export_metrics, freeze, unfreeze, unwrap
     from torchwise.steps import captured_loop, captured_step, rollout
     from torchwise.workload import Example, Workload
+    from torchwise.workload.step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -36,6 +39,7 @@ _HOMES = {
     "Plan": "plan",
     "Study": "api",
     "TorchwiseError": "errors",
+    "TrainStep": "workload.step",
     "Workload": "workload",
     "analyze": "diagnose.analyze",
     "apply": "api",
@@ -45,14 +49,15 @@ _HOMES = {
     "compiled": "parts",
     "default_manager": "parts",
     "explain": "diagnose.explain",
-    "export_metrics": "api",
-    "freeze": "api",
+    "fit_batch": "diagnose.fit",
+    "export_metrics": "serving",
+    "freeze": "serving",
     "on_alert": "alerts",
     "optimize": "api",
     "rollout": "steps",
     "tune": "api",
-    "unfreeze": "api",
-    "unwrap": "api",
+    "unfreeze": "serving",
+    "unwrap": "serving",
     "watch": "diagnose.watch",
 }
 
@@ -68,6 +73,7 @@ __all__ = [
     "Plan",
     "Study",
     "TorchwiseError",
+    "TrainStep",
     "Workload",
     "__version__",
     "analyze",
@@ -79,6 +85,7 @@ __all__ = [
     "default_manager",
     "explain",
     "export_metrics",
+    "fit_batch",
     "freeze",
     "on_alert",
     "optimize",
@@ -90,7 +97,13 @@ __all__ = [
 ]
 
 
+_PACKAGES = ("artefact", "shapes", "training")
+"""Parts with names of their own, such as `torchwise.training.tune`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"torchwise.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'torchwise' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"torchwise.{_HOMES[name]}"), name)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import Legality, Plan
 from torchwise.records import Decision, Trial
@@ -19,8 +20,9 @@ from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
 from torchwise.workload.given import device_of, given, name_of
 
 if TYPE_CHECKING:
-    from torchwise.runtime import OptimizedFunction, OptimizedModule
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
     from torchwise.study import Request
+    from torchwise.workload.step import TrainStep
 
 logger = logging.getLogger("torchwise")
 
@@ -91,17 +93,19 @@ def tune(
     mode: str = "inference",
     device: str | None = None,
     plans: Iterable[Plan] | None = None,
+    memory_limit: int | None = None,
     store: str | None = None,
     fresh: bool = False,
     progress: bool = True,
 ) -> Study:
     """Find the fastest proven way to run `model` on this machine.
 
-    Candidates run in processes of their own; nothing is compiled in this one, and the model is not changed.
+    Candidates run in processes of their own; nothing is compiled in this one, and the model is not changed; neither are
+    the optimizer and whatever else a `TrainStep` holds.
 
     Args:
-        model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
-        args: example arguments, a tuple (or one tensor).
+        model: an `nn.Module`, a function, a `TrainStep`, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
+        args: example arguments, a tuple (or one tensor); of a `TrainStep` a batch, `(inputs, *targets)`.
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`.
         calls: calls expected over the lifetime that is decided for.
@@ -110,9 +114,12 @@ def tune(
         effort: "quick", "standard" or "thorough".
         budget: seconds of search after which no further trial starts; None for the effort's own.
         objective: "latency", "throughput" or "memory".
-        mode: "inference" or "training" (with a backward pass).
-        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        mode: "inference" or "training": with a backward pass, or whole steps where it is a `TrainStep`, which is always
+            tuned so.
+        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
         plans: try exactly these instead of searching.
+        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs; plans that take
+            more are not decided for.
         store: URL or file of the store; by default in the user's data directory.
         fresh: forget what is stored for this workload and measure anew.
         progress: whether to show what is being tried.
@@ -140,6 +147,7 @@ def tune(
         mode=mode,
         device=device,
         plans=plans,
+        memory_limit=memory_limit,
         fresh=fresh,
     )
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
@@ -166,6 +174,7 @@ def _asked(
     mode: str = "inference",
     device: str | None = None,
     plans: Iterable[Plan] | None = None,
+    memory_limit: int | None = None,
     fresh: bool = False,
 ) -> tuple[Request, Workload | None]:
     """Return what is asked of a study, as `tune` takes it, and the live workload, where it is not a target.
@@ -180,14 +189,17 @@ def _asked(
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = given(model, args, kwargs, examples)
+    if workload is not None and workload.step:
+        mode = "training"
     name = name_of(model)
     spec = WorkloadSpec(
         name,
-        device=device or (device_of(workload) if workload else "cpu"),  # type: ignore[arg-type]
+        device=device or (device_of(workload) if workload else default_device()),  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
         objective=objective,  # type: ignore[arg-type]
         calls=calls,
         restarts=restarts,
+        memory_limit=memory_limit,
     )
     chosen = tuple(plans) if plans is not None else None
     request = Request(spec, Legality.of(allow), effort, budget, chosen, fresh=fresh)
@@ -206,6 +218,13 @@ def _save(workload: Workload, request: Request) -> None:
     save(workload, request.source)
 
 
+@overload
+def apply(
+    model: TrainStep, decision: Decision | Study, *, strict: bool = False, borrow: bool = False, canary: None = None
+) -> OptimizedStep: ...
+
+
+@overload
 def apply(
     model: Callable[..., Any],
     decision: Decision | Study,
@@ -213,7 +232,17 @@ def apply(
     strict: bool = False,
     borrow: bool = False,
     canary: int | None = None,
-) -> OptimizedModule | OptimizedFunction:
+) -> OptimizedModule | OptimizedFunction: ...
+
+
+def apply(
+    model: Callable[..., Any],
+    decision: Decision | Study,
+    *,
+    strict: bool = False,
+    borrow: bool = False,
+    canary: int | None = None,
+) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     """Return `model` running by what was decided; the model itself is not changed.
 
     A decision for another machine, another torch or another model is stale and never trusted: the original then answers
@@ -247,13 +276,32 @@ def apply(
 
 def _wrapped(
     model: Any, decision: Decision, refusal: str | None, **options: Any
-) -> OptimizedModule | OptimizedFunction:
+) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     import torch
 
-    from torchwise.runtime import OptimizedFunction, OptimizedModule
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
+    from torchwise.workload.step import TrainStep
 
+    if isinstance(model, TrainStep):
+        return OptimizedStep(model, decision, refusal, **options)
     wrap = OptimizedModule if isinstance(model, torch.nn.Module) else OptimizedFunction
     return wrap(model, decision, refusal, **options)
+
+
+@overload
+def optimize(model: TrainStep, args: Any = None, kwargs: None = None, **options: Any) -> OptimizedStep: ...
+
+
+@overload
+def optimize(
+    model: Callable[..., Any],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    canary: int | None = None,
+    background: bool = False,
+    **options: Any,
+) -> OptimizedModule | OptimizedFunction: ...
 
 
 def optimize(
@@ -264,14 +312,14 @@ def optimize(
     canary: int | None = None,
     background: bool = False,
     **options: Any,
-) -> OptimizedModule | OptimizedFunction:
+) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     """Tune and apply: return `model` running in the fastest proven way.
 
     What is stored for the same model, inputs and machine is reused: a later start only looks at the plain model, which
     takes seconds. In inference the plan answers where gradients are off: call the result under `torch.no_grad()`.
 
     Args:
-        model: an `nn.Module` or a function.
+        model: an `nn.Module`, a function or a `TrainStep`.
         args: as for `tune`.
         kwargs: as for `tune`.
         canary: as for `apply`.
@@ -305,65 +353,8 @@ def _optimize_in_background(
         )
     assert workload is not None, "optimize takes no target"
     decision = undecided(workload, request)
-    optimized = _wrapped(workload.call, decision, decision.reason, canary=canary)
+    optimized: Any = _wrapped(workload.call, decision, decision.reason, canary=canary)
     order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
     vars(optimized)["background"] = start(optimized, workload, order, _save, canary)
-    return optimized
-
-
-def unwrap(optimized: Any) -> Any:
-    """Return the original behind what `apply` or `optimize` returned; anything else as it is."""
-    from torchwise import runtime
-
-    return runtime.unwrap(optimized)
-
-
-def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Have nothing more compiled or captured: what the plan has not answered by now, the original answers.
-
-    For a service that has called its plan once on inputs of every signature that will come, and must not stop for a new
-    one. Where the model or PyTorch's settings change so that the plan would be compiled or captured anew, the original
-    answers, too.
-
-    Raises:
-        InputError: it is nothing that Torchwise optimised.
-        UnsupportedError: this torch does not say when it compiles.
-    """
-    from torchwise import runtime
-
-    runtime.freeze(optimized)
-
-
-def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Have calls compile and capture again, until the next `freeze`: to warm up for what changed.
-
-    Raises:
-        InputError: it is nothing that Torchwise optimised.
-    """
-    from torchwise import runtime
-
-    runtime.unfreeze(optimized)
-
-
-def export_metrics(
-    optimized: OptimizedModule | OptimizedFunction, name: str, registry: Any = None
-) -> Callable[[], None]:
-    """Have Prometheus scrape what became of the calls of `optimized`, and how long they take.
-
-    Nothing is added to the way of a call: counts are read when they are asked for.
-
-    Args:
-        optimized: what `apply` or `optimize` returned.
-        name: the label `model` of its metrics.
-        registry: a `prometheus_client.CollectorRegistry`; by default the global one.
-
-    Returns:
-        What takes the metrics away again.
-
-    Raises:
-        InputError: it is nothing that Torchwise optimised, or the name is taken.
-        UnsupportedError: prometheus-client is not installed; it comes with the extra `metrics`.
-    """
-    from torchwise.runtime import metrics
-
-    return metrics.export_metrics(optimized, name, registry)
+    served: OptimizedModule | OptimizedFunction = optimized
+    return served

@@ -11,10 +11,14 @@ import pytest
 
 from analysis_samples import an_analysis
 from bench_samples import a_benchmark, a_row, ours, some_rows
-from builders import a_failure, a_study
+from builders import a_failure, a_study, samples
+from explain_samples import explanation, finding, price
 from torchwise.plan import Plan
+from torchwise.records import Interval, Measurement
+from torchwise.records.explanation import Basis, Explanation, Kernel, Place, Price, Stage
 from torchwise.report.analysis import render_analysis_html
 from torchwise.report.bench import render_bench_html
+from torchwise.report.explain import render_explanation_html
 from torchwise.report.html import render_html
 
 LONG = "/a/rather/long/path/to/some/users/models/with_no_place_to_break_it_anywhere_at_all.py:make_the_model"
@@ -24,6 +28,41 @@ WIDE = Plan(
     options=(("coordinate_descent_tuning", True), ("max_autotune_gemm_backends", "ATEN,TRITON,CUTLASS")),
     memory_format="channels_last",
 )
+
+
+def an_explanation() -> Explanation:
+    """Return one of a real run's size: findings of every standing, kernels with names as Inductor gives them."""
+    times = {
+        "graph capture": 1.2,
+        "graph optimisation": 2.1,
+        "backend selection": 0.3,
+        "kernel generation": 3.2,
+        "compilation": 32.2,
+        "caching and execution": 1.2,
+    }
+    fused = "cpp_fused__native_batch_norm_legit_no_training_add_relu_threshold_backward_" * 2
+    kernels = (
+        Kernel("aten::convolution", 53.0, 21e-3, 9e7, 8e9, 0.61),
+        Kernel(fused + "17", 49.0, 3e-3, 4e7, None, 0.34, generated=True),
+        Kernel("aten::addmm", 1.0, 0.4e-3, 8e6, 4e6, 0.8),
+        Kernel("cpp_fused_mean_relu_3", 1.0, 40e-6, 4e4, None, 0.02, generated=True),
+        Kernel("aten::max_pool2d_with_indices", 1.0, 2e-3, 4e6, None, 0.05),
+    )
+    unclear = Price(Interval(-3e-6, 1e-6, 5e-6), Basis.MEASURED, "timed in alternation, 40 rounds: no guards")
+    most = Price(
+        Interval(0.0, 1e-3, 4e-3), Basis.ESTIMATED, "its time beyond the roofline is the most there is to save"
+    )
+    return explanation(
+        finding("slower", price(2e-3), plan=WIDE),
+        finding("roofline", most, title=f"{fused}17 reaches 34% of what this hardware can do"),
+        finding("unclear", unclear, places=(Place(LONG, 12, "forward", f"x = self.layer(x)  # {LONG}"),)),
+        finding("no price"),
+        measurement=Measurement(samples(0.024, 60), samples(0.031, 60, seed=1), calls_per_round=4),
+        stages=tuple(Stage(name, s, "8 nodes", "2 fused kernels", ("kernels-0_0.py",)) for name, s in times.items()),
+        kernels=kernels,
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "tune": lambda: render_html(a_study()),
     "tune-running": lambda: render_html(a_study([a_failure(message=LONG * 3, traceback=LONG * 9)], decided=None)),
@@ -32,6 +71,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "analyze-failed": lambda: render_analysis_html(
         an_analysis(None, None, trial=a_failure(message=LONG, traceback=LONG * 9), steady=None, batches=())
     ),
+    "explain": lambda: render_explanation_html(an_explanation()),
+    "explain-bare": lambda: render_explanation_html(explanation(kernels=(), stages=(), limits=None)),
     "bench": lambda: render_bench_html(
         a_benchmark(
             (*some_rows(), *some_rows("my.module:factory"), a_row("eager", 1.0, target=LONG), ours(target=LONG))
@@ -139,6 +180,12 @@ def test_every_text_can_be_read(visit: Callable[..., Visit], name: str, scheme: 
     assert faint == []
 
 
+def test_each_place_of_a_finding_leads_to_its_line(visit: Callable[..., Visit]) -> None:
+    links = visit("explain", 1400).page.eval_on_selector_all("article a", "found => found.map((e) => e.href)")
+    assert links[0] == "file:///home/me/model.py#L12"
+    assert len(links) == 4
+
+
 def test_the_dark_page_is_dark_and_the_light_one_and_paper_are_light(visit: Callable[..., Visit]) -> None:
     def brightness(scheme: str, media: str) -> int:
         color = visit("analyze", 1400, scheme, media).page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -149,7 +196,7 @@ def test_the_dark_page_is_dark_and_the_light_one_and_paper_are_light(visit: Call
     assert brightness("dark", "print") > 700
 
 
-@pytest.mark.parametrize("name", ["tune", "analyze", "bench"])
+@pytest.mark.parametrize("name", ["tune", "analyze", "explain", "bench"])
 def test_every_plot_is_drawn_with_its_figures_behind_it(visit: Callable[..., Visit], name: str) -> None:
     page = visit(name, 1400).page
     plots = page.query_selector_all("figure")

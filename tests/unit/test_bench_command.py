@@ -186,7 +186,7 @@ def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no target is given, .*zoo (energy_flow, ivhl, spinlock, arr_coc, tutorial)"),
+        ((), "no target is given, .*zoo (energy_flow, ivhl, spinlock, arr_coc, tutorial, training)"),
         (("tutorail",), "did you mean tutorial"),
         ((TARGET, "--size", "tiny"), "size is 'tiny'"),
         ((TARGET, "--device", "tpu"), "device is 'tpu', but must be one of cpu, cuda"),

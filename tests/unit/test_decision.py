@@ -274,3 +274,44 @@ def test_deciding_twice_decides_the_same() -> None:
     trials = [a_trial(INDUCTOR, 1.9, 2.1), a_trial(AUTOTUNED, 2.0, 2.2)]
     assert decided(*trials) == decided(*trials)
     assert Decision.from_json(decided(*trials).to_json()) == decided(*trials)
+
+
+# ---- a limit of memory
+
+
+def light(plan: Plan, low: float, peak: int | None) -> Trial:
+    return a_trial(plan, low, peak=peak, eager_peak=4 * GIB)
+
+
+RECOMPUTED = Plan(backend="inductor", recompute="blocks")
+
+
+def test_a_plan_over_the_memory_limit_is_not_decided_for() -> None:
+    heavy, slower = light(AUTOTUNED, 4.0, 3 * GIB), light(INDUCTOR, 2.0, 2 * GIB)
+    inspection = an_inspection(1.0, peak_memory=GIB)
+    for limit, chosen in ((None, AUTOTUNED), (2 * GIB, INDUCTOR), (GIB, EAGER)):
+        decision = decide(a_history(heavy, slower, inspection=inspection, memory_limit=limit), HERE)
+        assert decision.plan == chosen
+
+
+def test_one_whose_peak_is_not_known_keeps_no_limit() -> None:
+    trial = light(INDUCTOR, 2.0, None)
+    assert decided(trial).plan == INDUCTOR
+    assert decided(trial, memory_limit=GIB).plan == EAGER
+
+
+def test_where_eager_passes_the_limit_a_slower_plan_that_fits_is_decided_for() -> None:
+    inspection = an_inspection(1.0, peak_memory=4 * GIB)
+    slower = light(RECOMPUTED, 0.8, GIB)
+    decision = decide(a_history(slower, inspection=inspection, memory_limit=2 * GIB), HERE)
+    assert decision.plan == RECOMPUTED
+    assert "it keeps the memory limit, which eager passes" in decision.reason
+
+
+def test_where_nothing_fits_that_is_said() -> None:
+    inspection = an_inspection(1.0, peak_memory=4 * GIB)
+    decision = decide(a_history(light(INDUCTOR, 2.0, 3 * GIB), inspection=inspection, memory_limit=2 * GIB), HERE)
+    assert decision.plan == EAGER
+    assert decision.reason == (
+        "Stay with eager, which takes 4096 MiB a call and passes the limit of 2048 MiB: no proven plan keeps it either."
+    )

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from explain_samples import CALL_S, COMPILATION, FixedPrices, evidence, price, priced
 
+from explain_samples import CALL_S, COMPILATION, FixedPrices, evidence, price, priced
 from torchwise.diagnose import findings
+from torchwise.diagnose.capturable import capturable
 from torchwise.diagnose.findings import breaks, complexes, fallbacks, guards, host, recompiles, rnn, roofline, slower
 from torchwise.diagnose.findings import waits as waiting
 from torchwise.diagnose.findings.evidence import Evidence
@@ -46,9 +47,24 @@ def test_guards_are_priced_by_the_plan_that_leaves_them_out() -> None:
 def test_guards_between_breaks_are_priced_by_calling_without_them() -> None:
     prices = FixedPrices(price(20e-6))
     (found,) = guards.find(evidence(watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,))), prices)
-    assert prices.asked == ["no guards"]
+    assert prices.asked == ["no guards of modules"]
     assert found.plan is None
     assert "guard_filter_fn" in found.mend
+
+
+@pytest.mark.parametrize("by_plan", [-20e-6, 0.0])
+def test_guards_that_a_plan_does_not_save_are_priced_by_calling_without_them(by_plan: float) -> None:
+    prices = FixedPrices(price(by_plan), unguarded=price(30e-6))
+    (found,) = guards.find(evidence(), prices)
+    assert (priced(found).per_call_s.mid, found.plan) == (30e-6, None)
+    assert "guard_filter_fn" in found.mend
+
+
+def test_guards_that_hardly_take_time_are_not_tried() -> None:
+    prices = FixedPrices(price(20e-6))
+    execution = replace(evidence().execution, guards_s=0.005 * CALL_S)
+    assert not list(guards.find(evidence(execution=execution), prices))
+    assert prices.asked == []
 
 
 def test_guards_that_cost_next_to_nothing_are_not_worth_a_line() -> None:
@@ -129,6 +145,37 @@ def test_a_launch_bound_call_that_cannot_be_captured_is_estimated() -> None:
     (found,) = host.find(launch_bound(), FixedPrices(None))
     assert priced(found).basis is Basis.ESTIMATED
     assert priced(found).per_call_s.high == pytest.approx(75e-6), "what is idle, without the guards"
+
+
+CAPTURED = Plan(backend="inductor", capture="call")
+
+
+def test_a_call_that_was_timed_captured_can_be_captured() -> None:
+    prices = FixedPrices(price(70e-6))
+    assert capturable(launch_bound(), list(host.find(launch_bound(), prices)), {}).answer is True
+
+
+def test_a_call_whose_capture_failed_cannot_be_though_its_idle_time_was_estimated() -> None:
+    found = list(host.find(launch_bound(), FixedPrices(None)))
+    assert found[0].plan == CAPTURED
+    told = capturable(launch_bound(), found, {CAPTURED: "it failed"})
+    assert (told.answer, told.reasons) == (False, ("it failed",))
+
+
+def test_a_capture_that_the_budget_left_out_was_not_tried() -> None:
+    assert capturable(launch_bound(), list(host.find(launch_bound(), FixedPrices(None))), {}).answer is None
+
+
+def test_a_run_that_is_captured_can_be() -> None:
+    assert capturable(launch_bound(plan=CAPTURED), [], {}).answer is True
+
+
+def test_a_wait_stands_in_the_way_of_a_capture() -> None:
+    waits = Observed(waits=[Wait(".item()", Place("model.py", 12), 1)])
+    for seen in (evidence(observed=waits), launch_bound(observed=waits)):
+        told = capturable(seen, [], {})
+        assert (told.answer, told.reasons) == (False, ("model.py:12: .item()",))
+    assert capturable(evidence(), [], {}).answer is None
 
 
 def test_a_wait_is_found_where_it_is() -> None:

@@ -7,20 +7,18 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from explain_samples import explanation, finding, price
 from rich.console import Console
 
+from explain_samples import explanation, finding, price
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
-from torchwise.records.explanation import Basis, Explanation, Price, ranked
-from torchwise.report.explain import (
-    next_commands,
-    render_explanation,
-    render_explanation_html,
-    write_explanation,
-)
-from torchwise.report.explain import price as words
+from torchwise.records.explanation import Basis, Explanation, Kernel, Price, Stage, ranked
+from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
+from torchwise.report.explain.plots import plots
+from torchwise.report.explain.words import next_steps
+from torchwise.report.explain.words import price as words
+from torchwise.workload import WorkloadSpec
 
 
 def shown(told: Explanation, width: int = 120) -> str:
@@ -35,10 +33,26 @@ def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
     assert [one.kind for one in ranked([unknown, cheap, once, dear], 1000)] == ["dear", "once", "cheap", "unknown"]
 
 
+def test_what_was_measured_and_does_not_show_counts_as_nothing() -> None:
+    unclear = finding("unclear", Price(Interval(-1e-3, 5e-6, 1e-3), Basis.MEASURED, ""))
+    clear = finding("clear", price(1e-6))
+    assert [one.kind for one in ranked([unclear, clear], 1000)] == ["clear", "unclear"]
+    guess = finding("guess", Price(Interval(0.0, 5e-6, 1e-5), Basis.ESTIMATED, ""))
+    assert [one.kind for one in ranked([clear, guess], 1000)] == ["guess", "clear"]
+
+
 def test_it_comes_back_from_json() -> None:
     told = explanation(finding(found=price(1e-6), plan=Plan(backend="inductor")), finding())
     assert Explanation.from_json(told.to_json()) == told
     assert json.loads(told.to_json())["schema"] == "torchwise.explanation/1"
+
+
+def test_a_record_from_before_the_limits_were_kept_is_read() -> None:
+    data = json.loads(explanation().to_json())
+    del data["limits"]
+    told = Explanation.from_json(json.dumps(data))
+    assert told.limits is None
+    assert [plot.key for plot in plots(told)] == ["stages", "latency"]
 
 
 def test_another_schema_is_refused() -> None:
@@ -63,7 +77,7 @@ def test_a_terminal_shows_place_price_and_mend(width: int) -> None:
 
 def test_a_page_links_the_line_and_loads_nothing() -> None:
     page = render_explanation_html(explanation(finding(found=price(12e-6)), finding()))
-    assert 'href="file:///home/me/model.py"' in page
+    assert 'href="file:///home/me/model.py#L12"' in page
     assert "if h.mean() &gt; 0:" in page
     assert "http" not in page.replace("http-equiv", "")
     assert "no price" in page
@@ -83,7 +97,16 @@ def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
         (price(12e-6), "saves 12.0 µs a call [10.8 µs, 13.2 µs], measured"),
         (Price(Interval(-3e-6, -2e-6, -1e-6), Basis.MEASURED, ""), "costs 2.00 µs a call [1.00 µs, 3.00 µs], measured"),
         (Price(Interval(0.0, 0.0, 0.0), Basis.MEASURED, "", 7.0), "saves 7.00 s once in each process, measured"),
-        (Price(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves 0 s a call [0 s, 0 s], estimated"),
+        (Price(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves nothing, estimated"),
+        (
+            Price(Interval(-3e-6, 2e-6, 5e-6), Basis.MEASURED, ""),
+            "saves nothing that shows: -3.00 µs to 5.00 µs a call, measured",
+        ),
+        (Price(Interval(0.0, 2e-6, 4e-6), Basis.ESTIMATED, ""), "saves at most 4.00 µs a call, estimated"),
+        (
+            Price(Interval(1e-6, 2e-6, 3e-6), Basis.MEASURED, "", 7.0),
+            "saves 2.00 µs a call [1.00 µs, 3.00 µs] and saves 7.00 s once in each process, measured",
+        ),
         (None, "no price"),
     ],
 )
@@ -94,7 +117,45 @@ def test_a_price_in_words(found: Price | None, expected: str) -> None:
 def test_the_next_command_proves_the_dearest_plan_that_pays() -> None:
     plan = Plan(backend="inductor", transforms=("complex_to_real",))
     told = explanation(finding(found=price(9e-6), plan=EAGER), finding(found=price(5e-6), plan=plan))
-    assert next_commands(told)[0] == f"torchwise tune model.py:factory --plan '{plan.to_json()}'"
+    first, last = next_steps(told)
+    assert first.command == f"torchwise tune model.py:factory --device cpu --plan '{plan.to_json()}'"
+    assert last.command == "torchwise tune model.py:factory --device cpu"
+
+
+def test_the_next_command_is_for_the_same_request_and_can_be_pasted() -> None:
+    told = explanation(workload=WorkloadSpec("my models/a.py:make", mode="training", calls=7))
+    (only,) = next_steps(told)
+    assert only.command == "torchwise tune 'my models/a.py:make' --device cpu --mode training --calls 7"
+
+
+def test_a_plan_whose_saving_does_not_show_is_not_proposed() -> None:
+    unclear = Price(Interval(-1e-6, 2e-6, 5e-6), Basis.MEASURED, "")
+    told = explanation(finding(found=unclear, plan=Plan(backend="inductor")))
+    assert len(next_steps(told)) == 1
+
+
+def test_each_plot_has_its_figures() -> None:
+    kernels = (
+        Kernel("aten::addmm", 2.0, 80e-6, 1000.0, 4e6, 0.5),
+        Kernel("cpp_fused_0", 1.0, 10e-6, 1e4, None, 0.1, generated=True),
+        Kernel("aten::odd", 1.0, 5e-6),
+    )
+    stages = (Stage("graph capture", 3.0, "", ""), Stage("compilation", 1.0, "", ""))
+    roofline, timeline, latency = plots(explanation(kernels=kernels, stages=stages))
+    assert [line[1:] for line in roofline.table] == [
+        ("aten::addmm", "80.0 µs", "40.0 µs", "50 %", "FLOPs"),
+        ("cpp_fused_0", "10.0 µs", "1.00 µs", "10 %", "bytes"),
+    ]
+    assert "reaches 50 % of the roofline" in roofline.summary
+    assert timeline.table == (("graph capture", "3.00 s", "75 %"), ("compilation", "1.00 s", "25 %"))
+    assert [line[0] for line in latency.table] == ["torch.compile", "eager"]
+    assert all(plot.svg.startswith("<svg") for plot in (roofline, timeline, latency))
+
+
+def test_what_was_not_compiled_has_no_time_line_and_what_has_no_work_no_roofline() -> None:
+    bare = explanation(kernels=(), stages=(Stage("graph capture", 0.0, "", ""),))
+    assert [plot.key for plot in plots(bare)] == ["latency"]
+    assert "<figure" in render_explanation_html(bare)
 
 
 def test_what_finds_nothing_says_so() -> None:

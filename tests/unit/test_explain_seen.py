@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from torchwise.diagnose import kernels, stages
-from torchwise.diagnose.kernels import CALLS, Limits
+from torchwise.diagnose.kernels import CALLS
 from torchwise.diagnose.observed import Work, observe
 from torchwise.diagnose.prices import patched
 from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.trace import Artefact, Span
 from torchwise.diagnose.twin import twin
+from torchwise.records.explanation import Limits
 
 WRAPPER = """
 cpp_fused_relu_sum_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''kernel''')
@@ -83,6 +84,26 @@ def test_artefacts_become_files_by_stage(tmp_path: Path) -> None:
 
 def test_a_kernel_is_given_the_bytes_of_its_tensors() -> None:
     assert bytes_of_kernels([WRAPPER]) == {"cpp_fused_relu_sum_0": 64 * 64 * 4 + 64 * 2 + 64 * 4}
+
+
+LIBRARY = """
+def call(args):
+    arg0_1, arg1_1 = args
+    buf0 = extern_kernels.convolution(arg0_1, arg1_1, None, stride=(1, 1))
+    assert_size_stride(buf0, (1, 8, 16, 16), (2048, 256, 16, 1), 'torch.ops.aten.convolution.default')
+    buf1 = buf0; del buf0  # reuse
+    cpp_fused_relu_0(buf1)
+    buf2 = torch.ops.aten.argmax.default(buf1)
+    assert_size_stride(buf2, (1, 16, 16), (256, 16, 1))
+    cpp_fused_add_1(buf1, buf2)
+def get_args():
+    arg0_1 = rand_strided((1, 3, 16, 16), (768, 256, 16, 1), device='cpu', dtype=torch.bfloat16)
+    arg1_1 = rand_strided((8, 3, 3, 3), (27, 9, 3, 1), device='cpu', dtype=torch.bfloat16)
+"""
+
+
+def test_what_a_library_returns_has_the_size_that_is_asserted_and_what_is_not_known_is_left_out() -> None:
+    assert bytes_of_kernels([LIBRARY]) == {"cpp_fused_relu_0": 8 * 16 * 16 * 2}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,16 @@ FULL = Plan(
     shapes="static",
 )
 
+STEP = Plan(
+    precision="autocast_fp16",
+    backend="inductor",
+    scope="loss",
+    capture="step",
+    optimizer="fused",
+    recompute="blocks",
+    pieces=4,
+)
+
 # Written down: stores, decisions and plan files are keyed by these, on every machine and in every later version.
 IDS = [
     (EAGER, '{"schema":"torchwise.plan/1"}', "7f44b62e2f96"),
@@ -47,6 +57,12 @@ IDS = [
         '"scope":"regional","transforms":["b","a"]}',
         "eac18f120e40",
     ),
+    (
+        STEP,
+        '{"backend":"inductor","capture":"step","optimizer":"fused","pieces":4,"precision":"autocast_fp16",'
+        '"recompute":"blocks","schema":"torchwise.plan/1","scope":"loss"}',
+        "729c73fa54c7",
+    ),
 ]
 
 option_values = st.one_of(st.booleans(), st.integers(), st.text(max_size=8))
@@ -56,17 +72,23 @@ patient = settings(deadline=None)  # the machine may be busy with something else
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Draw a legal plan."""
+    of_step, compiled = draw(st.booleans()), draw(st.booleans())
     fields: dict[str, Any] = {
-        "precision": draw(st.sampled_from(the_rules.PRECISIONS)),
+        "precision": draw(st.sampled_from([p for p in the_rules.PRECISIONS if p != "bf16" or not of_step])),
         "memory_format": draw(st.sampled_from(the_rules.MEMORY_FORMATS)),
         "transforms": tuple(draw(st.lists(st.text(min_size=1, max_size=8), max_size=3))),
-        "capture": draw(st.sampled_from(the_rules.CAPTURES)),
+        "capture": draw(st.sampled_from(["none", "step"] if of_step else ["none", "call"])),
     }
-    if draw(st.booleans()):
+    if of_step:
+        forms = [form for form in the_rules.OPTIMIZERS if compiled or form != "compiled"]
+        fields["optimizer"] = draw(st.sampled_from(forms))
+        fields["recompute"] = draw(st.sampled_from(the_rules.RECOMPUTES))
+        fields["pieces"] = draw(st.integers(1, 64))
+    if compiled:
         fields |= {
             "backend": draw(st.sampled_from(["inductor", "tensorrt"])),
             "options": tuple(draw(st.dictionaries(st.text(max_size=8), option_values, max_size=4)).items()),
-            "scope": draw(st.sampled_from(the_rules.SCOPES)),
+            "scope": draw(st.sampled_from([s for s in the_rules.SCOPES if of_step or s != "loss"])),
         }
         modes = set(the_rules.MODES) - set(the_rules.CUDA_GRAPH_MODES if fields["capture"] != "none" else ())
         rolled = fields["scope"] == "rolled"
@@ -218,6 +240,11 @@ def test_a_change_to_something_illegal_is_refused() -> None:
             "inductor + complex_to_real + rolled + capture call",
         ),
         (
+            STEP,
+            "inductor + autocast_fp16 + loss + capture step + fused optimizer + recompute blocks + 4 pieces",
+        ),
+        (Plan(optimizer="foreach", pieces=2), "eager + foreach optimizer + 2 pieces"),
+        (
             FULL,
             "inductor max-autotune-no-cudagraphs + b + a + bf16 + channels_last + cpp=x + epilogue=2 + freezing"
             " + regional + capture call",
@@ -243,7 +270,43 @@ INDUCTOR = {"backend": "inductor"}
         ({"precision": None}, "precision is None, but must be one of native"),
         ({"memory_format": "nhwc"}, "memory_format is 'nhwc', but must be one of preserve, channels_last"),
         ({"scope": "half"} | INDUCTOR, "scope is 'half', but must be one of whole, regional, rolled"),
-        ({"capture": "step"}, "capture is 'step', but must be one of none, call"),
+        ({"capture": "loop"}, "capture is 'loop', but must be one of none, call, step"),
+        ({"optimizer": "fast"}, "optimizer is 'fast', but must be one of preserve, foreach, fused, compiled"),
+        ({"optimizer": True}, "optimizer is True, but must be one of preserve"),
+        ({"recompute": "all"}, "recompute is 'all', but must be one of none, blocks"),
+        ({"pieces": 0}, "pieces is 0, but must be a whole number of at least 1"),
+        ({"pieces": True}, "pieces is True, but must be a whole number"),
+        ({"pieces": 2.0}, "pieces is 2.0, but must be a whole number"),
+        ({"pieces": None}, "pieces is None, but must be a whole number"),
+        ({"scope": "loss"}, "scope is 'loss', but eager compiles nothing: scope needs a compiling backend"),
+        (
+            {"optimizer": "compiled"},
+            "optimizer is 'compiled', but eager compiles nothing: it needs a compiling backend",
+        ),
+        (
+            {"capture": "call", "optimizer": "fused"},
+            '{"capture":"call","optimizer":"fused","schema":"torchwise.plan/1"} is of a training step, but one call',
+        ),
+        (
+            {"precision": "bf16", "pieces": 2},
+            '{"pieces":2,"precision":"bf16","schema":"torchwise.plan/1"} is of a training step, but one call captured,',
+        ),
+        (
+            {"options": (("freezing", True),), "scope": "loss"} | INDUCTOR,
+            '{"backend":"inductor","options":{"freezing":true},"schema":"torchwise.plan/1","scope":"loss"} is of a',
+        ),
+        (
+            {"capture": "step", "mode": "reduce-overhead"} | INDUCTOR,
+            "capture is 'step', but mode 'reduce-overhead' captures CUDA graphs by itself: choose one",
+        ),
+        (
+            {"capture": "step", "shapes": "dynamic"} | INDUCTOR,
+            "capture is 'step', but a CUDA graph holds for one shape: shapes must be static",
+        ),
+        (
+            {"capture": "step", "threads": 2},
+            "threads is 2, but a captured call runs on the GPU, where threads mean nothing",
+        ),
         ({"shapes": "any"} | INDUCTOR, "shapes is 'any', but must be one of static, dynamic"),
         ({"mode": "fast"} | INDUCTOR, "mode is 'fast', but must be one of default, reduce-overhead, max-autotune, max"),
         ({"mode": ["default"]} | INDUCTOR, "mode is ['default'], but must be one of default"),
@@ -310,6 +373,23 @@ def test_a_meaningless_plan_is_refused_with_the_value_and_the_rule(fields: dict[
     with pytest.raises(PlanError) as error:
         Plan(**fields)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_one"),
+    [
+        ({}, False),
+        ({"capture": "call"}, False),
+        ({"precision": "autocast_bf16"}, False),
+        ({"capture": "step"}, True),
+        ({"scope": "loss"} | INDUCTOR, True),
+        ({"optimizer": "foreach"}, True),
+        ({"recompute": "blocks"}, True),
+        ({"pieces": 2}, True),
+    ],
+)
+def test_a_plan_is_of_a_step_where_something_of_it_means_one(changes: dict[str, Any], is_one: bool) -> None:
+    assert Plan(**changes).of_a_step is is_one
 
 
 def test_a_form_of_the_model_needs_no_compiler_and_can_be_captured() -> None:

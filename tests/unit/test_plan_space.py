@@ -34,6 +34,19 @@ ALL_TRAITS = frozenset(
 INDUCTOR = Plan(backend="inductor")
 
 
+STEP_TRAITS = ALL_TRAITS | {"training_step", "fusable", "foreachable", "divisible_by_2", "divisible_by_4"}
+OF_A_STEP = [
+    ("optimizer", "fused"),
+    ("optimizer", "foreach"),
+    ("optimizer", "compiled"),
+    ("scope", "loss"),
+    ("capture", "step"),
+    ("recompute", "blocks"),
+    ("pieces", 2),
+    ("pieces", 4),
+]
+
+
 def a_space(device: str = "cuda", mode: str = "inference", **rest: object) -> PlanSpace:
     given = {"traits": ALL_TRAITS, "allow": Legality.SWAPPED, "effort": "thorough", **rest}
     return PlanSpace(device, mode, **given)  # type: ignore[arg-type]
@@ -94,6 +107,36 @@ def test_a_choice_is_closed_for_a_reason(key: tuple[str, object], closed: dict[s
     space = a_space(**closed)  # type: ignore[arg-type]
     assert (space.excludes(choice) or "").startswith(reason)
     assert key not in keys(space)
+
+
+@pytest.mark.parametrize("key", OF_A_STEP, ids=str)
+def test_what_is_of_a_training_step_is_open_for_one_alone(key: tuple[str, object]) -> None:
+    choice = load_choices()[key]
+    assert key in keys(a_space(mode="training", traits=STEP_TRAITS))
+    assert key not in keys(a_space(mode="inference", traits=STEP_TRAITS))
+    for need in choice.needs:
+        space = a_space(mode="training", traits=STEP_TRAITS - {need})
+        assert space.excludes(choice) == f"the workload has no {need.replace('_', ' ')}"
+    assert "training_step" in choice.needs
+    assert a_space("cpu", "training", traits=STEP_TRAITS).excludes(choice) == (
+        "it is for cuda, and this is cpu" if key == ("capture", "step") else None
+    )
+
+
+def test_a_captured_step_brings_the_fused_optimizer_where_there_is_one() -> None:
+    for traits, forms in ((STEP_TRAITS, {"fused", "preserve"}), (STEP_TRAITS - {"fusable"}, {"preserve"})):
+        around = {near for near, _ in a_space(mode="training", traits=traits, effort="quick").neighbours(EAGER)}
+        captured = {near for near in around if near.capture == "step"}
+        assert captured == {Plan(capture="step", optimizer=form) for form in forms}
+
+
+def test_every_plan_of_a_step_near_eager_and_the_compiler_is_legal() -> None:
+    space = a_space(mode="training", traits=STEP_TRAITS)
+    for plan in (EAGER, INDUCTOR, Plan(capture="step", optimizer="fused"), Plan(backend="inductor", scope="loss")):
+        for near, choice in space.neighbours(plan):
+            assert Plan.from_json(near.to_json()) == near
+            assert choice in choices_of(near)
+            assert not (near.of_a_step and near.capture == "call")
 
 
 def test_threads_are_for_the_cpu() -> None:

@@ -254,6 +254,21 @@ def test_a_choice_that_acts_on_nothing_is_left_out_with_its_bound() -> None:
     )
 
 
+def test_what_saves_memory_alone_is_never_tried_for_its_time_and_told_so() -> None:
+    traits = frozenset({"training_step", "repeated_blocks", "divisible_by_2", "divisible_by_4", "fusable"})
+    space = PlanSpace("cpu", "training", traits, effort="thorough")
+    history = a_history(inspection=an_inspection(1.0, traits=traits), calls=MANY)
+    asked = []
+    while (proposal := StagedSampler(space).ask(history)) is not None:
+        asked.append(proposal.plan)
+        history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 0.5)))
+    assert Plan(optimizer="fused") in asked
+    assert not any(plan.recompute != "none" or plan.pieces > 1 for plan in asked)
+    told = dict(line.split(": ", 1) for line in StagedSampler(space).excluded(history))
+    for name in ("eager + recompute blocks", "eager + 2 pieces", "eager + 4 pieces"):
+        assert told[name].startswith("it acts on memory alone")
+
+
 def test_gaps_that_a_plan_left_are_what_a_capture_can_save() -> None:
     shares = {"gemm": 0.9, "conv": 0.9, "launch": 0.9}
     captured = Plan(backend="inductor", capture="call")
@@ -426,3 +441,25 @@ def test_a_list_is_tried_in_order_and_once() -> None:
     assert sampler.excluded(known()) == []
     assert ListedSampler([REGIONAL], "again").ask(known()) == Proposal(REGIONAL, "again")
     assert ListedSampler([]).ask(known()) is None
+
+
+# ---- memory
+
+OF_A_STEP = frozenset({"module", "floating", "training_step", "repeated_blocks", "divisible_by_2", "fusable"})
+SAVES_MEMORY = {Plan(recompute="blocks"), Plan(pieces=2)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "proposed"),
+    [({}, False), ({"objective": "memory"}, True), ({"memory_limit": 2**20}, True), ({"memory_limit": 2**40}, False)],
+)
+def test_what_saves_memory_alone_is_tried_where_memory_counts(asked: dict[str, Any], proposed: bool) -> None:
+    sampler = StagedSampler(PlanSpace("cpu", "training", OF_A_STEP, effort="thorough"))
+    inspection = an_inspection(1e-2, peak_memory=2**30, traits=OF_A_STEP)
+    trials: list[Trial] = []
+    while proposal := sampler.ask(a_history(*trials, inspection=inspection, mode="training", calls=10**6, **asked)):
+        trials.append(a_trial(proposal.plan, 0.9, number=len(trials), peak=2**21))
+        if len(trials) == 24:
+            break
+    assert ({t.plan for t in trials} >= SAVES_MEMORY) is proposed
+    assert any(t.plan.recompute != "none" or t.plan.pieces > 1 for t in trials) is proposed

@@ -22,7 +22,8 @@ from torchwise.zoo.ivhl import field_superposition
 from torchwise.zoo.registry import SIZES, select
 from zoo_checks import continuous, inputs, run, worst_error
 
-ENTRIES = list_workloads()
+ENTRIES = tuple(entry for entry in list_workloads() if not entry.is_step)
+"""Those that answer; whole training steps are tested in `test_zoo_training`."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

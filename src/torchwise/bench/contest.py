@@ -9,13 +9,17 @@ from typing import Any
 from torchwise.bench.contenders import known
 from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import Contest
-from torchwise.records import Costs, Measurement, Outcome
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
 from torchwise.records.benchmark import Performance
 from torchwise.trial.arena import Arena, Calls
-from torchwise.verify import Subject, verify
+from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
+from torchwise.verify.trainee import Trainee
 from torchwise.workload import Workload, trees
+from torchwise.workload.step import TrainStep
 
 
 def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
@@ -64,17 +68,29 @@ class _Ring:
         self._contest = contest
         self.arena = Arena(contest.job)
         self.built_s = 0.0
+        self._trainee: Trainee | None = None
 
     def build(self, name: str) -> Callable[..., Any]:
         """Build a contender; the seconds that takes are part of its first call."""
         built: list[Callable[..., Any]] = []
-        make, setting = known()[name].build, self._contest.setting
-        self.built_s = self.arena.once(lambda: built.append(make(self.arena.workload, setting)))
-        return built[0]
+        workload, setting = self.arena.workload, self._contest.setting
+
+        def make(call: Callable[..., Any]) -> Callable[..., Any]:
+            self.built_s = self.arena.once(
+                lambda: built.append(known()[name].build(replace(workload, call=call), setting))
+            )
+            return built[-1]
+
+        if workload.step:
+            self._trainee = Trainee(workload.step, make)
+            return self._trainee.call
+        return make(workload.call)
 
     def judge(self, call: Callable[..., Any]) -> tuple[Any, bool]:
         """Verify copies of the answers; whether an answer may be held is found apart from whether it is right."""
         workload, job = self.arena.workload, self._contest.job
+        if self._trainee is not None:
+            return self._judge_step(self._trainee), False
         verdict = verify(
             Subject(
                 workload,
@@ -89,6 +105,25 @@ class _Ring:
         inputs = draws(workload, 1)
         held = check_held(call, workload.call, inputs[0], inputs[-1])
         return verdict, held.outcome is not Outcome.PASS
+
+    def _judge_step(self, trainee: Trainee) -> Verdict:
+        job, setting, contender = self._contest.job, self._contest.setting, known()[self._contest.contender]
+        workload, device = self.arena.workload, self.arena.device
+        precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
+
+        def eager_at_precision(step: TrainStep) -> Callable[..., Any]:
+            plan = Plan(precision=precision)
+            return realize(step, plan, workload.examples[0], device=device, mode="training").call
+
+        subject = StepSubject(
+            workload,
+            trainee,
+            lambda step: contender.build(replace(workload, call=step), setting),
+            eager_at_precision if precision != "native" else None,
+            precision,
+            stochastic="stochastic" in job.traits,
+        )
+        return verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
 
     def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
         """Time two sides; the device's own clock is left out of the record, which holds many rows."""
@@ -109,8 +144,10 @@ def _dtype(workload: Workload) -> str:
     """Return the dtype that the workload computes in: of its weights, or else of its inputs, real parts counting."""
     import torch
 
-    call, example = workload.call, workload.examples[0]
-    tensors: list[torch.Tensor] = list(call.parameters()) if isinstance(call, torch.nn.Module) else []
+    if workload.step and workload.step.autocast:
+        return str(workload.step.autocast).removeprefix("torch.")
+    module, example = workload.module, workload.examples[0]
+    tensors: list[torch.Tensor] = list(module.parameters()) if module is not None else []
     tensors += trees.tensors((example.args, dict(example.kwargs)))
     found = next((t for t in tensors if t.is_floating_point() or t.is_complex()), None)
     dtype = torch.get_default_dtype() if found is None else found.dtype

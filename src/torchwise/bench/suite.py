@@ -92,7 +92,9 @@ def _targets(name: str, sizes: list[str]) -> list[str]:
         return [name]
     base, _, size = (rest if colon else name).partition("@")
     entries = {entry.name: entry.family for entry in list_workloads()}
-    found = [full for full, family in entries.items() if base in (full, family, "zoo")]
+    # Training steps are of another mode than the rest of the zoo, so that they must be meant.
+    steps = {entry.name for entry in list_workloads() if entry.is_step}
+    found = [n for n, family in entries.items() if base in (n, family) or (base == "zoo" and n not in steps)]
     if not found:
         known = [*dict.fromkeys(entries.values()), *entries]
         close = difflib.get_close_matches(base, known, n=3)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.interrupts import interruptible
+from torchwise.cli.options import Device, Mode, Seed, Store, Target
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -17,13 +19,7 @@ LIMIT_S = 600.0
 
 
 def analyze(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
-            "path/file.py:factory"
-        ),
-    ],
+    target: Target,
     plan: Annotated[
         str,
         typer.Option(
@@ -42,14 +38,12 @@ def analyze(
         int | None, typer.Option(help="Dimension of the batch in every input.", show_default="found")
     ] = None,
     effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
-    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
+    mode: Mode = "inference",
     objective: Annotated[str, typer.Option(help="latency, or throughput: calls back to back.")] = "latency",
-    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
+    device: Device = "",
+    seed: Seed = 0,
     limit: Annotated[float, typer.Option(help="Seconds after which one phase is ended.")] = LIMIT_S,
-    store: Annotated[
-        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
-    ] = None,
+    store: Store = None,
     json: Annotated[Path | None, typer.Option(help="Write the analysis as JSON (schema torchwise.analysis/1).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the analysis as a self-contained page.")] = None,
 ) -> None:
@@ -81,12 +75,8 @@ def analyze(
     request = AnalyzeRequest(spec, _plan(plan, store), effort, _sizes(batches), batch_dim, limit)
     for file in (json, html):
         check_writable(file)
-    try:
-        with AnalyzeProgress() as progress:
-            analysis = run_analysis(request, ProcessLauncher(), progress)
-    except KeyboardInterrupt:  # caught here, as Typer would end without a word
-        typer.echo("torchwise: interrupted; nothing is kept of an analysis that is not done", err=True)
-        raise typer.Exit(130) from None
+    with interruptible(lambda: "; nothing is kept of an analysis that is not done"), AnalyzeProgress() as progress:
+        analysis = run_analysis(request, ProcessLauncher(), progress)
     Console(highlight=False).print(render_analysis(analysis))
     if json:
         write_whole(analysis.to_json() + "\n", json)

@@ -46,6 +46,7 @@ def bench(
     export: Annotated[
         list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
     ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results as JSON (schema torchwise.bench/1).")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots, PNG and SVG.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the results as a self-contained page.")] = None,
     resume: Annotated[
@@ -62,7 +63,7 @@ def bench(
 
     if not targets and not suite:
         _name_families()
-    files = list(dict.fromkeys([*(export or []), *([resume] if resume else [])]))
+    files = list(dict.fromkeys([*(export or []), *([json] if json else []), *([resume] if resume else [])]))
     _check_files(files, plots, resume)
     check_writable(html)
     earlier = read_benchmark(resume) if resume and resume.exists() else None

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.interrupts import interruptible
+from torchwise.cli.options import Device, Mode, Seed, Store, Target
+
 if TYPE_CHECKING:
     from torchwise.plan import Plan
 
@@ -14,13 +17,7 @@ LIMIT_S = 300.0
 
 
 def bisect(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
-            "path/file.py:factory"
-        ),
-    ],
+    target: Target,
     what: Annotated[
         str, typer.Option(help="wrong, nan, crash, hang, slow, or auto for whichever there is but slow.")
     ] = "auto",
@@ -31,19 +28,16 @@ def bisect(
             show_default="plain torch.compile",
         ),
     ] = None,
-    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
-    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
+    mode: Mode = "inference",
+    device: Device = "",
+    seed: Seed = 0,
     limit: Annotated[float, typer.Option(help="Seconds after which one look is ended: a hang.")] = LIMIT_S,
     budget: Annotated[float | None, typer.Option(help="Seconds after which no further look starts.")] = None,
     repro: Annotated[
         Path, typer.Option(help="File for the program that shows the fault, .py; its inputs go beside it, .pt.")
     ] = Path("bisect_repro.py"),
     no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no such program.")] = False,
-    store: Annotated[
-        str | None,
-        typer.Option(help="URL or file of the store, for --plan.", show_default="in the user's data directory"),
-    ] = None,
+    store: Store = None,
     json: Annotated[Path | None, typer.Option(help="Write what was found (schema torchwise.bisection/1).")] = None,
 ) -> None:
     """Find where a fault enters: stage, pass or option, smallest part, with a program that shows it.
@@ -57,6 +51,7 @@ def bisect(
     from torchwise.environment import default_device
     from torchwise.plan import EAGER
     from torchwise.report.bisect import BisectProgress, render_bisection
+    from torchwise.report.json_export import write_whole
     from torchwise.trial import ProcessLauncher
     from torchwise.workload import WorkloadSpec
     from torchwise.workload.target import check_form
@@ -68,14 +63,10 @@ def bisect(
     for path in (json, None if no_repro else repro):
         check_writable(path)
     progress = BisectProgress()
-    try:
-        with progress:
-            found = run_bisection(request, ProcessLauncher(), progress)
-    except KeyboardInterrupt:  # caught here, as Typer would end without a word
-        typer.echo(f"torchwise: interrupted after {len(progress.steps)} looks; what they saw stands above", err=True)
-        raise typer.Exit(130) from None
+    with interruptible(lambda: f" after {len(progress.steps)} looks; what they saw stands above"), progress:
+        found = run_bisection(request, ProcessLauncher(), progress)
     if json:
-        json.write_text(found.to_json() + "\n")
+        write_whole(found.to_json() + "\n", json)
     Console(highlight=False).print(render_bisection(found))
     raise typer.Exit(1 if found.found else 0)
 

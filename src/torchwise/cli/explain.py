@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.interrupts import interruptible
+from torchwise.cli.options import Device, Mode, Target
 from torchwise.workload.spec import DEFAULT_CALLS
 
 BUDGET_S = 45.0
@@ -14,18 +16,12 @@ BUDGET_S = 45.0
 
 
 def explain(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
-            "path/file.py:factory"
-        ),
-    ],
+    target: Target,
     plan: Annotated[
         str | None, typer.Option(help="Explain this plan, as JSON.", show_default="torch.compile with its defaults")
     ] = None,
-    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
-    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
+    mode: Mode = "inference",
+    device: Device = "",
     calls: Annotated[int, typer.Option(help="Calls in each process, for what is saved once.")] = DEFAULT_CALLS,
     budget: Annotated[float, typer.Option(help="Seconds for pricing: no further mend is tried after them.")] = BUDGET_S,
     artefacts: Annotated[
@@ -50,21 +46,16 @@ def explain(
     for file in (json, html):
         check_writable(file)
     chosen = Plan.from_json(plan) if plan else None
-    console = Console(highlight=False)
-    try:
-        with Console(stderr=True).status("starting") as status:
-            told = run(
-                target,
-                plan=chosen,
-                mode=mode,
-                device=device or None,
-                calls=calls,
-                budget=budget,
-                artefacts=artefacts,
-                on_stage=lambda name: status.update(name),
-            )
-    except KeyboardInterrupt:  # caught here, as Typer would end without a word
-        typer.echo("torchwise: interrupted; nothing is kept", err=True)
-        raise typer.Exit(130) from None
-    console.print(render_explanation(told))
+    with interruptible(lambda: "; nothing is kept"), Console(stderr=True).status("starting") as status:
+        told = run(
+            target,
+            plan=chosen,
+            mode=mode,
+            device=device or None,
+            calls=calls,
+            budget=budget,
+            artefacts=artefacts,
+            on_stage=lambda name: status.update(name),
+        )
+    Console(highlight=False).print(render_explanation(told))
     write_explanation(told, html=html, json=json)

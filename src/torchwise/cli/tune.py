@@ -30,7 +30,13 @@ def tune(
         typer.Option(help="Seconds after which no further trial starts.", show_default="by effort"),
     ] = None,
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
-    mode: Annotated[str, typer.Option(help="inference or training (with a backward pass).")] = "inference",
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(help="GiB that a call may take at its peak, beside weights and inputs.", show_default="none"),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="inference, or training: a backward pass, or whole steps of a TrainStep.")
+    ] = "inference",
     device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
     plan: Annotated[
@@ -67,6 +73,7 @@ def tune(
         calls=calls,
         restarts=restarts,
         seed=seed,
+        memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
     )
     plans = tuple(Plan.from_json(text) for text in plan) if plan else None
     request = Request(spec, Legality.of(allow), effort, budget, plans, fresh=fresh)

@@ -57,8 +57,12 @@ def parameters(entry: Entry) -> str:
 
 
 def notes(entry: Entry) -> list[str]:
-    """Return what is special about it: that it is random by design, that it is for training, too."""
-    found = {"random by design": entry.stochastic, "for training too": entry.trains}
+    """Return what is special about it: that it is random by design, that it is for training, too or alone."""
+    found = {
+        "random by design": entry.stochastic,
+        "for training too": entry.trains,
+        "a whole training step": entry.is_step,
+    }
     return [note for note, holds in found.items() if holds]
 
 
@@ -90,7 +94,8 @@ def _sizes_of(entry: Entry) -> Table:
 
 def _how_to_tune(entry: Entry, size: str) -> str:
     command = f"torchwise tune zoo:{entry.name}@{size}"
-    commands = [command, f"{command} --mode training"] if entry.trains else [command]
+    training = f"{command} --mode training"
+    commands = [training] if entry.is_step else [command, training] if entry.trains else [command]
     return "\n".join(["\nTune it:", *(f"  {line}" for line in commands)])
 
 

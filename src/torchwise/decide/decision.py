@@ -75,7 +75,10 @@ def _lightest(history: History) -> Trial | None:
     fitting = [
         t
         for t in history.trials
-        if t.is_proven and share(t) < LESS_MEMORY and economics.cost(t).mid <= economics.baseline_cost * (1 + TIE)
+        if t.is_proven
+        and history.fits(t)
+        and share(t) < LESS_MEMORY
+        and economics.cost(t).mid <= economics.baseline_cost * (1 + TIE)
     ]
     return min(fitting, key=lambda t: (share(t), complexity_of(t.plan)), default=None)
 
@@ -89,6 +92,8 @@ def _why(chosen: Trial, history: History) -> str:
     if history.workload.objective == "memory" and chosen.costs.peak_memory is not None:
         needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
         return f"{speed}, with {needs} against eager's {(chosen.costs.baseline_peak_memory or 0) / 2**20:.0f} MiB."
+    if not history.eager_fits:
+        return f"{speed}, proven right, and it keeps the memory limit, which eager passes."
     if break_even is None or break_even.mid < 1:
         paid = "with nothing to pay back"
     else:
@@ -108,7 +113,11 @@ def _loss(chosen: Trial) -> str:
 
 def _why_eager(history: History) -> str:
     economics = history.economics
-    proven = [t for t in history.trials if t.is_proven]
+    proven = [t for t in history.trials if t.is_proven and history.fits(t)]
+    if not history.eager_fits:
+        limit = f"the limit of {(history.workload.memory_limit or 0) / 2**20:.0f} MiB"
+        took = f"{(history.inspection.peak_memory or 0) / 2**20:.0f} MiB"
+        return f"Stay with eager, which takes {took} a call and passes {limit}: no proven plan keeps it either."
     if history.workload.objective == "memory":
         return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
     faster = [t for t in proven if t.measurement and t.measurement.speedup.low > 1]

@@ -62,11 +62,28 @@ class History:
             return self.inspection.shares.get("launch", 0.0) * self.economics.baseline_s
         return trial.measurement.launch_share * self.seconds_of(plan)
 
+    def fits(self, trial: Trial) -> bool:
+        """Whether a trial's plan keeps the memory limit; one whose peak is not known does not keep any."""
+        limit, peak = self.workload.memory_limit, trial.costs.peak_memory if trial.costs else None
+        return limit is None or (peak is not None and peak <= limit)
+
+    @property
+    def eager_fits(self) -> bool:
+        """Whether eager keeps the memory limit; where its peak is not known, it is taken to."""
+        limit, peak = self.workload.memory_limit, self.inspection.peak_memory
+        return limit is None or peak is None or peak <= limit
+
     def paying(self) -> list[Trial]:
-        """List the proven plans that cost less than eager, surely and by more than a tie."""
+        """List the proven plans that fit and cost less than eager, surely and by more than a tie.
+
+        Where eager itself does not fit, every plan that does is one of them.
+        """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE)
-        return [t for t in self.trials if t.is_proven and economics.surely_pays(t) and economics.cost(t).mid < most]
+        proven = [t for t in self.trials if t.is_proven and self.fits(t)]
+        if not self.eager_fits:
+            return proven
+        return [t for t in proven if economics.surely_pays(t) and economics.cost(t).mid < most]
 
     def incumbent(self) -> Plan:
         """Return the proven plan of least expected cost; eager where none pays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -11,13 +10,14 @@ from typing import Any
 
 from torchwise.diagnose.analysis.plans import plan_of
 from torchwise.diagnose.analysis.run import LIMIT_S, AnalyzeRequest, Silent, run_analysis
+from torchwise.diagnose.sending import sent, specified
 from torchwise.plan import Plan
 from torchwise.records import Decision, codec
 from torchwise.records.analysis import Advice
 from torchwise.records.analysis import Analysis as AnalysisRecord
-from torchwise.trial import ProcessLauncher, ProcessSettings
-from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
-from torchwise.workload.given import device_of, given, name_of
+from torchwise.trial import ProcessLauncher
+from torchwise.workload import DEFAULT_CALLS, Example, Workload
+from torchwise.workload.given import given
 
 
 class Analysis:
@@ -101,7 +101,7 @@ def analyze(
         effort: "quick", "standard" or "thorough".
         mode: "inference" or "training" (with a backward pass).
         objective: "latency", or "throughput" to issue calls back to back.
-        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
         batches: batch sizes to try the plan on as well, each compiled for itself.
         batch_dim: the dimension of the batch, the same in every input; by default it is found.
         limit: seconds after which one phase is ended.
@@ -114,32 +114,16 @@ def analyze(
     """
     from torchwise.report.analysis import AnalyzeProgress
     from torchwise.runtime import unwrap
+    from torchwise.workload.identity import structure
 
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = given(model, args, kwargs, examples)
-    name = name_of(model)
-    spec = WorkloadSpec(
-        name,
-        device=device or (device_of(workload) if workload else "cpu"),  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        objective=objective,  # type: ignore[arg-type]
-        calls=calls,
-        restarts=restarts,
-    )
+    asked = {"mode": mode, "objective": objective, "calls": calls, "restarts": restarts}
+    spec = specified(model, workload, device, **asked)
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
-    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
-        if workload is not None:
-            request = _sent(request, replace(workload, name=name), str(Path(folder, "model.pt")))
-        shown: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
-        with shown as listener:
-            return Analysis(run_analysis(request, ProcessLauncher(), listener))
-
-
-def _sent(request: AnalyzeRequest, workload: Workload, source: str) -> AnalyzeRequest:
-    """Write a live model for the workers, with what only this process knows of it."""
-    from torchwise.trial.loading import save
-    from torchwise.workload.identity import structure
-
-    save(workload, source)
-    settings = ProcessSettings.of_this_process()
-    return replace(request, source=source, settings=settings, structure=structure(workload.call))
+    shown: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
+    with sent(workload, spec.target) as file, shown as listener:
+        # The structure is worked out here, where the model's source code is.
+        made = structure(workload.call) if workload else None
+        request = replace(request, source=file.source, settings=file.settings, structure=made)
+        return Analysis(run_analysis(request, ProcessLauncher(), listener))

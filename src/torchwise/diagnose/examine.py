@@ -12,9 +12,9 @@ import torch
 
 from torchwise import environment
 from torchwise.diagnose import findings, kernels
+from torchwise.diagnose.capturable import capturable
 from torchwise.diagnose.explain import Inquiry
 from torchwise.diagnose.findings.evidence import Evidence
-from torchwise.diagnose.findings.host import captured
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.observed import observe
 from torchwise.diagnose.prices import PairedPrices, profiles
@@ -26,10 +26,11 @@ from torchwise.realize import realize
 from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.static_form import has_static_form
 from torchwise.records import Interval, Measurement
-from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, ranked
+from torchwise.records.explanation import Execution, Explanation, Limits, ranked
 from torchwise.records.statistics import median_interval
-from torchwise.records.watched import FallbackKind, Watched
+from torchwise.records.watched import Watched
 from torchwise.trial.arena import Arena, Calls
+from torchwise.trial.loading import refuse_step
 from torchwise.workload import Workload, trees
 
 CALLS = 25
@@ -58,7 +59,8 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         stage("measure")
         measurement = arena.measure(run, arena.eager)
         stage("profile")
-        evidence = _look(inquiry, arena, run, compiled, measurement)
+        limits = kernels.measured_limits(arena.device, _dtype(arena.workload))
+        evidence = _look(inquiry, arena, run, compiled, measurement, limits)
         prices = PairedPrices(arena, run, inquiry.budget_s, stage)
         found = findings.find(evidence, prices)
     files = write(compiled.artefacts, Path(inquiry.folder)) if inquiry.folder else {}
@@ -74,12 +76,13 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         execution=evidence.execution,
         kernels=evidence.kernels,
         findings=ranked(found, spec.calls),
-        capturable=_capturable(evidence, found, prices.notes),
+        capturable=capturable(evidence, found, prices.failures),
         watched=compiled.watched,
         notes=(*measurement.notes, *compiled.watched.notes, *prices.notes),
         seconds=time.perf_counter() - started,
         created_at=begun,
         folder=inquiry.folder,
+        limits=limits,
     )
 
 
@@ -93,7 +96,9 @@ def _arena(inquiry: Inquiry) -> Arena:
     from torchwise.errors import TorchwiseError
 
     try:
-        return Arena(inquiry.job)
+        arena = Arena(inquiry.job)
+        refuse_step(arena.workload, "explain")
+        return arena
     except TorchwiseError:
         raise
     except Exception as error:  # the user's model may raise anything
@@ -105,8 +110,7 @@ def _compile(inquiry: Inquiry, arena: Arena) -> tuple[Calls, _Compiled]:
     run = arena.runners(_call(inquiry, arena))
     with Trace(artefacts=tuple(FILES), spans=True) as trace:
         arena.first_calls(run)
-        found = _Compiled(trace.watched(), trace.spans, trace.artefacts)
-    return run, found
+    return run, _Compiled(trace.watched(), trace.spans, trace.artefacts)
 
 
 def _call(inquiry: Inquiry, arena: Arena) -> Callable[..., Any]:
@@ -119,11 +123,12 @@ def _call(inquiry: Inquiry, arena: Arena) -> Callable[..., Any]:
     return realize(call, plan, arena.workload.examples[0], device=device, mode=arena.mode).call
 
 
-def _look(inquiry: Inquiry, arena: Arena, run: Calls, compiled: _Compiled, measurement: Measurement) -> Evidence:
+def _look(
+    inquiry: Inquiry, arena: Arena, run: Calls, compiled: _Compiled, measurement: Measurement, limits: Limits
+) -> Evidence:
     """Watch one call of the plain model and a few of the run; the first example stands for all."""
     workload = arena.workload
     observed = observe(arena.eager[0])
-    limits = kernels.measured_limits(arena.device, _dtype(workload))
     code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
     profiled = kernels.profile(run[0], arena.device, limits, nbytes=bytes_of_kernels(code), work=observed.work)
     call_s = measurement.candidate_time if len(run) == 1 else _timed(arena, run[0])
@@ -159,15 +164,3 @@ def _dtype(workload: Workload) -> torch.dtype:
     if isinstance(workload.call, torch.nn.Module):
         found = [*workload.call.parameters(), *found]
     return next((t.dtype for t in found if t.is_floating_point()), torch.get_default_dtype())
-
-
-def _capturable(evidence: Evidence, found: list[Finding], notes: list[str]) -> Capturable:
-    """Say whether the call can be one CUDA graph, with every obstacle that was seen."""
-    reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
-    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]
-    if evidence.device != "cuda":
-        return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
-    plan = captured(evidence)
-    tried = [one for one in found if one.plan == plan and one.price]
-    failed = [note for note in notes if plan is not None and note.startswith(f"plan {plan}:")]
-    return Capturable(True if tried else False if failed or reasons else None, (*reasons, *failed))

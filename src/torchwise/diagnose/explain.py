@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchwise.environment import default_device
+from torchwise.diagnose.sending import sent, specified
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Failure, codec
 from torchwise.records.explanation import Explanation
-from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
+from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.trial.job import EFFORTS
-from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
-from torchwise.workload.given import device_of, given, name_of
+from torchwise.workload import DEFAULT_CALLS, Example, Workload
+from torchwise.workload.given import given
 
 if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
 
 BUDGET_S = 45.0
 """Seconds for pricing; compiling and measuring the run itself come on top, and a mend that is begun is finished."""
+EFFORT = replace(EFFORTS["quick"], half_width=0.01, measure_s=4.0)
+"""A price is a small difference of two times: each must be known well, or the price is noise."""
 LIMIT_S = 900.0
 """Seconds after which the worker is ended, whatever it does."""
 
@@ -81,7 +82,7 @@ def explain(
         plan: explain this instead of `torch.compile` with its defaults.
         calls: expected in each process: seconds that are saved once count as so many parts of a call.
         mode: "inference" or "training" (with a backward pass).
-        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
         budget: seconds for pricing: no further mend is tried after them.
         artefacts: folder for graphs before and after optimisation, generated code and guards.
         launcher: where the worker runs.
@@ -95,19 +96,22 @@ def explain(
     if not budget >= 0:
         raise InputError(f"budget is {budget!r} s, but must be at least 0")
     workload = given(model, args, kwargs, examples)
-    spec = WorkloadSpec(
-        name_of(model),
-        device=device or (device_of(workload) if workload else default_device()),  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        calls=calls,
-    )
-    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, own_caches() as caches:
-        job = Job("inspect", spec, effort=EFFORTS["quick"], cache_dir=caches, environment=dict(os.environ))
-        if workload is not None:
-            job = _sent(job, workload, folder)
-        inquiry = Inquiry(job, plan, budget, _made(artefacts))
+    spec = specified(model, workload, device, mode=mode, calls=calls)
+    folder = _made(artefacts)
+    with sent(workload, spec.target) as file, own_caches() as caches:
+        job = Job(
+            "inspect",
+            spec,
+            source=file.source,
+            settings=file.settings,
+            effort=EFFORT,
+            cache_dir=caches,
+            environment=dict(os.environ),
+        )
         answer = (launcher or ProcessLauncher()).run(
-            inquiry, Limits.of_this_machine(LIMIT_S + budget), on_stage or (lambda _name: None)
+            Inquiry(job, plan, budget, folder),
+            Limits.of_this_machine(LIMIT_S + budget),
+            on_stage or (lambda _name: None),
         )
     if isinstance(answer, Failure):
         raise UnsupportedError(f"{spec.target} cannot be explained, because running it {_ended(answer)}")
@@ -116,14 +120,6 @@ def explain(
 
 def _ended(failure: Failure) -> str:
     return f"ended at the stage {failure.stage!r}: {failure}; torchwise bisect finds where a crash enters"
-
-
-def _sent(job: Job, workload: Workload, folder: str) -> Job:
-    from torchwise.trial.loading import save
-
-    source = str(Path(folder, "model.pt"))
-    save(replace(workload, name=job.workload.target), source)
-    return replace(job, source=source, settings=ProcessSettings.of_this_process())
 
 
 def _made(artefacts: str | Path | None) -> str:

@@ -7,7 +7,6 @@ On a CPU the outermost operators are the kernels, and the functions that Inducto
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,11 +17,14 @@ from torch.utils.flop_counter import flop_registry
 
 from torchwise.diagnose.observed import Shapes, Work
 from torchwise.measure import Clock, turns
-from torchwise.records.explanation import Kernel
+from torchwise.measure.peaks import bandwidth, matrix_rate
+from torchwise.records.explanation import Kernel, Limits
 
 PROFILED = "cpp.enable_kernel_profile"
 """Inductor's option with which generated C++ reports itself to the profiler; it costs nothing that can be measured."""
 CALLS = 3
+LIMITS_S = 0.25
+"""Seconds for each of the two limits."""
 _LOOKUP = "TorchDynamo Cache Lookup"
 _REGION = "Torch-Compiled Region"
 _GENERATED = re.compile(r"^(?:graph_\d+_)?((?:cpp|triton)_\w+)$")
@@ -33,19 +35,6 @@ _VIEWS = (
 _NO_WORK = frozenset(f"aten::{name}" for name in _VIEWS.split())
 """Operators that touch no element: their time is the host's."""
 _PRODUCTS = {f"aten::{name}": getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm")}
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What this hardware can do at the most: bytes a second, and FLOPs a second in the call's own dtype."""
-
-    bandwidth: float
-    flops: float
-
-    def share(self, seconds: float, nbytes: float | None, flops: float | None) -> float | None:
-        """Return least time over time (Williams et al., Roofline, CACM 2009); None where no work is known."""
-        least = max((nbytes or 0.0) / self.bandwidth, (flops or 0.0) / self.flops)
-        return min(least / seconds, 1.0) if least and seconds else None
 
 
 @dataclass
@@ -115,24 +104,10 @@ def profile(
 
 
 def measured_limits(device: str, dtype: torch.dtype) -> Limits:
-    """Measure a large copy and a large matrix product, for about half a second."""
-    size, side = (2**24, 1024) if device == "cpu" else (2**28, 4096)
-    source = torch.empty(size, device=device).fill_(1.0)
-    target = torch.empty_like(source)
+    """Measure what the hardware can do in a call of this dtype, for about half a second."""
     exact = dtype if dtype.is_floating_point else torch.float32
-    left = torch.randn(side, side, device=device).to(exact)
     with turns.alone():
-        copy = _best(lambda: target.copy_(source), device)
-        product = _best(lambda: left @ left, device)
-    return Limits(2 * source.nbytes / copy, 2 * side**3 / product)
-
-
-def _best(work: Callable[[], Any], device: str) -> float:
-    clock, end = Clock(device), time.perf_counter() + 0.25
-    best = min(clock.once(work) for _ in range(3))
-    while time.perf_counter() < end:
-        best = min(best, clock.once(work))
-    return best
+        return Limits(bandwidth(device, LIMITS_S), matrix_rate(exact, device, LIMITS_S))
 
 
 def _events(call: Callable[[], Any], device: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+import torchwise
 from torchwise.records.explanation import Place
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -26,7 +28,8 @@ WAITING = {
     "aten::repeat_interleave": "repeat_interleave() with a tensor of repeats",
 }
 """Operators whose answer, or whose output's size, lies in the data: the host must have it to go on."""
-_MACHINERY = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, torchwise.__file__))
+_ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,11 @@ def observe(call: Callable[[], Any]) -> Observed:
 
 
 def users_place() -> Place | None:
-    """Return the innermost line outside PyTorch and this package that is being run."""
+    """Return the innermost line outside PyTorch and this package, but for its zoo, that is being run."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_MACHINERY) and not code.co_filename.startswith("<"):
+        if code.co_filename.startswith(_ZOO) or not code.co_filename.startswith((*_MACHINERY, "<")):
             excerpt = linecache.getline(code.co_filename, frame.f_lineno).strip()
             return Place(code.co_filename, frame.f_lineno, code.co_name, excerpt)
         frame = frame.f_back

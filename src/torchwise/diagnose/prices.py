@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from torchwise.diagnose.kernels import PROFILED
+from torchwise.diagnose.saving import saving
 from torchwise.diagnose.twin import twin
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Interval, Measurement
 from torchwise.records.explanation import Basis, Price
-from torchwise.records.statistics import median_interval
 from torchwise.trial.arena import Arena, Calls
 
 BREAKS = 2
@@ -29,6 +29,7 @@ class PairedPrices:
 
     Attributes:
         notes: why something has no price.
+        failures: those of the notes that say how a mend failed, by the mend.
 
     Args:
         arena: with the workload.
@@ -39,30 +40,24 @@ class PairedPrices:
 
     def __init__(self, arena: Arena, run: Calls, budget_s: float, stage: Callable[[str], None]) -> None:
         self.notes: list[str] = []
+        self.failures: dict[Plan | str, str] = {}
         self._arena, self._run, self._stage = arena, run, stage
         self._end = time.perf_counter() + budget_s
-        self._known: dict[str, Price | None] = {}
+        self._known: dict[Plan | str, Price | None] = {}
         self._break: list[Interval | None] = []
 
     def of_plan(self, plan: Plan) -> Price | None:
         """Return what this plan saves over the run."""
-        return self._price(f"plan {plan}", lambda: self._planned(plan))
+        return self._price(plan, lambda: self._planned(plan))
 
-    def without_guards(self) -> Price | None:
-        """Return what the same code without any guard saves."""
-        drop = torch.compiler.skip_all_guards_unsafe
-        return self._price("no guards", lambda: self._compiled(guard_filter_fn=drop), examples=1)
+    def without_module_guards(self) -> Price | None:
+        """Return what the same code saves where PyTorch asks nothing about modules and their weights."""
+        skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+        return self._price("no guards of modules", lambda: self._settled(self._compiled(guard_filter_fn=skip)))
 
     def under(self, setting: str) -> Price | None:
         """Return what compiling under a setting of PyTorch saves."""
-
-        def compiled() -> Calls:
-            with patched(setting):
-                calls = self._compiled()
-                self._arena.first_calls(calls)
-            return calls
-
-        return self._price(setting, compiled)
+        return self._price(setting, lambda: self._set(setting))
 
     def of_a_break(self) -> Interval | None:
         """Return the seconds that one graph break costs here by itself."""
@@ -71,53 +66,52 @@ class PairedPrices:
             self._break.append(None if self._is_over("a graph break") else cost_of_a_break(self._arena.device))
         return self._break[0]
 
-    def _price(self, what: str, make: Callable[[], Calls], examples: int = 0) -> Price | None:
-        if what not in self._known:
-            self._known[what] = None if self._is_over(what) else self._measured(what, make, examples)
-        return self._known[what]
+    def _price(self, mend: Plan | str, make: Callable[[], Calls]) -> Price | None:
+        if mend not in self._known:
+            words = f"plan {mend}" if isinstance(mend, Plan) else mend
+            self._known[mend] = None if self._is_over(words) else self._measured(mend, words, make)
+        return self._known[mend]
 
-    def _is_over(self, what: str) -> bool:
+    def _is_over(self, words: str) -> bool:
         if time.perf_counter() < self._end:
             return False
-        self.notes.append(f"{what}: not priced, because the budget was spent; --budget grants more")
+        self.notes.append(f"{words}: not priced, because the budget was spent; --budget grants more")
         return True
 
-    def _measured(self, what: str, make: Callable[[], Calls], examples: int) -> Price | None:
-        self._stage(f"price: {what}")
+    def _measured(self, mend: Plan | str, words: str, make: Callable[[], Calls]) -> Price | None:
+        self._stage(f"price: {words}")
         try:
-            calls = make()
             with _more_compilations():
-                self._arena.first_calls(calls)
-            found = self._timed(calls, examples)
+                found = self._arena.measure(make(), self._run)
         except Exception as error:  # what a mend does to somebody's model may raise anything: it then has no price
             first = str(error).strip().partition("\n")[0]
-            self.notes.append(f"{what}: not priced, because it failed with {type(error).__name__}: {first}")
+            self.failures[mend] = f"{words}: not priced, because it failed with {type(error).__name__}: {first}"
+            self.notes.append(self.failures[mend])
             return None
-        saved = median_interval([now - then for then, now in zip(found.candidate_s, found.baseline_s, strict=True)])
-        return Price(saved, Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {what}")
-
-    def _timed(self, calls: Calls, examples: int) -> Measurement:
-        if not examples:
-            return self._arena.measure(calls, self._run)
-        return _pair(calls[0], self._run[0], self._arena.device)
+        return Price(saving(found), Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {words}")
 
     def _planned(self, plan: Plan) -> Calls:
         """Return the calls of a plan, by the way that `torchwise.apply` takes for them."""
         arena, workload = self._arena, self._arena.workload
         profiled = plan if not profiles(plan, arena.device) else plan.with_choice("options", (PROFILED, True))
         made = realize(twin(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode)
-        with _more_compilations():
-            arena.first_calls(arena.runners(made.call))
+        calls = self._settled(arena.runners(made.call))
         if arena.mode == "training":
-            return arena.runners(made.call)
+            return calls
         ways = [made.lean(example.args, example.kwargs) for example in workload.examples]
-        return [arena.runners(way)[place] for place, way in enumerate(ways)]
+        return self._settled([arena.runners(way)[place] for place, way in enumerate(ways)])
+
+    def _set(self, setting: str) -> Calls:
+        with patched(setting):
+            return self._settled(self._compiled())
+
+    def _settled(self, calls: Calls) -> Calls:
+        self._arena.first_calls(calls)
+        return calls
 
     def _compiled(self, **options: Any) -> Calls:
         own = {PROFILED: True} if self._arena.device == "cpu" else {}
-        compiled = torch.compile(twin(self._arena.workload.call), options={**own, **options} or None)
-        calls = self._arena.runners(compiled)
-        return calls[:1] if options else calls
+        return self._arena.runners(torch.compile(twin(self._arena.workload.call), options={**own, **options} or None))
 
 
 def profiles(plan: Plan, device: str) -> bool:
@@ -144,8 +138,9 @@ def cost_of_a_break(device: str) -> Interval:
         for call in (whole, parts):
             for _ in range(3):
                 call(x)
-    found = _pair(lambda: parts(x), lambda: whole(x), device)
-    return median_interval([(b - w) / BREAKS for b, w in zip(found.candidate_s, found.baseline_s, strict=True)])
+    found = _pair(lambda: whole(x), lambda: parts(x), device)
+    saved = saving(found)
+    return Interval(saved.low / BREAKS, saved.mid / BREAKS, saved.high / BREAKS)
 
 
 def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:

@@ -1,28 +1,35 @@
 """How many bytes each generated kernel is given, read from the Python that Inductor writes around its kernels.
 
 The profiler knows the shapes of a library's calls, but not of generated ones. The code that calls those allocates every
-buffer with its size (`empty_strided_cpu(...)`), and ends with inputs to try it on (`rand_strided(...)`).
+buffer with its size (`empty_strided_cpu(...)`), asserts the size of what a library returns (`assert_size_stride(...)`),
+and ends with inputs to try it on (`rand_strided(...)`).
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterable, Iterator
 
 import torch
 
 ALLOCATIONS = ("empty_strided_cpu", "empty_strided_cuda", "empty_strided", "rand_strided", "reinterpret_tensor")
-
+ASSERTION = "assert_size_stride"
+_KEEPS_DTYPE = re.compile(r"^extern_kernels\.|attention")
+"""Library calls whose result has the dtype of their first tensor."""
+_BUFFER = re.compile(r"buf\d+$")
 
 Buffer = tuple[float, int]
-"""Elements, and bytes of each; not a number of elements where a size is symbolic."""
+"""Elements, and bytes of each; not a number of elements where a size is symbolic or unknown."""
+UNKNOWN: Buffer = (math.nan, 0)
 
 
 def bytes_of_kernels(sources: Iterable[str]) -> dict[str, float]:
     """Return the bytes of the tensors that each kernel is given, each tensor once, by the kernel's name.
 
-    A kernel that is called several times counts with the mean of its calls; one with a symbolic size is left out.
+    A kernel that is called several times counts with the mean of its calls; one of whose tensors a size is symbolic or
+    unknown is left out.
     """
     calls: dict[str, list[float]] = {}
     for source in sources:
@@ -44,9 +51,27 @@ def _calls(source: str) -> Iterator[tuple[str, float]]:
     for node in nodes:
         if made := _made(node, buffers):
             buffers[made[0]] = made[1]
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and (name := _kernel(node.value)):
-            given = {arg.id for arg in ast.walk(node.value) if isinstance(arg, ast.Name)} & buffers.keys()
-            yield name, sum(math.prod(buffers[buffer]) for buffer in given)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            if known := _asserted(node.value, buffers):
+                buffers[known[0]] = known[1]
+            elif name := _kernel(node.value):
+                yield name, _bytes(node.value, buffers)
+
+
+def _bytes(call: ast.Call, buffers: dict[str, Buffer]) -> float:
+    names = {arg.id for arg in ast.walk(call) if isinstance(arg, ast.Name)}
+    tensors = [name for name in names if name in buffers or _BUFFER.match(name)]
+    return sum(math.prod(buffers.get(name, UNKNOWN)) for name in tensors)
+
+
+def _asserted(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
+    """Return the name and size of a buffer of which the code asserts the size, where its dtype is known."""
+    if not isinstance(call.func, ast.Name) or call.func.id != ASSERTION or len(call.args) < 2:
+        return None
+    name, size = call.args[:2]
+    if not isinstance(name, ast.Name) or name.id not in buffers or not isinstance(size, (ast.Tuple, ast.List)):
+        return None
+    return name.id, (_numel(size), buffers[name.id][1])
 
 
 def _made(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
@@ -56,6 +81,11 @@ def _made(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | No
     name, value = node.targets[0].id, node.value
     if isinstance(value, ast.Name) and value.id in buffers:
         return name, buffers[value.id]
+    if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name) and value.value.id in buffers:
+        return name, (math.nan, buffers[value.value.id][1])  # of several results; an assertion says its size
+    if isinstance(value, ast.Call) and _KEEPS_DTYPE.search(ast.unparse(value.func)):
+        first = next((a.id for a in value.args if isinstance(a, ast.Name) and a.id in buffers), None)
+        return (name, (math.nan, buffers[first][1])) if first else None
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name) or value.func.id not in ALLOCATIONS:
         return None
     given = [*value.args, *(word.value for word in value.keywords)]

@@ -65,13 +65,8 @@ class Code:
 
 def code_of(artefacts: Iterable[Artefact]) -> Code:
     """Return what all generated code calls."""
-    total = Code(0, Counter(), Counter())
-    for artefact in artefacts:
-        if artefact.name == "inductor_output_code":
-            total.library.update(_EXTERN.findall(artefact.text))
-            total.fallbacks.update(_FALLBACK.findall(artefact.text))
-            total = Code(total.generated + len(_GENERATED.findall(artefact.text)), total.library, total.fallbacks)
-    return total
+    text = "\n".join(artefact.text for artefact in artefacts if artefact.name == "inductor_output_code")
+    return Code(len(_GENERATED.findall(text)), Counter(_EXTERN.findall(text)), Counter(_FALLBACK.findall(text)))
 
 
 def stages(

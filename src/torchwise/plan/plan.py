@@ -29,10 +29,13 @@ class Plan:
         mode: the compiler's mode, in PyTorch's words; "default" for eager.
         options: compiler options on top of the mode, sorted by name.
         scope: "whole" compiles the model, "regional" each of its repeated blocks, "rolled" one body for all repetitions
-            that are found in its graph.
-        capture: "none", or what becomes one CUDA graph.
+            that are found in its graph, "loss" the model of a training step and its loss as one.
+        capture: "none", or what becomes one CUDA graph: a "call", or the "step" of a training.
         shapes: "static" compiles for each shape, "dynamic" once for all.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
+        optimizer: of a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".
+        recompute: "none", or which activations a training step computes anew in its backward pass: those in "blocks".
+        pieces: into how many parts of a batch a training step is cut, whose gradients it adds up.
     """
 
     precision: str = "native"
@@ -45,6 +48,9 @@ class Plan:
     capture: str = "none"
     shapes: str = "static"
     threads: int | None = None
+    optimizer: str = "preserve"
+    recompute: str = "none"
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         from torchwise.plan.rules import check, check_containers  # the rules speak of plans
@@ -65,6 +71,12 @@ class Plan:
     def id(self) -> str:
         """First 12 hex digits of the SHA-256 of the canonical JSON: equal plans have equal ids, everywhere."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    @property
+    def of_a_step(self) -> bool:
+        """Whether something of it means a whole training step, and nothing to a model alone."""
+        parts = (self.capture == "step", self.scope == "loss", self.optimizer != "preserve")
+        return any(parts) or self.recompute != "none" or self.pieces > 1
 
     @property
     def is_eager(self) -> bool:
@@ -147,6 +159,9 @@ class Plan:
         words += [f"capture {self.capture}"] if self.capture != "none" else []
         words += [self.shapes] if self.shapes != "static" else []
         words += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
+        words += [f"{self.optimizer} optimizer"] if self.optimizer != "preserve" else []
+        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        words += [f"{self.pieces} pieces"] if self.pieces > 1 else []
         return " + ".join(words)
 
 

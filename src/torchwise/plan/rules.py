@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("native", "tf32", "bf16", "autocast_bf16", "autocast_fp16")
 MEMORY_FORMATS = ("preserve", "channels_last")
-SCOPES = ("whole", "regional", "rolled")
-CAPTURES = ("none", "call")
+SCOPES = ("whole", "regional", "rolled", "loss")
+CAPTURES = ("none", "call", "step")
+OPTIMIZERS = ("preserve", "foreach", "fused", "compiled")
+RECOMPUTES = ("none", "blocks")
 SHAPES = ("static", "dynamic")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -61,6 +63,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         ("capture", CAPTURES),
         ("shapes", SHAPES),
         ("mode", MODES),
+        ("optimizer", OPTIMIZERS),
+        ("recompute", RECOMPUTES),
     ):
         value = getattr(plan, name)
         if not isinstance(value, str) or value not in allowed:
@@ -69,6 +73,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"backend is {plan.backend!r}, but must name a backend, such as eager or inductor"
     if plan.threads is not None and (type(plan.threads) is not int or plan.threads < 1):
         yield f"threads is {plan.threads!r}, but must be a whole number of at least 1, or left out"
+    if type(plan.pieces) is not int or plan.pieces < 1:
+        yield f"pieces is {plan.pieces!r}, but must be a whole number of at least 1"
     for name, value in plan.options:
         if type(value) not in (bool, int, str):
             yield f"option {name} is {value!r}, but must be true, false, a whole number or a string"
@@ -81,10 +87,14 @@ def _problems(plan: Plan) -> Iterator[str]:
         ):
             if value != plain:
                 yield f"{name} is {value!r}, but eager compiles nothing: {name} needs a compiling backend"
+        if plan.optimizer == "compiled":
+            yield "optimizer is 'compiled', but eager compiles nothing: it needs a compiling backend"
         for name in set(plan.transforms) & set(COMPILED_TRANSFORMS):
             yield f"transforms has {name!r}, but eager compiles nothing: {name} rewrites what a compiler is given"
     if plan.shapes == "dynamic" and "complex_to_real" in plan.transforms:
         yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
+    if plan.of_a_step and (plan.capture == "call" or plan.precision == "bf16" or plan.option("freezing")):
+        yield f"{plan.to_json()} is of a training step, but one call captured, bf16 weights and freezing do not train"
     if plan.scope == "rolled":
         yield from _rolled_problems(plan)
     if plan.capture != "none" and plan.mode in CUDA_GRAPH_MODES:

@@ -21,8 +21,10 @@ from torchwise.realize.backends import BACKENDS
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.settings import settings_for
+from torchwise.realize.step import RealizedStep
 from torchwise.realize.transforms import Layer, known_transforms, transform_model
 from torchwise.realize.weights import DerivedWeights, guarding, share
+from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
 
 Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
@@ -76,6 +78,10 @@ def realize(
     """
     if plan.is_eager:
         return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
+    if isinstance(call, TrainStep):
+        return _realized_step(call, plan, example, device)
+    if plan.of_a_step:
+        raise UnsupportedError(f"plan {plan} is of a whole training step, but this is a model: give a TrainStep")
     if unknown := [name for name in plan.transforms if name not in known_transforms()]:
         raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
     inside, outside = _inside(call, plan)
@@ -89,6 +95,14 @@ def realize(
     captured = CAPTURES[plan.capture](call, module, device=device, mode=mode, borrow=borrow)
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
+
+
+def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str) -> Realized:
+    def of_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
+        return realize(call, plan, example, device=device, mode="training").call
+
+    made = RealizedStep(step, plan, example, device, of_model)
+    return Realized(plan, made, lambda _args, _kwargs: made, made.close)
 
 
 def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:

@@ -2,7 +2,7 @@
 
 from torchwise.records.decision import Decision
 from torchwise.records.economics import Economics
-from torchwise.records.inspection import Inspection
+from torchwise.records.inspection import Inspection, StepWork
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study, StudyState
@@ -20,6 +20,7 @@ __all__ = [
     "Interval",
     "Measurement",
     "Outcome",
+    "StepWork",
     "Study",
     "StudyState",
     "Trial",

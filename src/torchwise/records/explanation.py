@@ -40,9 +40,18 @@ class Price:
     how: str
     once_s: float = 0.0
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether each call surely becomes quicker, or surely slower: 0 lies outside of the interval."""
+        return self.per_call_s.low > 0 or self.per_call_s.high < 0
+
     def over(self, calls: int) -> float:
-        """Return seconds saved for each of so many calls, what is saved once included."""
-        return self.per_call_s.mid + self.once_s / calls
+        """Return seconds saved for each of so many calls, what is saved once included.
+
+        What was measured and does not show counts as nothing: its middle is noise.
+        """
+        shows = self.is_clear or self.basis is Basis.ESTIMATED
+        return (self.per_call_s.mid if shows else 0.0) + self.once_s / calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,23 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What this hardware can do at the most: bytes a second, and FLOPs a second in the call's own dtype."""
+
+    bandwidth: float
+    flops: float
+
+    def share(self, seconds: float, nbytes: float | None, flops: float | None) -> float | None:
+        """Return least time over time (Williams et al., Roofline, CACM 2009); None where no work is known."""
+        least = max((nbytes or 0.0) / self.bandwidth, (flops or 0.0) / self.flops)
+        return min(least / seconds, 1.0) if least and seconds else None
+
+    def is_compute_bound(self, kernel: Kernel) -> bool:
+        """Whether the kernel's FLOPs take longer at this hardware's best than its bytes."""
+        return (kernel.flops or 0.0) / self.flops > (kernel.nbytes or 0.0) / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """Where the time of one call goes.
 
@@ -188,6 +214,7 @@ class Explanation:
         seconds: that all of it took.
         created_at: seconds since 1970.
         folder: that artefacts were written to; "" where none were asked for.
+        limits: of the hardware, which the kernels' share is of; None in records of earlier versions.
     """
 
     workload: WorkloadSpec
@@ -204,6 +231,7 @@ class Explanation:
     seconds: float = 0.0
     created_at: float = 0.0
     folder: str = ""
+    limits: Limits | None = None
     schema: str = field(default=SCHEMA)
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,6 +8,23 @@ from torchwise.records.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one training step works on.
+
+    Attributes:
+        samples: rows of the batch.
+        tokens: elements of the batch where it holds whole numbers; None where it does not.
+        flops: floating-point operations of its matrix products and convolutions, forward and backward.
+        peak_flops: such operations a second that this device does at its best, at the step's own precision.
+    """
+
+    samples: int
+    tokens: int | None
+    flops: float
+    peak_flops: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """What the plain model is like.
 
@@ -23,6 +40,7 @@ class Inspection:
         peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
         shares: share of eager's time by kind of work: "gemm", "conv", "launch"; from PyTorch's profiler.
         notes: what the user should know, such as a model left in training mode.
+        work: of one step, where a training step is tuned.
     """
 
     identity: str
@@ -35,3 +53,4 @@ class Inspection:
     peak_memory: int | None = None
     shares: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    work: StepWork | None = None

@@ -105,5 +105,6 @@ def _settings(study: Study) -> dict[str, str | int | bool]:
         ("restarts", spec.restarts, 1),
         ("seed", spec.seed, 0),
         ("allow", str(study.allow), Legality.REORDERED.value),
+        ("memory-limit", "" if spec.memory_limit is None else f"{spec.memory_limit / 2**30:.6g}", ""),
     ]
     return {"device": spec.device, **{name: value for name, value, default in given if value != default}}

@@ -9,6 +9,7 @@ from torchwise.environment import Environment
 from torchwise.records import Decision, Study
 from torchwise.report import format as show
 from torchwise.report.costs import asked
+from torchwise.report.throughput import throughputs
 
 Fact = tuple[str, str]
 
@@ -67,6 +68,7 @@ def inspected(study: Study) -> list[Fact]:
             "Time per call",
             show.seconds(seen.measurement.baseline_time.mid) if seen.measurement.baseline_s else show.NONE,
         ),
+        *(("Throughput", line) for line in throughputs(study)),
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
         ("Peak memory of a call", show.size(seen.peak_memory)),

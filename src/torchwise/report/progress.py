@@ -13,9 +13,10 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from torchwise.plan import Plan
-from torchwise.records import Inspection, Interval, Trial
+from torchwise.records import Inspection, Interval, StepWork, Trial
 from torchwise.report import format as show
 from torchwise.report.rows import verdict_word
+from torchwise.report.throughput import throughput
 from torchwise.report.why import own_fault
 
 REFRESHES_PER_SECOND = 8
@@ -36,6 +37,7 @@ class Progress:
         self._spinner = Spinner("dots")
         self._start = self._task_start = clock()
         self._task, self._stage, self._leader = "", "", "eager leads"
+        self._work: StepWork | None = None
 
     def __enter__(self) -> Self:
         self._start = self._task_start = self._clock()
@@ -63,7 +65,12 @@ class Progress:
     def inspected(self, inspection: Inspection) -> None:
         """The plain model was looked at."""
         measurement = inspection.measurement
-        each = f", {show.seconds(measurement.baseline_time.mid)} per call" if measurement.baseline_s else ""
+        each = ""
+        if measurement.baseline_s:
+            seconds = measurement.baseline_time.mid
+            work = f", {throughput(inspection.work, seconds)}" if inspection.work else ""
+            each = f", {show.seconds(seconds)} per call{work}"
+        self._work = inspection.work
         self._say(f"eager: {show.one_line(inspection.description)}{each}")
         for text in (*inspection.notes, *measurement.notes):
             self.note(text)
@@ -79,7 +86,8 @@ class Progress:
 
     def finished(self, trial: Trial) -> None:
         """A trial ended."""
-        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}")
+        done = self._done(trial)
+        self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{done}")
         self._task, self._stage = "", ""
 
     def leading(self, plan: Plan, speedup: Interval | None) -> None:
@@ -91,6 +99,12 @@ class Progress:
     def note(self, text: str) -> None:
         """Say something the user should know."""
         self._say(f"note: {show.one_line(text)}")
+
+    def _done(self, trial: Trial) -> str:
+        """Return what the trial's plan gets done in a second, where that means anything."""
+        if self._work is None or trial.measurement is None or not trial.measurement.candidate_s:
+            return ""
+        return f"; {throughput(self._work, trial.measurement.candidate_time.mid)}"
 
     def _begin(self, task: str, because: str = "") -> None:
         self._task, self._stage, self._task_start = task, "", self._clock()

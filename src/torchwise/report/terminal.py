@@ -19,6 +19,7 @@ from torchwise.report import format as show
 from torchwise.report.commands import folded, next_steps
 from torchwise.report.facts import asked_for, besides, notes
 from torchwise.report.rows import Row, rows
+from torchwise.report.throughput import throughputs
 
 WIDE, MEDIUM = 130, 80
 """Columns from which the reasons fit into the table, and from which all but the memory do."""
@@ -55,6 +56,7 @@ def render_study(study: Study) -> RenderableType:
     parts: list[RenderableType] = [
         render_decision(study.decision) if study.decision else _undecided(study),
         Text(asked_for(study), style="dim"),
+        *(Text(line) for line in throughputs(study)),
         _Candidates(rows(study)),
     ]
     if study.excluded:

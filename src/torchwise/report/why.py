@@ -29,7 +29,8 @@ def why(trial: Trial, study: Study) -> str:
     if is_decided(trial, study.decision):
         return decided(study.decision) if study.decision else ""
     memory = asked(study).objective == "memory"
-    return _unfinished(trial, study) or own_fault(trial, memory=memory) or _against_others(trial, study)
+    over = _over_the_limit(trial, study)
+    return _unfinished(trial, study) or own_fault(trial, memory=memory) or over or _against_others(trial, study)
 
 
 def is_decided(trial: Trial, decision: Decision | None) -> bool:
@@ -83,6 +84,14 @@ def _unfinished(trial: Trial, study: Study) -> str:
     if trial.state is TrialState.RUNNING:
         return "interrupted while it was tried" if ended else "is being tried"
     return ""
+
+
+def _over_the_limit(trial: Trial, study: Study) -> str:
+    limit, peak = asked(study).memory_limit, trial.costs.peak_memory if trial.costs else None
+    if limit is None or (peak is not None and peak <= limit):
+        return ""
+    took = "what it takes is not known" if peak is None else f"it takes {show.size(peak)} at the peak"
+    return f"{took}, and the limit is {show.size(limit)}"
 
 
 def _figures(verdict: Verdict) -> str:

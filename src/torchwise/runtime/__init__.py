@@ -4,11 +4,13 @@ from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule, freeze, unfreeze, unwrap
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.step import OptimizedStep
 
 __all__ = [
     "Dispatcher",
     "OptimizedFunction",
     "OptimizedModule",
+    "OptimizedStep",
     "Statistics",
     "freeze",
     "stale_because",

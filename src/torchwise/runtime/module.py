@@ -14,6 +14,7 @@ from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.step import OptimizedStep
 
 
 class OptimizedModule(torch.nn.Module):
@@ -170,6 +171,8 @@ def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False
 
 def unwrap(optimized: Any) -> Any:
     """Return the original behind an optimised module or function; anything else as it is."""
+    if isinstance(optimized, OptimizedStep):
+        return optimized.original
     dispatcher = dispatcher_of(optimized)
     return dispatcher.original if dispatcher is not None else optimized
 

@@ -10,7 +10,7 @@ from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_
 from torchwise.records import Measurement
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
-from torchwise.trial.loading import load, runner
+from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.workload import Workload, trees
 
 SETTLING_CALLS = 4
@@ -32,10 +32,10 @@ class Arena:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.workload = load(job)
+        self.workload = with_optimizer_state(load(job))
         self.device, self.mode = job.workload.device, job.workload.mode
         self._clock = Clock(self.device, each=job.workload.objective != "throughput")
-        self.eager = self.runners(self.workload.call)
+        self.eager = self.runners(self.subject())
         with self.gradients():
             for call in self.eager:
                 self._clock.once(call)
@@ -47,10 +47,16 @@ class Arena:
 
         return torch.set_grad_enabled(self.mode == "training")
 
+    def subject(self) -> Callable[..., Any]:
+        """Return what a candidate is made of: the model, or a copy of a training step, whose state moves."""
+        step = self.workload.step
+        return step.copy() if step else self.workload.call
+
     def runners(self, call: Callable[..., Any]) -> Calls:
         """Return the calls of `call` as they are timed."""
         restore = "writes_inputs" in self._job.traits
-        return [runner(call, e, self.mode, restore_inputs=restore) for e in self.workload.examples]
+        mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
+        return [runner(call, e, mode, restore_inputs=restore) for e in self.workload.examples]
 
     def once(self, call: Callable[[], Any]) -> float:
         """Run `call` once, waiting for the device; return seconds."""

@@ -15,7 +15,8 @@ from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena
 from torchwise.trial.job import Attempt, Job
-from torchwise.verify import Subject, verify
+from torchwise.verify import StepSubject, Subject, verify, verify_step
+from torchwise.verify.trainee import Maker, Trainee
 
 
 def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = None) -> Attempt:
@@ -54,13 +55,20 @@ class _Tryout:
         self._job = job
         self._is_compiled_here = backend is None and job.plan.backend != "eager"
         self.arena = Arena(job)
+        self._trainee: Trainee | None = None
         with self.arena.gradients():
-            self._realized = self._realize(job.plan, backend)
-        self.candidate = self.arena.runners(self._realized.call)
+            if step := self.arena.workload.step:
+                self._trainee = Trainee(step, lambda copy: self._realize(job.plan, of=copy).call)
+                call = self._trainee.call
+            else:
+                self._realized = self._realize(job.plan, backend)
+                call = self._realized.call
+        self.candidate = self.arena.runners(call)
 
-    def _realize(self, plan: Plan, backend: Backend | None = None) -> Realized:
-        arena, workload = self.arena, self.arena.workload
-        return realize(workload.call, plan, workload.examples[0], device=arena.device, mode=arena.mode, backend=backend)
+    def _realize(self, plan: Plan, backend: Backend | None = None, *, of: Callable[..., Any] | None = None) -> Realized:
+        arena, call = self.arena, of or self.arena.workload.call
+        example = arena.workload.examples[0]
+        return realize(call, plan, example, device=arena.device, mode=arena.mode, backend=backend)
 
     def first_calls(self) -> float:
         """Return the seconds that the first calls took beyond steady ones.
@@ -74,6 +82,8 @@ class _Tryout:
         return seconds
 
     def verdict(self) -> Verdict:
+        if self._trainee is not None:
+            return self._step_verdict(self._trainee)
         plan, workload = self._job.plan, self.arena.workload
         stochastic = "stochastic" in self._job.traits
         floor = workload.call if plan.precision == "native" else self._realize(_floor_of(plan)).call
@@ -88,6 +98,17 @@ class _Tryout:
         )
         effort = self._job.effort
         return verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
+
+    def _step_verdict(self, trainee: Trainee) -> Verdict:
+        plan, effort = self._job.plan, self._job.effort
+
+        def maker(plan: Plan) -> Maker:
+            return lambda copy: self._realize(plan, of=copy).call
+
+        floor = None if plan.precision == "native" else maker(_floor_of(plan))
+        stochastic = "stochastic" in self._job.traits
+        subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic)
+        return verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
 
     def _reproducible(self) -> Callable[..., Any] | None:
         """Return the candidate drawing eager's own random numbers, where that is possible."""

@@ -15,8 +15,10 @@ from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.static_form import has_static_form
 from torchwise.records import Inspection
 from torchwise.trial.job import Job
-from torchwise.trial.loading import load, runner
+from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
+from torchwise.verify.trainee import Trainee
 from torchwise.workload import Workload, trees
 from torchwise.workload.identity import describe_example, identity, structure
 
@@ -46,11 +48,13 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     stage("run eager")
     with torch.set_grad_enabled(mode == "training"):
         writes = _check_runs(workload, mode, job.workload.device)
-        calls = [runner(workload.call, e, mode, restore_inputs=writes) for e in workload.examples]
+        taken, how = (workload.step.copy(), "inference") if workload.step else (workload.call, mode)
+        calls = [runner(taken, e, how, restore_inputs=writes) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
-        stochastic, unsteady = is_stochastic(calls[0], _module(workload))
+        stochastic, unsteady = _is_stochastic(workload, calls[0])
         seen = _watched(calls[0])
+        work = work_of(workload, calls[0]) if workload.step else None
         stage("measure")
         mix = mix_of(calls, workload)
         measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
@@ -64,12 +68,15 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         structure=model,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
-        traits=_compatible(seen.union(_traits(workload, shares, stochastic=stochastic, writes=writes))),
+        traits=_compatible(
+            seen.union(_traits(workload, shares, stochastic=stochastic, writes=writes), step_traits(workload))
+        ),
         measurement=measurement,
         first_call_s=max(first - steady, 0.0),
         peak_memory=memory,
         shares=shares,
         notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady)),
+        work=work,
     )
 
 
@@ -79,10 +86,12 @@ def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
     return Mix(tuple(calls), tuple(example.weight / total for example in workload.examples))
 
 
-def _module(workload: Workload) -> Any:
-    import torch
-
-    return workload.call if isinstance(workload.call, torch.nn.Module) else None
+def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, bool]:
+    """Return whether a call draws random numbers, and whether it is unsteady; of a step, from one state."""
+    if workload.step is None:
+        return is_stochastic(call, workload.module)
+    trainee = Trainee(with_optimizer_state(workload).step)  # type: ignore[arg-type]
+    return is_stochastic(lambda: trainee.answer(workload.examples[0]))
 
 
 def _check_runs(workload: Workload, mode: str, device: str) -> bool:
@@ -94,11 +103,12 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
     import torch
 
     writes = False
+    call = workload.step.copy() if workload.step else workload.call
     for example in workload.examples:
         given = example.clone()
         try:
-            workload.call(*given.args, **given.kwargs)
-            if mode == "training":
+            call(*given.args, **given.kwargs)
+            if mode == "training" and workload.step is None:
                 runner(workload.call, example, mode)()
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -165,14 +175,14 @@ def _form(arguments: Any) -> str:
 def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool) -> list[str]:
     import torch
 
-    module = workload.call if isinstance(workload.call, torch.nn.Module) else None
+    module = workload.module
     tensors = [t for example in workload.examples for t in _tensors(example)]
     tensors += [*module.parameters(), *module.buffers()] if module is not None else []
     dims4 = any(t.dim() == 4 for t in tensors)
     found = {
         "module": module is not None,
         "floating": any(t.is_floating_point() for t in tensors),
-        "float32": any(t.dtype is torch.float32 for t in tensors),
+        "float32": any(t.dtype is torch.float32 for t in tensors) and not (workload.step and workload.step.autocast),
         "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         "repeated_blocks": module is not None and bool(repeated_blocks(module)),
@@ -186,24 +196,24 @@ def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, w
 
 
 def _describe(workload: Workload) -> str:
-    import torch
-
-    if not isinstance(workload.call, torch.nn.Module):
+    module = workload.module
+    if module is None:
         return f"function {getattr(workload.call, '__qualname__', type(workload.call).__qualname__)}"
-    count = sum(p.numel() for p in workload.call.parameters())
-    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in workload.call.parameters()})
+    count = sum(p.numel() for p in module.parameters())
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
     size = f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} K" if count >= 1e3 else str(count)
-    return ", ".join([type(workload.call).__qualname__, f"{size} parameters", *dtypes])
+    named = [type(module).__qualname__, f"{size} parameters", *dtypes]
+    return ", ".join([*named, f"trained by {type(workload.step.optimizer).__name__}"] if workload.step else named)
 
 
 def _notes(workload: Workload, mode: str, *, stochastic: bool, unsteady: bool) -> list[str]:
-    import torch
-
     notes = []
-    if isinstance(workload.call, torch.nn.Module) and workload.call.training and mode == "inference":
+    if workload.module is not None and workload.module.training and mode == "inference":
         notes.append("the model is in training mode: dropout and batch-norm act as in training; eval() changes that")
     if stochastic:
         notes.append("the model draws random numbers: candidates are proven in distribution as well")
     if unsteady:
         notes.append("eager's own answers differ under one seed: the model is not reproducible run to run")
+    if workload.step and not workload.module.training:  # type: ignore[union-attr]
+        notes.append("the model is in eval mode while it is trained: train() turns dropout and batch-norm on")
     return notes

@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
+from torchwise.errors import InputError
 from torchwise.measure import turns
 from torchwise.trial.job import Job
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
 from torchwise.workload.workload import Example
 
+MOST_SKIPPED = 40
+"""Steps that a gradient scaler may skip until its scale fits: from 65,536 it halves sixteen times down to 1."""
+
 
 def load(job: Job) -> Workload:
     """Build the job's workload on its device, with the user's process settings in force.
 
     Raises:
-        InputError: the target or its factory cannot be used.
+        InputError: the target or its factory cannot be used, or it is a training step and the mode is another.
     """
-    import torch
-
     if job.settings is not None:
         job.settings.apply()
     turns.join(job.workload.device)
+    workload = _loaded(job)
+    if workload.step and job.workload.mode != "training":
+        raise InputError("the workload is a training step, but mode is 'inference': use mode 'training'")
+    return workload
+
+
+def refuse_step(workload: Workload, who: str) -> None:
+    """Refuse a training step, for `who` looks at calls of a model.
+
+    Raises:
+        InputError: it is one.
+    """
+    if workload.step:
+        raise InputError(
+            f"the workload is a training step, but {who} looks at calls of a model: give the model that it trains"
+        )
+
+
+def _loaded(job: Job) -> Workload:
+    import torch
+
     if job.source is None:
         return target.load(job.workload.target, device=job.workload.device, seed=job.workload.seed)
     # Written moments ago by the process that started this one, into a folder of its own; never from a store.
     with open(job.source, "rb") as file:
         call, examples, name = torch.load(file, map_location="cpu", weights_only=False)
+    _give_main_its_names()
     return Workload(call, examples, name).to(job.workload.device)
+
+
+def _give_main_its_names() -> None:
+    """Put what the code of the user's script refers to into `__main__`, where Dynamo looks it up.
+
+    Functions that travel by value bring their globals along, in dicts of their own.
+    """
+    names = vars(sys.modules["__main__"])
+    for found in gc.get_objects():
+        if type(found) is types.FunctionType and found.__module__ == "__main__":
+            names.update({name: value for name, value in found.__globals__.items() if name not in names})
 
 
 def save(workload: Workload, path: str) -> None:
@@ -49,6 +87,24 @@ def save(workload: Workload, path: str) -> None:
             f"the model cannot be sent to a worker process ({type(error).__name__}: {error}); "
             "give a factory instead, as package.module:factory or path/file.py:factory"
         ) from error
+
+
+def with_optimizer_state(workload: Workload) -> Workload:
+    """Take a training step as written, so that the optimizer has its state: what is made of a step starts from here.
+
+    A step that the scaler skips makes no state: then another one follows, at half the scale.
+
+    Of another workload nothing is called.
+    """
+    if workload.step:
+        scaler = workload.step.scaler
+        for _ in range(MOST_SKIPPED):
+            scale = scaler.get_scale() if scaler else 0.0
+            example = workload.examples[0].clone()
+            workload.step(*example.args, **example.kwargs)
+            if scaler is None or scaler.get_scale() >= scale:
+                break
+    return workload
 
 
 def runner(call: Callable[..., Any], example: Example, mode: str, *, restore_inputs: bool = False) -> Callable[[], Any]:

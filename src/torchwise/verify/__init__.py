@@ -2,7 +2,17 @@
 
 from torchwise.verify.observe import Observation, observation_of
 from torchwise.verify.spot import mismatch
+from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import Subject, verify
 
-__all__ = ["Observation", "Subject", "is_stochastic", "mismatch", "observation_of", "verify"]
+__all__ = [
+    "Observation",
+    "StepSubject",
+    "Subject",
+    "is_stochastic",
+    "mismatch",
+    "observation_of",
+    "verify",
+    "verify_step",
+]

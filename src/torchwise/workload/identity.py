@@ -8,14 +8,17 @@ In the structure of a callable:
 - what a function closes over, its defaults, what `functools.partial` binds, and the object of a bound method;
 - of a module: its printed form, the names, shapes and dtypes of parameters and buffers, which parts are in training
   mode, and the attributes of its parts that are plain values or functions;
-- of the callable itself: the static form that it declares.
+- of the callable itself: the static form that it declares;
+- of a training step: model and loss, the classes of optimizer, schedulers, scaler and averages, the groups of the
+  optimizer with their flags, what is trained, autocast, accumulation and clipping.
 
 In the identity, besides: shapes, dtypes and strides of the inputs, plain input values, the weights of the mix, and
 the mode.
 
-Never: the values of weights or tensors, the name of the target or of the module that code lies in, the seed, the
-number of calls, the machine (`Environment` has that). Neither do globals that a function reads, hooks, nor what lists
-and dicts hold. Source and bytecode of the same code differ: a live model's structure is taken in its own process.
+Never: the values of weights or tensors, learning rates and other numbers of an optimizer, the name of the target or of
+the module that code lies in, the seed, the number of calls, the machine (`Environment` has that). Neither do globals
+that a function reads, hooks, nor what lists and dicts hold. Source and bytecode of the same code differ: a live model's
+structure is taken in its own process.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import types
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from torchwise.workload.step import TrainStep
 from torchwise.workload.trees import named_leaves
 from torchwise.workload.workload import Example, Workload
 
@@ -108,6 +112,8 @@ class _Structure:
 
         if isinstance(thing, torch.nn.Module):
             return self._module(thing)
+        if isinstance(thing, TrainStep):
+            return self._step(thing)
         if isinstance(thing, torch.Tensor):
             return ["tensor", _describe_state(thing)]
         if isinstance(thing, type):
@@ -153,6 +159,19 @@ class _Structure:
         modes = [f"{name} training" for name, part in module.named_modules() if part.training]
         parts = [[name, self._attributes(part, without=standard)] for name, part in module.named_modules()]
         return ["module", classes, _text(module), state, modes, parts]
+
+    def _step(self, step: TrainStep) -> list[Any]:
+        """Describe a training step: not its rates and counts, which change from step to step."""
+
+        def flags(group: dict[str, Any]) -> list[list[str]]:
+            return [[k, _text(v)] for k, v in sorted(group.items()) if v is None or isinstance(v, bool)]
+
+        groups = [[len(group["params"]), flags(group)] for group in step.optimizer.param_groups]
+        trained = [p.requires_grad for p in step.model.parameters()]
+        numbers = [_text(n) for n in (step.autocast, step.accumulate, step.clip_norm, step.clip_value)]
+        others = [part for part in (step.optimizer, *step.schedulers, step.scaler, step.ema) if part is not None]
+        parts = [self._value(part) for part in (step.model, step.loss, *map(type, others))]
+        return ["step", parts, groups, trained, numbers]
 
     def _form(self, thing: Any) -> list[str]:
         """Describe the static form that what is run declares, as a plan may run it instead; of nothing that hangs on

@@ -32,6 +32,8 @@ class WorkloadSpec:
         calls: calls expected in total over the lifetime the decision is made for (at least 1).
         restarts: process starts over that lifetime, each of which pays the warm compile again (at least 1).
         seed: seed of the weights and inputs that the target's factory draws.
+        memory_limit: bytes that a call may take at its peak, beyond what is held before it (weights, optimizer state,
+            inputs); plans that take more are not decided for. None for no limit.
     """
 
     target: str
@@ -41,6 +43,7 @@ class WorkloadSpec:
     calls: int = DEFAULT_CALLS
     restarts: int = 1
     seed: int = 0
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("device", Device), ("mode", Mode), ("objective", Objective)):
@@ -51,3 +54,5 @@ class WorkloadSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise WorkloadError(f"{name} is {value!r}, but must be a whole number of at least 1")
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")

@@ -12,6 +12,8 @@ from torchwise.workload import trees
 if TYPE_CHECKING:
     import torch
 
+    from torchwise.workload.step import TrainStep
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -94,16 +96,33 @@ class Workload:
             raise WorkloadError(f"the first item returned is {_describe(call)}, but must be callable")
         return cls(call, (Example(as_args(args), as_kwargs(kwargs)),), name=name)
 
+    @property
+    def step(self) -> TrainStep | None:
+        """The training step that it runs, where it is one."""
+        from torchwise.workload.step import TrainStep
+
+        return self.call if isinstance(self.call, TrainStep) else None
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The model, where it is a module; that of a training step."""
+        import torch
+
+        model = self.step.model if self.step else self.call
+        return model if isinstance(model, torch.nn.Module) else None
+
     def to(self, device: str) -> Workload:
-        """Move the model (if it is an `nn.Module`) and every input tensor to `device`, in place for the model.
+        """Move the model (an `nn.Module` or a training step, in place) and every input tensor to `device`.
 
         Raises:
             WorkloadError: PyTorch sees no such device here.
         """
         import torch
 
+        from torchwise.workload.step import TrainStep
+
         check_device(device)
-        if isinstance(self.call, torch.nn.Module):
+        if isinstance(self.call, (torch.nn.Module, TrainStep)):
             self.call.to(device)
         reseed = self.reseed
         return replace(

@@ -29,6 +29,7 @@ class Entry:
         sizes: for each size, the keyword arguments of its builder.
         trains: it is meant to be trained, too: each parameter, and each input that requires it, gets a gradient.
         stochastic: it is random by design: its answer depends on PyTorch's global generators.
+        is_step: a call is a whole training step, tuned in mode "training" alone.
         tolerance: what rounding in float32 may do to it, as the largest error over the largest value, against float64.
     """
 
@@ -37,6 +38,7 @@ class Entry:
     sizes: Mapping[str, Mapping[str, int]]
     trains: bool = False
     stochastic: bool = False
+    is_step: bool = False
     tolerance: float = 1e-5
 
     def __post_init__(self) -> None:

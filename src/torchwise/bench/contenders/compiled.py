@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchwise.bench.contenders.contender import Setting
+from torchwise.bench.contenders.contender import Setting, with_model
 from torchwise.workload import Workload
 
 
@@ -28,5 +28,4 @@ class Compiled:
         """Return the compiled model, which compiles on its first call."""
         import torch
 
-        compiled: Callable[..., Any] = torch.compile(workload.call, mode=self.name)
-        return compiled
+        return with_model(workload, lambda call: torch.compile(call, mode=self.name))

@@ -42,8 +42,18 @@ class Contender(Protocol):
         ...
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:
-        """Return a callable with the model's signature; compiling may wait for its first call."""
+        """Return a callable with the model's signature; compiling may wait for its first call.
+
+        Of a training step, which may be changed, what takes that step.
+        """
         ...
+
+
+def with_model(workload: Workload, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the model as a contender has it, or the training step with its model so, as a user would write it."""
+    if workload.step:
+        return workload.step.taken_by(change(workload.step.model))
+    return change(workload.call)
 
 
 def lacks(module: str, package: str) -> str | None:

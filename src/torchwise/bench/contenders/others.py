@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchwise.bench.contenders.contender import Setting, inference_only, lacks
+from torchwise.bench.contenders.contender import Setting, inference_only, lacks, with_model
 from torchwise.workload import Workload
 
 
@@ -22,8 +22,7 @@ class Thunder:
         """Return the jitted model, which compiles on its first call."""
         import thunder
 
-        jitted: Callable[..., Any] = thunder.jit(workload.call)
-        return jitted
+        return with_model(workload, thunder.jit)
 
 
 class TensorRT:

@@ -28,7 +28,10 @@ class Torchwise:
         from torchwise.api import apply
         from torchwise.records import Decision
 
-        return apply(workload.call, Decision.from_json(setting.decision), strict=True)
+        decision = Decision.from_json(setting.decision)
+        if workload.step:
+            return apply(workload.step, decision, strict=True)
+        return apply(workload.call, decision, strict=True)
 
 
 def check_served(call: Callable[..., Any]) -> None:
@@ -37,9 +40,9 @@ def check_served(call: Callable[..., Any]) -> None:
     Raises:
         StalePlanError: the original answered some calls.
     """
-    from torchwise.runtime import OptimizedFunction, OptimizedModule
+    from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
 
-    if not isinstance(call, (OptimizedModule, OptimizedFunction)) or call.decision.plan.is_eager:
+    if not isinstance(call, (OptimizedModule, OptimizedFunction, OptimizedStep)) or call.decision.plan.is_eager:
         return
     if refused := call.statistics.original:
         raise StalePlanError(f"the original answered instead of the plan: {', '.join(refused)}")

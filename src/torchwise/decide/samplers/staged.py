@@ -41,7 +41,8 @@ class _Option:
     def problem(self, history: History) -> str | None:
         """Return why it is not worth trying, or None: what it could save must pay for compiling and for the trial."""
         leader = history.incumbent()
-        if history.workload.objective == "memory":  # bounds are of time, and tell nothing of memory
+        short = self.choice.acts == "memory" and not history.eager_fits
+        if history.workload.objective == "memory" or short:  # bounds are of time, and tell nothing of memory
             return (
                 None if self.overhead_s < history.economics.baseline_cost else "compiling takes longer than all calls"
             )
@@ -70,6 +71,7 @@ _PARTS = {
     "gemm": "matrix products and convolutions",
     "conv": "convolutions",
     "launch": "the gaps between kernels",
+    "memory": "memory alone",
 }
 
 
@@ -148,7 +150,7 @@ class StagedSampler:
         """Return the seconds per call that a choice could save on `base` at the very most."""
         total = history.seconds_of(base)
         eager_s = history.economics.baseline_s
-        if choice.acts == "compile":
+        if choice.acts in ("compile", "memory"):
             return 0.0
         if choice.acts == "launch":
             part = history.launch_gap_s(base)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -11,10 +10,11 @@ from typing import Any
 
 from torchwise.diagnose.bisect.request import AUTO, LIMIT_S, BisectRequest
 from torchwise.diagnose.bisect.run import run_bisection
+from torchwise.diagnose.sending import sent, specified
 from torchwise.plan import EAGER, Plan
 from torchwise.records.bisection import Bisection
-from torchwise.workload import Example, Workload, WorkloadSpec
-from torchwise.workload.given import device_of, given, name_of
+from torchwise.workload import Example, Workload
+from torchwise.workload.given import given
 
 
 def bisect(
@@ -44,7 +44,7 @@ def bisect(
         what: "wrong", "nan", "crash", "hang", "slow", or "auto" for whichever there is but "slow".
         plan: a plan of Torchwise to bisect; by default plain `torch.compile`.
         mode: "inference" or "training" (with a backward pass).
-        device: "cpu" or "cuda"; by default where the model and its inputs lie.
+        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
         limit: seconds after which one look is ended, and counts as a hang.
         budget: seconds after which no further look starts; None for no limit.
         repro: .py file to write a program to that shows the fault; its inputs go beside it. None for none.
@@ -56,19 +56,12 @@ def bisect(
         UnsupportedError: this torch lacks what bisecting or the plan needs.
     """
     from torchwise.report.bisect import BisectProgress, Silent
-    from torchwise.trial import ProcessLauncher, ProcessSettings
+    from torchwise.trial import ProcessLauncher
 
     workload = given(model, args, kwargs, examples)
-    name = name_of(model)
-    spec = WorkloadSpec(name, device=device or (device_of(workload) if workload else "cpu"), mode=mode)  # type: ignore[arg-type]
+    spec = specified(model, workload, device, mode=mode)
     request = BisectRequest(spec, what, plan, limit, budget, str(repro) if repro is not None else None)
-    with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder:
-        if workload is not None:
-            from torchwise.trial.loading import save
-
-            source = str(Path(folder, "model.pt"))
-            save(replace(workload, name=name), source)
-            request = replace(request, source=source, settings=ProcessSettings.of_this_process())
-        shown: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
-        with shown as listener:
-            return run_bisection(request, ProcessLauncher(), listener)
+    shown: AbstractContextManager[Any] = BisectProgress() if progress else nullcontext(Silent())
+    with sent(workload, spec.target) as file, shown as listener:
+        request = replace(request, source=file.source, settings=file.settings)
+        return run_bisection(request, ProcessLauncher(), listener)

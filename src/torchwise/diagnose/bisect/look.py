@@ -18,7 +18,7 @@ from torchwise.realize import realize
 from torchwise.records import Measurement, Outcome, Verdict
 from torchwise.records.bisection import Sighting, Symptom
 from torchwise.trial.inspection import mix_of
-from torchwise.trial.loading import load, runner
+from torchwise.trial.loading import load, refuse_step, runner
 from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Workload
 
@@ -60,6 +60,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
 def subject(order: Look) -> Workload:
     """Return what is looked at: the whole model, or a part of one of its graphs."""
     workload = load(order.job)
+    refuse_step(workload, "bisect")
     if order.part is None:
         return workload
     graphs = capture(workload, training=_trains(order))

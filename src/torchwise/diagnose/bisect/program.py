@@ -130,7 +130,7 @@ def main():
         exact = plain  # the model fixes a precision somewhere, so that eager must do
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     try:
-        compiled = candidate(call, args)
+        compiled = candidate(call, args, kwargs)
         ours = run(compiled, args, kwargs)
     except Exception:
         traceback.print_exc()
@@ -171,17 +171,17 @@ def load():
     return workload.call, workload.examples[0].args, dict(workload.examples[0].kwargs)'''
 
 COMPILED = """\
-def candidate(call, args):
+def candidate(call, args, kwargs):
     return torch.compile(call, $how)"""
 
 PLANNED = """\
-def candidate(call, args):
+def candidate(call, args, kwargs):
     from torchwise import Plan
     from torchwise.realize import realize
     from torchwise.workload import Example
 
     plan = Plan.from_json($plan)
-    return realize(call, plan, Example(args), device=$device, mode=$mode).call"""
+    return realize(call, plan, Example(args, kwargs), device=$device, mode=$mode).call"""
 
 PREAMBLE = """\
 from torchwise.workload.target import load as load_target

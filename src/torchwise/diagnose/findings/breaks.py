@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
 from torchwise.records.explanation import Finding, Place, Price
 from torchwise.records.watched import Break
+from torchwise.report import format as show
 
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
@@ -34,7 +35,8 @@ def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price
     """Time it without the break where a setting mends it; else work out what each break costs by itself.
 
     That is what a break between next to nothing costs here, for as often as graphs are resumed in a call, and the
-    guards of what follows. What fusing across it would save comes on top, at most the time of the generated kernels.
+    guards of what follows. What fusing across it would save comes on top: at most half the time of the generated
+    kernels.
     """
     if one.mend and one.mend.setting and (price := prices.under(one.mend.setting)):
         return price
@@ -43,12 +45,11 @@ def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price
     times = max(evidence.profiled.lookups - 1, 1.0) / breaks
     per_lookup = evidence.execution.guards_s / max(evidence.profiled.lookups, 1.0)
     fusible = sum(kernel.seconds for kernel in evidence.kernels if kernel.generated) / 2 / breaks
-    low, mid = alone.low * times, max(alone.mid, alone.low) * times
-    high = (alone.high + per_lookup) * times + fusible
+    low, mid, high = (max(each, 0.0) * times for each in (alone.low, alone.mid, alone.high))
     return estimated(
         low / 2,
         mid,
-        max(high, mid),
-        f"a break between next to nothing costs {alone.mid * 1e6:.0f} µs here, and there are {times:.3g} of this one "
+        high + per_lookup * times + fusible,
+        f"a break between next to nothing costs {show.seconds(alone.mid)} here, and there are {times:.3g} of this one "
         "in a call; the upper end adds guards, and half of the kernels that could be fused across it",
     )

@@ -61,8 +61,8 @@ class Prices(Protocol):
     def of_plan(self, plan: Plan) -> Price | None:
         """Return what this plan saves over the run."""
 
-    def without_guards(self) -> Price | None:
-        """Return what the same code without any guard saves."""
+    def without_module_guards(self) -> Price | None:
+        """Return what the same code saves where PyTorch asks nothing about modules and their weights."""
 
     def under(self, setting: str) -> Price | None:
         """Return what compiling under a setting of PyTorch saves, written as "torch._dynamo.config.x = True"."""

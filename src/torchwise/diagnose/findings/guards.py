@@ -9,28 +9,39 @@ from torchwise.records.explanation import Finding, Place
 
 LEAST_SHARE = 0.005
 """Share of a call below which a saving is not worth a line."""
+LEAST_SEEN = 0.01
+"""Share of a call that guards must take under the profiler, which makes them longer, to be worth trying a mend."""
+
+
+WITH_THE_PLAN = (
+    "torchwise.apply with this plan: a signature and a watch over the module are asked instead, which notice every "
+    "change that the guards would"
+)
+WITHOUT_GUARDS = (
+    'compile with options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe} where the modules '
+    "never change: nothing would notice it"
+)
 
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
-    """Find guards that can be left out, by calling the same code with and without them."""
-    if evidence.plan is not None or not evidence.execution.guards:
+    """Find guards that can be left out: with a plan where that pays, as it is safe; else by the user's word."""
+    seen = evidence.execution
+    if evidence.plan is not None or not seen.guards or seen.guards_s < LEAST_SEEN * seen.call_s.mid:
         return
-    breaks = bool(evidence.watched.breaks)
-    price = prices.without_guards() if breaks else prices.of_plan(COMPILED) or prices.without_guards()
-    if price is None or price.per_call_s.high <= LEAST_SHARE * evidence.execution.call_s.mid:
+    plan = None if evidence.watched.breaks else COMPILED  # a plan asks them all the same between broken graphs
+    price = prices.of_plan(plan) if plan else None
+    if price is None or price.per_call_s.low <= 0:  # a look at every module may cost as much as the guards
+        plan, price = None, prices.without_module_guards()
+    if price is None or price.per_call_s.high <= LEAST_SHARE * seen.call_s.mid:
         return
     most = max(evidence.watched.compilations, key=lambda one: one.guards)
     yield Finding(
         "guards",
-        f"{evidence.execution.guards:,} guards are checked on every call",
+        f"{seen.guards:,} guards are checked on every call",
         "torch.compile asks anew on each call whether the module, its weights' shapes and the globals that it read are "
         f"as they were when it compiled; {most.guards:,} of the guards are those of {most.function}.",
-        'compile with options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe} where the '
-        "modules never change"
-        if breaks
-        else "torchwise.apply with this plan: a signature and a watch over the module are asked instead, which notice "
-        "every change that the guards would",
+        WITH_THE_PLAN if plan else WITHOUT_GUARDS,
         price,
         (Place(most.file, most.line, most.function),),
-        None if breaks else COMPILED,
+        plan,
     )

@@ -9,6 +9,7 @@ from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records.explanation import Finding, Price
+from torchwise.report import format as show
 
 LEAST_SHARE = 0.10
 """Share of a call from which waiting for the host is worth a line."""
@@ -26,10 +27,9 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     yield Finding(
         "host-bound",
         f"in {seen.host_share:.0%} of a call no kernel runs",
-        f"{launches:,.0f} kernels are started one by one, which takes the host longer than the "
-        f"{'GPU' if on_gpu else 'kernels'} need{'s' * on_gpu}."
+        f"{launches:,.0f} kernels are started one by one, which takes the host longer than the GPU needs."
         if on_gpu
-        else f"Python, dispatch and guards around {launches:,.0f} kernels take {idle * 1e6:.0f} µs of each call.",
+        else f"Python, dispatch and guards around {launches:,.0f} kernels take {show.seconds(idle)} of each call.",
         "the plan captures the whole call in one CUDA graph, which is replayed without the host"
         if on_gpu
         else "give it more work in each call, such as a larger batch, or take the guards and breaks away",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.saving import saving
 from torchwise.plan import EAGER
+from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Finding, Price
-from torchwise.records.statistics import median_interval
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
@@ -15,12 +16,12 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     measured = evidence.measurement
     if measured.speedup.high >= 1 or evidence.base.is_eager:
         return
-    saved = median_interval([a - b for a, b in zip(measured.candidate_s, measured.baseline_s, strict=True)])
+    lost = saving(measured)
     yield Finding(
         "slower than eager",
         f"compiled, it takes {1 / measured.speedup.mid:.2f} times as long as left alone",
         "What compiling saves here is less than what guards, dispatch and the generated code's own start cost.",
         "leave it alone, or mend what else is found here",
-        Price(saved, Basis.MEASURED, "timed in alternation with eager"),
+        Price(Interval(-lost.high, -lost.mid, -lost.low), Basis.MEASURED, "timed in alternation with eager"),
         plan=EAGER,
     )

@@ -6,22 +6,18 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from torchwise.records import Study, StudyState
-from torchwise.records.analysis import Analysis, Consistency, Memory
+from torchwise.records.analysis import Analysis, Memory
 from torchwise.report import format as show
 from torchwise.report.plots.cost import DASHES, cost_plot
+from torchwise.report.plots.distribution import Samples, distribution_plot
 from torchwise.report.plots.plot import Plot
-from torchwise.report.plots.strips import height, name_strips, scale_time
+from torchwise.report.plots.strips import height, name_strips
 from torchwise.report.plots.svg import COLORS, INK, MUTED, NEUTRAL, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PERCENTILES = (0.5, 0.95, 0.99)
-MOST_POINTS = 300
-"""Points of a distribution that are drawn, evenly chosen: more make the page heavy and show no more."""
 MOST_MARKS = 4
 """Marks of an axis of bytes, whose labels are long."""
 
@@ -36,39 +32,13 @@ def latency_plot(analysis: Analysis) -> Plot | None:
     """Return the distribution of single calls, of the plan and of eager."""
     if analysis.steady is None:
         return None
-    name = show.clipped(str(analysis.plan), 40)
-    sides = ((name, analysis.steady.plan, COLORS[0], "-"), ("eager", analysis.steady.baseline, NEUTRAL, DASHES[1]))
-    own = analysis.steady.plan
-    summary = (
-        f"Half of the calls of {name} stay within {show.seconds(own.quantile(0.5))}, 99 % within "
-        f"{show.seconds(own.quantile(0.99))}."
-    )
-
-    def paint(axes: Axes) -> None:
-        for label, side, color, dash in sides:
-            shares = np.linspace(0, 1, min(MOST_POINTS, len(side.calls_s)))
-            axes.plot(
-                np.quantile(side.calls_s, shares), shares * 100, color=color, linewidth=1.8, linestyle=dash, label=label
-            )
-            for share in PERCENTILES:
-                axes.plot(side.quantile(share), share * 100, "o", color=color, markersize=5)
-        low = min(min(side.calls_s) for _, side, *_ in sides)
-        high = max(side.quantile(0.995) for _, side, *_ in sides)
-        scale_time(axes, "x", low, high)
-        axes.set_xlim(low * 0.97, high * 1.05)
-        axes.set_xlabel("time of a call", color=MUTED)
-        axes.set_ylabel("calls within it, %", color=MUTED)
-        axes.figure.legend(loc="outside lower left", fontsize=9, handlelength=3)
-
-    return Plot(
-        key="latency",
+    own, eager = analysis.steady.plan, analysis.steady.baseline
+    return distribution_plot(
+        Samples(show.clipped(str(analysis.plan), 40), own.calls_s),
+        Samples("eager", eager.calls_s),
         title="Time of single calls",
-        summary=summary,
-        caption="How many calls stay within a time: the steeper, the more alike they are. Dots mark the 50th, 95th and "
-        "99th percentile. The slowest half percent may lie beyond the axis, and is in the table.",
-        svg=draw("latency", summary, 3.4, paint),
-        header=("", "calls", "minimum", "p50", "p95", "p99", "maximum"),
-        table=tuple(_quantiles(label, side) for label, side, *_ in sides),
+        unit="call",
+        caption="",
     )
 
 
@@ -179,11 +149,6 @@ def _bars(analysis: Analysis, held: Memory) -> list[tuple[str, tuple[tuple[str, 
         for name, peak in named
         if peak is not None
     ]
-
-
-def _quantiles(name: str, side: Consistency) -> tuple[str, ...]:
-    found = (side.quantile(share) for share in (0.0, *PERCENTILES, 1.0))
-    return (name, show.count(len(side.calls_s)), *map(show.seconds, found))
 
 
 def _scale_bytes(axes: Axes, most: float) -> None:

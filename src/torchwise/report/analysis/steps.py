@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
 from torchwise.records.analysis import Analysis
 from torchwise.report import format as show
+from torchwise.report.command_line import command_line
 from torchwise.report.commands import LIVE, Step
-from torchwise.workload import DEFAULT_CALLS
 
 
 def next_steps(analysis: Analysis) -> list[Step]:
@@ -36,18 +34,5 @@ def notes(analysis: Analysis) -> list[str]:
 
 
 def _command(name: str, analysis: Analysis, *more: str) -> str:
-    spec = analysis.workload
-    words = ["--device", spec.device]
-    given: list[tuple[str, str, str]] = [("mode", spec.mode, "inference")]
-    given += [("objective", spec.objective, "latency")] if name != "bisect" else []
-    words += [word for option, value, usual in given if value != usual for word in (f"--{option}", value)]
-    if name != "bisect":
-        words += ["--calls", str(spec.calls)] if spec.calls != DEFAULT_CALLS else []
-        words += ["--restarts", str(spec.restarts)] if spec.restarts != 1 else []
-    if name != "tune":
-        words += ["--plan", analysis.plan.to_json()]
-    words += more
-    target = ["--", spec.target] if spec.target.startswith("-") else [spec.target]
-    return shlex.join(
-        ["torchwise", name, *words, *target] if target[0] == "--" else ["torchwise", name, *target, *words]
-    )
+    plan = ("--plan", analysis.plan.to_json()) if name != "tune" else ()
+    return command_line(name, analysis.workload, *plan, *more)

@@ -5,7 +5,7 @@ To add one: an entry in the file of its family, and `build_<operation>` in the f
 
 from __future__ import annotations
 
-from torchwise.zoo.catalogue import arr_coc, energy_flow, ivhl, spinlock, tutorial
+from torchwise.zoo.catalogue import arr_coc, energy_flow, ivhl, spinlock, training, tutorial
 from torchwise.zoo.registry import Entry
 
 CATALOGUE: tuple[Entry, ...] = (
@@ -14,5 +14,6 @@ CATALOGUE: tuple[Entry, ...] = (
     *spinlock.ENTRIES,
     *arr_coc.ENTRIES,
     *tutorial.ENTRIES,
+    *training.ENTRIES,
 )
 """In the order in which they are shown."""

@@ -20,6 +20,7 @@ from torchwise.records.explanation import (
     Explanation,
     Finding,
     Kernel,
+    Limits,
     Place,
     Price,
     Stage,
@@ -60,17 +61,19 @@ def evidence(**changes: Any) -> Evidence:
 class FixedPrices:
     """Every mend saves what it was told; what was asked for is kept."""
 
-    def __init__(self, found: Price | None = None, a_break: Interval | None = None) -> None:
+    def __init__(
+        self, found: Price | None = None, a_break: Interval | None = None, unguarded: Price | None = None
+    ) -> None:
         self.asked: list[Any] = []
-        self._found, self._break = found, a_break
+        self._found, self._break, self._unguarded = found, a_break, unguarded or found
 
     def of_plan(self, plan: Plan) -> Price | None:
         self.asked.append(plan)
         return self._found
 
-    def without_guards(self) -> Price | None:
-        self.asked.append("no guards")
-        return self._found
+    def without_module_guards(self) -> Price | None:
+        self.asked.append("no guards of modules")
+        return self._unguarded
 
     def under(self, setting: str) -> Price | None:
         self.asked.append(setting)
@@ -96,6 +99,7 @@ def explanation(*findings: Finding, **changes: Any) -> Explanation:
         watched=seen.watched,
         notes=("the machine is noisy",),
         seconds=12.0,
+        limits=Limits(1e10, 1e11),
     )
     return replace(whole, **changes)
 

@@ -1,0 +1,22 @@
+"""Ctrl-C while a command works."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import typer
+
+
+@contextlib.contextmanager
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """End with exit code 130 on Ctrl-C, and say what is kept: Typer would end without a word.
+
+    Raises:
+        Exit: of Typer, with code 130.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"torchwise: interrupted{kept()}", err=True)
+        raise typer.Exit(130) from None

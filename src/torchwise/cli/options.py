@@ -1,0 +1,21 @@
+"""Options that several commands share: what each is called and means is said once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
+        "path/file.py:factory"
+    ),
+]
+Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")]
+Store = Annotated[
+    str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
+]

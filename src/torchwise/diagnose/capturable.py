@@ -1,0 +1,33 @@
+"""Whether a call can be one CUDA graph, by what was seen and by what was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.findings.host import captured
+from torchwise.plan import Plan
+from torchwise.records.explanation import Basis, Capturable, Finding
+from torchwise.records.watched import FallbackKind
+
+
+def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[Plan | str, str]) -> Capturable:
+    """Say whether the call can be captured, with every obstacle that was seen.
+
+    Args:
+        evidence: of the run.
+        found: findings, of which one may have had the capture tried.
+        failures: how mends that were tried failed, by plan.
+    """
+    reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
+    reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]
+    if evidence.device != "cuda":
+        return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
+    if evidence.base.capture != "none":  # the run itself was
+        return Capturable(True)
+    plan = captured(evidence)
+    if any(one.plan == plan and one.price and one.price.basis is Basis.MEASURED for one in found if one.plan):
+        return Capturable(True, tuple(reasons))
+    if plan is not None and plan in failures:
+        reasons.append(failures[plan])
+    return Capturable(False if reasons else None, tuple(reasons))

@@ -1,0 +1,145 @@
+"""A user's optimizer in the form that a plan wants, and back; its checkpoints stay as the user's own.
+
+All use of private names of optimizers that this needs sits here. The groups of `torch.optim`'s optimizers say on every
+step which kernels are taken (`foreach`, `fused`), and whether steps are counted where a CUDA graph can (`capturable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+
+FORMS: Mapping[str, dict[str, bool]] = {
+    "preserve": {},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"fused": True, "foreach": False},
+    "compiled": {},
+}
+"""What a group must say for each form that a plan may ask for."""
+_SCALES = "_step_supports_amp_scaling"
+"""Set on an optimizer that a `GradScaler` may leave the skipping to: the fused ones, which do it without waiting."""
+
+
+class TunedOptimizer:
+    """Holds an optimizer in another form until `undo`.
+
+    What `optimizer.state_dict` returns meanwhile is as if nothing were changed, and loads without Torchwise; what is
+    loaded takes the form.
+
+    Args:
+        optimizer: changed in place.
+        form: a key of `FORMS`.
+        countable: whether steps must be counted on the device of the parameters, as in a CUDA graph.
+        rates: whether learning rates must be tensors, as where they change from step to step and what reads them is
+            recorded or compiled once.
+
+    Raises:
+        UnsupportedError: the optimizer has no such form.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, form: str, *, countable: bool = False, rates: bool = False
+    ) -> None:
+        if form == "compiled" and isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("optimizer is 'compiled', but LBFGS runs the model itself: leave optimizer out")
+        self._optimizer = optimizer
+        self._wanted = FORMS[form]
+        self._countable, self._rates = countable, rates
+        for flag, wanted in self._wanted.items():
+            if wanted and any(flag not in group for group in optimizer.param_groups):
+                raise UnsupportedError(
+                    f"optimizer is {form!r}, but {type(optimizer).__name__} has no such form: leave optimizer out"
+                )
+        self._kept = [_settings(group) for group in optimizer.param_groups]
+        self._scaled = vars(optimizer).get(_SCALES)
+        self._apply()
+        self._hooks = (
+            optimizer.register_state_dict_post_hook(self._as_given),
+            optimizer.register_load_state_dict_post_hook(self._loaded),
+        )
+
+    def undo(self) -> None:
+        """Give the optimizer its own form back."""
+        for hook in self._hooks:
+            hook.remove()
+        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):  # groups may have been added
+            group.update({**kept, "lr": _rate(group["lr"], kept["lr"])})
+            self._place_counts(group)
+        if self._scaled is None:
+            vars(self._optimizer).pop(_SCALES, None)
+        else:
+            vars(self._optimizer)[_SCALES] = self._scaled
+
+    def _apply(self) -> None:
+        for group in self._optimizer.param_groups:
+            group.update({flag: wanted for flag, wanted in self._wanted.items() if flag in group})
+            if self._countable and "capturable" in group:
+                group["capturable"] = True
+            if self._rates and not isinstance(group["lr"], torch.Tensor) and group["params"]:
+                group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+            self._place_counts(group)
+        if all(group.get("fused") for group in self._optimizer.param_groups):  # which copies of optimizers forget
+            vars(self._optimizer)[_SCALES] = True
+        elif self._wanted.get("fused") is False:
+            vars(self._optimizer).pop(_SCALES, None)
+
+    def _place_counts(self, group: dict[str, Any]) -> None:
+        """Have the steps counted on the device of the parameters where the group says so, else on the CPU."""
+        there = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            state = self._optimizer.state.get(parameter, {})
+            if isinstance(count := state.get("step"), torch.Tensor):
+                state["step"] = count.to(parameter.device if there else "cpu", torch.float32)
+
+    def _as_given(self, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        groups = list(state["param_groups"])
+        for place, (group, kept) in enumerate(zip(groups, self._kept, strict=False)):
+            groups[place] = {**group, **kept, "lr": _rate(group["lr"], kept["lr"])}
+        there = {
+            number: bool(group.get("capturable") or group.get("fused"))
+            for group in groups
+            for number in group["params"]
+        }
+        states = {number: _placed(held, there=there.get(number, True)) for number, held in state["state"].items()}
+        return {**state, "param_groups": groups, "state": states}
+
+    def _loaded(self, _optimizer: torch.optim.Optimizer) -> None:
+        self._kept = [_settings(group) for group in self._optimizer.param_groups]
+        self._apply()
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in ("foreach", "fused", "capturable", "lr") if name in group}
+
+
+def _rate(now: Any, given: Any) -> Any:
+    """Return the learning rate of now, as a number where the user gave one: the very same one, if it did not change."""
+    if isinstance(given, torch.Tensor) or not isinstance(now, torch.Tensor):
+        return now
+    rate = float(now)
+    return given if rate == float(torch.tensor(float(given), dtype=now.dtype)) else rate
+
+
+def _placed(state: Any, *, there: bool) -> Any:
+    count = state.get("step") if isinstance(state, dict) else None
+    return {**state, "step": count.cpu()} if isinstance(count, torch.Tensor) and not there else state
+
+
+def forms_open(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """Return what an optimizer could be besides what it is: "fusable", "foreachable"."""
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    if not parameters or any(not p.is_floating_point() for p in parameters):
+        return frozenset()
+    on_cpu = parameters[0].device.type == "cpu"  # on CUDA foreach is PyTorch's own choice where nothing is said
+    plain = not any(group.get("fused") or group.get("differentiable") for group in groups)
+    found = {
+        "fusable": plain and all("fused" in group for group in groups),
+        "foreachable": plain
+        and all("foreach" in g and (g["foreach"] is False or (on_cpu and not g["foreach"])) for g in groups),
+    }
+    return frozenset(name for name, is_open in found.items() if is_open)

@@ -1,0 +1,260 @@
+"""A plan for a whole training step: which of its parts are compiled, recomputed, cut or captured.
+
+The step itself stays the one that is written in `torchwise.workload.step`: a plan gives it other parts. What it trains
+is the original, in place; only the optimizer's form, and where the plan says so the layout of weights and the way
+through blocks, change meanwhile, and `close` puts them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize.backends.inductor import compile as compiled_by_inductor
+from torchwise.realize.capture.step import CapturedStep
+from torchwise.realize.optimizer import TunedOptimizer
+from torchwise.realize.scope import repeated_blocks
+from torchwise.realize.settings import settings_for
+from torchwise.workload import trees
+from torchwise.workload.step import Parts, TrainStep, is_sharded, unwrapped
+from torchwise.workload.workload import Example
+
+AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
+Realizer = Callable[[Callable[..., Any], Plan, Example], Callable[..., Any]]
+"""Makes a plan for a model callable."""
+
+
+class RealizedStep:
+    """Takes training steps by a plan: called as the step it was made from, which it trains.
+
+    Args:
+        step: what is trained.
+        plan: how.
+        example: a batch.
+        device: "cpu" or "cuda".
+        realizer: makes the part of the plan that is about the model alone callable.
+
+    Raises:
+        UnsupportedError: this torch, or this step, lacks what the plan needs.
+    """
+
+    def __init__(self, step: TrainStep, plan: Plan, example: Example, device: str, realizer: Realizer) -> None:
+        self._step = step
+        self._undo = contextlib.ExitStack()
+        try:
+            self.parts = self._parts(plan, example, realizer)
+            self._compute = self._computing(plan, device)
+        except BaseException:  # raised again: what was changed for the plan so far must be put back
+            self.close()
+            raise
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Take one step, and return its loss, detached."""
+        loss = self.compute(*batch)
+        self._step.advance()
+        return loss
+
+    def compute(self, *batch: Any) -> torch.Tensor:
+        """Take one step but for the schedulers and the averaged weights, which are the user's own."""
+        return self._compute(*batch)
+
+    def close(self) -> None:
+        """Free the graphs, and put back what the plan changed for its time; what was trained stays trained."""
+        self._undo.close()
+
+    def _parts(self, plan: Plan, example: Example, realizer: Realizer) -> Parts:
+        step, written = self._step, self._step.parts()
+        if plan.recompute == "blocks":
+            self._recompute_blocks()
+        if plan.memory_format == "channels_last":
+            self._lay_out()
+        loss = self._loss(plan, example, realizer)
+        autocast = AUTOCAST.get(plan.precision, written.autocast)
+        scaler = written.scaler
+        if plan.precision == "autocast_fp16" and (scaler is None or not scaler.is_enabled()):
+            if isinstance(step.optimizer, torch.optim.LBFGS):
+                raise UnsupportedError("precision is 'autocast_fp16', but LBFGS takes no scaler: leave precision out")
+            self._undo.callback(setattr, step, "scaler", scaler)
+            scaler = step.scaler = torch.amp.GradScaler(step.trained()[0].device.type)  # of the step's state, so long
+        return Parts(loss, self._updating(plan), written.pieces * plan.pieces, autocast, scaler)
+
+    def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
+        """Return forward and loss as the plan has them."""
+        step, of_model = self._step, _of_model(plan)
+        inputs = example.args[0]
+        if plan.scope == "loss":
+            if unwrapped(step.model) is not step.model:
+                raise UnsupportedError(
+                    "scope is 'loss', but the model is in DistributedDataParallel, which must see it called: leave "
+                    "scope out"
+                )
+            whole = realizer(_WithLoss(step), replace(of_model, scope="whole"), example)
+            return lambda first, *rest: whole(self._laid_out(first, plan), *rest)
+        if of_model.is_eager:
+            return lambda first, *rest: step.loss_from(step.outputs_of(step.model, self._laid_out(first, plan)), *rest)
+        inner = unwrapped(step.model)
+        if is_sharded(inner):
+            self._compile_in_place(inner, of_model)
+            return lambda first, *rest: step.loss_from(step.outputs_of(inner, self._laid_out(first, plan)), *rest)
+        model = realizer(inner, of_model, _as_example(inputs))
+        if inner is not step.model:  # its wrapper must see the call, and finds the plan inside
+            self._replace_forward(inner, model)
+            model = step.model
+        return lambda first, *rest: step.loss_from(step.outputs_of(model, self._laid_out(first, plan)), *rest)
+
+    def _compile_in_place(self, model: torch.nn.Module, plan: Plan) -> None:
+        """Compile the forward of a sharded model, or of its blocks: it cannot be copied, and its hooks must run."""
+        if plan.backend != "inductor" or plan.transforms:
+            raise UnsupportedError(f"the model is sharded (fully_shard), which {plan} cannot run: it can be compiled")
+        blocks = repeated_blocks(model) if plan.scope == "regional" else [model]
+        if not blocks:
+            raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
+        for part in blocks:
+            self._replace_forward(part, compiled_by_inductor(part.forward, plan))
+
+    def _updating(self, plan: Plan) -> Callable[[], Any]:
+        optimizer, form = self._step.optimizer, plan.optimizer
+        in_graph, on_gpu = plan.capture == "step", any(p.is_cuda for p in self._step.trained())
+        once = in_graph or form == "compiled"
+        if once and any(getattr(scheduler, "cycle_momentum", False) for scheduler in self._step.schedulers):
+            raise UnsupportedError(
+                "a scheduler changes the optimizer's momentum at every step, which what is compiled or captured once "
+                "does not see: build it with cycle_momentum=False, or leave optimizer and capture out"
+            )
+        if once or form != "preserve":
+            rates = once and bool(self._step.schedulers)
+            tuned = TunedOptimizer(optimizer, form, countable=once and on_gpu, rates=rates)
+            self._undo.callback(tuned.undo)
+        if form != "compiled":
+            return optimizer.step
+        return compiled_by_inductor(_Update(optimizer), Plan(backend="inductor"))
+
+    def _computing(self, plan: Plan, device: str) -> Callable[..., torch.Tensor]:
+        compute: Callable[..., Any] = functools.partial(self._step.compute, self.parts)
+        settings = settings_for(plan)
+        if plan.capture == "none":
+            return settings.around(compute)
+        if unwrapped(self._step.model) is not self._step.model or is_sharded(self._step.model):
+            raise UnsupportedError("capture is 'step', but what is exchanged between ranks is not captured")
+        if device != "cuda":
+            raise UnsupportedError(f"capture is 'step', but this is {device}: only a CUDA GPU records graphs")
+        scalers = [self.parts.scaler] if self.parts.scaler is not None else []
+        modules = [module for name, module in self._step.modules().items() if name != "ema"]
+        captured = CapturedStep(settings.around(compute), modules, [self._step.optimizer], scalers)
+        self._undo.callback(captured.close)
+        return captured
+
+    def _recompute_blocks(self) -> None:
+        blocks = repeated_blocks(unwrapped(self._step.model))
+        if not blocks:
+            raise UnsupportedError("recompute is 'blocks', but the model has no repeated blocks that dominate it")
+        norms = [m for block in blocks for m in block.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+        if any(norm.track_running_stats for norm in norms):
+            raise UnsupportedError("recompute is 'blocks', but batch-norm in them would count each batch twice")
+        for block in blocks:
+            self._replace_forward(block, functools.partial(_recomputed, block.forward))
+
+    def _replace_forward(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        own = vars(module)
+        before = own.get("forward")
+        own["forward"] = forward
+        self._undo.callback(lambda: own.pop("forward") if before is None else own.update(forward=before))
+
+    def _lay_out(self) -> None:
+        model = unwrapped(self._step.model)
+        tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dim() == 4]
+        optimizer = self._step.optimizer
+        self._undo.callback(_lay_back, [(t, t.stride()) for t in tensors], optimizer)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _follow(optimizer)
+
+    @staticmethod
+    def _laid_out(inputs: Any, plan: Plan) -> Any:
+        if plan.memory_format != "channels_last":
+            return inputs
+
+        def lay(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+        return trees.map_tensors(lay, inputs)
+
+
+class _WithLoss(torch.nn.Module):
+    """A model and its loss, to be compiled as one."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.model = step.model
+        self.criterion = step.loss
+        self.__dict__["_from"] = step.loss_from
+
+    def forward(self, inputs: Any, *targets: Any) -> torch.Tensor:
+        outputs = TrainStep.outputs_of(self.model, inputs)
+        if self.criterion is not None:
+            found: torch.Tensor = self.criterion(outputs, *targets)
+            return found
+        loss: torch.Tensor = self.__dict__["_from"](outputs, *targets)
+        return loss
+
+
+class _Update:
+    """The optimizer's update as a function that can be compiled."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._step = optimizer.step  # taken now: while a scaler steps, this very object stands in its place
+
+    def __call__(self) -> None:
+        self._step()
+
+
+def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer) -> None:
+    """Give tensors the strides that they had."""
+    for tensor, strides in tensors:
+        empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        tensor.data = empty.copy_(tensor.data)
+    _follow(optimizer)
+
+
+def _follow(optimizer: torch.optim.Optimizer) -> None:
+    """Lay what the optimizer keeps of a parameter as the parameter lies: fused kernels walk through both alike."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            is_like_it = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if is_like_it and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _of_model(plan: Plan) -> Plan:
+    """Return the part of a plan that is about the model alone; what is around a whole step is done around it."""
+    return replace(
+        plan,
+        precision="native",
+        memory_format="preserve",
+        capture="none",
+        threads=None,
+        optimizer="preserve",
+        recompute="none",
+        pieces=1,
+        scope="whole" if plan.scope == "loss" else plan.scope,
+    )
+
+
+def _as_example(inputs: Any) -> Example:
+    if isinstance(inputs, dict):
+        return Example((), inputs)
+    return Example(tuple(inputs)) if isinstance(inputs, (tuple, list)) else Example((inputs,))
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a block so that its activations are computed anew in the backward pass, with the same random numbers."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

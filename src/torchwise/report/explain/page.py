@@ -1,0 +1,45 @@
+"""An explanation as one self-contained page: the look of `base.html.j2`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchwise.records.explanation import Explanation
+from torchwise.report import facts
+from torchwise.report.explain import words
+from torchwise.report.explain.plots import plots
+from torchwise.report.json_export import write_whole
+from torchwise.report.template import render
+
+TEMPLATE = "explain.html.j2"
+
+
+def render_explanation_html(explanation: Explanation) -> str:
+    """Return an explanation as a self-contained page. The same explanation always gives the same page."""
+    return render(
+        TEMPLATE,
+        told=explanation,
+        headline=words.headline(explanation),
+        place=words.place(explanation),
+        execution=words.execution(explanation),
+        capturable=words.capturable(explanation),
+        price=words.price,
+        links=words.links,
+        nothing=words.NOTHING,
+        plots=plots(explanation),
+        kernels=[words.cells(kernel) for kernel in explanation.kernels],
+        steps=words.next_steps(explanation),
+        environment=facts.machine(explanation.environment),
+    )
+
+
+def write_explanation(explanation: Explanation, *, html: Path | None = None, json: Path | None = None) -> None:
+    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    if html:
+        write_whole(render_explanation_html(explanation), html)
+    if json:
+        write_whole(explanation.to_json() + "\n", json)

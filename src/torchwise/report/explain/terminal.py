@@ -1,0 +1,91 @@
+"""An explanation on a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from torchwise.records.explanation import Basis, Explanation, Finding, Kernel
+from torchwise.report import format as show
+from torchwise.report.explain.words import NOTHING, capturable, cells, execution, headline, next_steps, place, price
+
+MOST_KERNELS = 12
+MOST_FILES = 2
+
+
+def render_explanation(explanation: Explanation) -> RenderableType:
+    """Return an explanation: the call, the findings, the stages, the kernels, and what to type next."""
+    parts: list[RenderableType] = [
+        Text(show.one_line(headline(explanation)), style="bold"),
+        Text(place(explanation), style="dim"),
+        _title("Findings, the dearest first"),
+        *([_finding(number, one) for number, one in enumerate(explanation.findings, 1)] or [_hanging(NOTHING)]),
+        _title("Stages"),
+        _stages(explanation),
+        _title("Kernels of one call"),
+        *_kernels(explanation.kernels),
+        _hanging(execution(explanation)),
+        _hanging(capturable(explanation)),
+    ]
+    if explanation.notes:
+        parts += [_title("Worth knowing"), *(_hanging(show.plain(note)) for note in explanation.notes)]
+    parts.append(_title("Next"))
+    for step in next_steps(explanation):
+        parts += [_hanging(show.plain(step.command), style="cyan"), _hanging(step.purpose, style="dim", indent=5)]
+    return Group(*parts)
+
+
+def _finding(number: int, one: Finding) -> RenderableType:
+    style = "green" if one.price and one.price.basis is Basis.MEASURED else "yellow"
+    lines: list[RenderableType] = [
+        Text.assemble((f"{number}. {show.plain(one.title)}", "bold"), "  ", (price(one.price), style))
+    ]
+    for spot in one.places:
+        lines.append(_hanging(show.one_line(str(spot)), style="cyan"))
+        if spot.excerpt:
+            lines.append(_hanging(show.clipped(spot.excerpt, 200), indent=4, style="dim"))
+    lines.append(_hanging(show.plain(one.cause)))
+    lines.append(_hanging(show.plain(one.mend), "Mend: "))
+    if one.price:
+        lines.append(_hanging(show.plain(one.price.how), "Price: ", "dim"))
+    return Padding(Group(*lines), (0, 0, 1, 0))
+
+
+def _stages(explanation: Explanation) -> RenderableType:
+    table = _table(("stage", False), ("time", True), ("in", False), ("out", False))
+    for stage in explanation.stages:
+        out = "; ".join((stage.came_out, *_files(stage.artefacts)))
+        table.add_row(*map(Text, (stage.name, show.seconds(stage.seconds), stage.went_in, out)))
+    return table
+
+
+def _files(names: tuple[str, ...]) -> list[str]:
+    more = f" and {len(names) - MOST_FILES} more" if len(names) > MOST_FILES else ""
+    return [", ".join(names[:MOST_FILES]) + more] if names else []
+
+
+def _kernels(kernels: tuple[Kernel, ...]) -> list[RenderableType]:
+    table = _table(("kernel", False), ("calls", True), ("time", True), ("bytes", True), ("FLOPs", True), ("roof", True))
+    for kernel in kernels[:MOST_KERNELS]:
+        table.add_row(*map(Text, cells(kernel)))
+    left = kernels[MOST_KERNELS:]
+    total = sum(kernel.seconds for kernel in left)
+    return [table, *([_hanging(f"and {len(left):,} more, {show.seconds(total)} together")] if left else [])]
+
+
+def _table(*columns: tuple[str, bool]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+    for name, is_figure in columns:
+        table.add_column(name, justify="right" if is_figure else "left", overflow="fold")
+    return table
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _hanging(text: str, lead: str = "", style: str = "", indent: int = 3) -> RenderableType:
+    return Padding(Text.assemble((lead, "bold"), (text, style)), (0, 0, 0, indent))

@@ -1,0 +1,50 @@
+"""Plans in the training loops that people have: under `torchrun`, in Lightning, in Hugging Face's Trainer, and others.
+
+Names are loaded on first use: Lightning and transformers are asked for only by what needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchwise.training.forward import PlannedForward
+    from torchwise.training.lightning import lightning_callback
+    from torchwise.training.ranks import Ranks
+    from torchwise.training.step import RankedStep, apply, optimize, tune
+    from torchwise.training.transformers import trainer_callback
+
+_HOMES = {
+    "PlannedForward": "forward",
+    "RankedStep": "step",
+    "Ranks": "ranks",
+    "apply": "step",
+    "lightning_callback": "lightning",
+    "optimize": "step",
+    "trainer_callback": "transformers",
+    "tune": "step",
+}
+
+__all__ = [
+    "PlannedForward",
+    "RankedStep",
+    "Ranks",
+    "apply",
+    "lightning_callback",
+    "optimize",
+    "trainer_callback",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torchwise.training' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"torchwise.training.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

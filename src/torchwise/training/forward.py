@@ -1,0 +1,239 @@
+"""A plan for the forward of a model that somebody else's loop trains: Lightning's, Hugging Face's, Accelerate's.
+
+Such a loop owns the optimizer, scaling, accumulation, clipping and precision, and keeps them. What a plan can change
+without taking part in them is how the model's forward, and with it the backward, is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise.errors import InputError
+from torchwise.records import Decision
+from torchwise.runtime import Dispatcher, Statistics, stale_because
+from torchwise.training.ranks import PATIENCE_S, Ranks
+from torchwise.training.step import tune
+from torchwise.training.wrapped import unfit_because
+from torchwise.workload import Example
+from torchwise.workload.loss import loss_of
+from torchwise.workload.step import is_sharded, unwrapped
+
+logger = logging.getLogger("torchwise")
+
+_MARKS = ("_is_accelerate_prepared",)
+"""Attributes that a loop leaves on a model, and that a decision made before knows nothing of."""
+
+
+class PlannedForward:
+    """Has a plan answer a live model's forward in training, in place, until `close`.
+
+    The model stays the object that it is, with its hooks, wrappers and checkpoints; its `forward` alone is another
+    meanwhile. The loop calls `between_steps` before each step::
+
+        planned = PlannedForward(model, calls=100_000)   # before it is wrapped, as by `accelerator.prepare`
+        for x, y in loader:
+            planned.between_steps()
+            ...                                          # the step, as it is written
+        planned.close()
+
+    The first step shows what the model is called with, and in which precision (autocast). Before the second the plan is
+    found, where no decision is given, and tried on what was seen, without a trace: on every rank alike, and if it fails
+    on one, it is taken by none. From then on it answers calls of that kind; any other, and all outside of training, are
+    answered as written.
+
+    Args:
+        model: the model or a part of it, in DistributedDataParallel or not.
+        decision: of `torchwise.tune(model, …, mode="training")`; None to tune once it is seen what is trained on.
+        patience: seconds that ranks wait for each other.
+        **options: as for `torchwise.tune`, where there is no decision.
+
+    Raises:
+        InputError: the model is sharded, there are options beside a decision, or the decision is for inference.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, decision: Decision | None = None, *, patience: float = PATIENCE_S, **options: Any
+    ) -> None:
+        self._model = unwrapped(model)
+        _check(self._model, decision, options)
+        self._decision, self._options, self._patience = decision, options, patience
+        self._before = vars(self._model).get("forward")
+        self._written: Callable[..., Any] = self._model.forward
+        functools.update_wrapper(self, self._written)
+        self._seen: _Seen | None = None
+        self._steps = 0
+        self._dispatcher: Dispatcher | None = None
+        vars(self._model)["forward"] = self
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was decided; None before the second step."""
+        return self._decision
+
+    @property
+    def statistics(self) -> Statistics:
+        """What became of the calls that the plan was asked for."""
+        return self._dispatcher.statistics if self._dispatcher is not None else Statistics()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer as the model's forward does."""
+        if not (self._model.training and torch.is_grad_enabled()):
+            return self._written(*args, **kwargs)
+        if self._dispatcher is not None and self._seen is not None and self._seen.autocast == _autocast(self._device):
+            with torch.autocast(self._device, enabled=False):  # what is dispatched enters it itself
+                return self._dispatcher(*args, **kwargs)
+        if self._seen is None and self._steps < 2:
+            self._seen = _Seen(Example(args, kwargs).clone(), _autocast(self._device))
+        return self._written(*args, **kwargs)
+
+    def between_steps(self) -> None:
+        """Find, and try, the plan before the second step. Every rank must call this before each step.
+
+        Raises:
+            TorchwiseError: as `torchwise.training.tune`; a decision that fails or does not hold is no error.
+        """
+        self._steps += 1
+        if self._steps == 2 and vars(self._model).get("forward") is not None:
+            with Ranks(self._patience) as ranks:
+                self._meet(ranks)
+
+    def close(self) -> None:
+        """Give the model its own forward back."""
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+            self._dispatcher = None
+        self._steps = max(self._steps, 2)  # whoever wrapped this forward since goes on calling it: nothing starts anew
+        if vars(self._model).get("forward") is self:
+            vars(self._model).pop("forward")
+            if self._before is not None:
+                vars(self._model)["forward"] = self._before
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle, which a model does with what it holds, as the forward that is written."""
+        return _written_in_class, (self._model,)
+
+    @property
+    def _device(self) -> str:
+        return next((p.device.type for p in self._model.parameters()), "cpu")
+
+    def _meet(self, ranks: Ranks) -> None:
+        (are_ready,) = ranks.everywhere(self._seen is not None)
+        if not are_ready or self._seen is None:
+            name = type(self._model).__name__
+            logger.warning("torchwise: no plan is sought, for the first step did not call the forward of %s", name)
+            return
+        call = _scene(self._model, self._written, self._seen.autocast, self._device)
+        if self._decision is None:
+            example = self._seen.example
+            asked: dict[str, Any] = {**self._options, "mode": "training", "patience": self._patience}
+            self._decision = tune(call, example.args, dict(example.kwargs), **asked)
+        found = Dispatcher(call, self._decision)
+        refusal = unfit_because(self._decision.plan) if ranks.are_several else None
+        refusal = refusal or self._refusal(found, call)
+        (all_can,) = ranks.everywhere(refusal is None)
+        if all_can:
+            self._dispatcher = found
+        elif not self._decision.plan.is_eager:
+            why = refusal or "another rank cannot take the plan, so none does"
+            logger.warning("torchwise: training goes on as written: %s", why)
+
+    def _refusal(self, found: Dispatcher, call: torch.nn.Module) -> str | None:
+        """Return why the plan cannot be used here, or None."""
+        assert self._seen is not None, "seen before they meet"
+        if found.decision.plan.is_eager:
+            return "the decision is to stay with eager"
+        if stale := stale_because(call, found.decision):
+            return f"the decision is stale ({stale}): tune again"
+        try:
+            _rehearse(found, call, self._seen.example, self._device)
+        except Exception as error:  # compiling and the backward pass may fail in any way; training goes on as written
+            return f"the plan failed ({type(error).__name__}: {error})"
+        counts = found.statistics
+        return None if counts.optimized else f"the plan did not answer: {counts.snapshot()}"
+
+
+class _Seen:
+    def __init__(self, example: Example, autocast: torch.dtype | None) -> None:
+        self.example = example
+        self.autocast = autocast
+
+
+class UnderAutocast(torch.nn.Module):
+    """A model under autocast, which a loop enters around it and a plan must hold within."""
+
+    def __init__(self, model: torch.nn.Module, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.device = device
+        self.dtype = dtype
+        self.training = model.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model under autocast."""
+        with torch.autocast(self.device, self.dtype):
+            return self.model(*args, **kwargs)
+
+
+def _check(model: torch.nn.Module, decision: Decision | None, options: dict[str, Any]) -> None:
+    if is_sharded(model):
+        raise InputError(
+            "the model is sharded (fully_shard), but only the forward of a whole one can be planned: use a TrainStep, "
+            "with torchwise.training.apply"
+        )
+    if decision is not None and options:
+        raise InputError(f"a decision is given, and so nothing is tuned, but so is {', '.join(options)}: leave it out")
+    if decision is not None and decision.workload.mode != "training":
+        raise InputError(f"the decision is for {decision.workload.mode}, but training needs one of mode='training'")
+    if isinstance(vars(model).get("forward"), PlannedForward):
+        raise InputError(f"the forward of {type(model).__name__} is planned already: close that first")
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _scene(
+    model: torch.nn.Module, written: Callable[..., Any], autocast: torch.dtype | None, device: str
+) -> torch.nn.Module:
+    """Return what shares all that a model has, and is called as its forward was written, hooks left out.
+
+    The model itself runs its hooks around the call.
+    """
+    twin = model.__class__.__new__(model.__class__)
+    names = vars(twin)
+    names.update(vars(model))
+    for name in ("forward", *_MARKS):
+        names.pop(name, None)
+    if getattr(written, "__self__", None) is not model:  # somebody else had replaced it
+        names["forward"] = written
+    hooks = [name for name in names if name.startswith(("_forward_", "_backward_")) and isinstance(names[name], dict)]
+    names.update({name: type(names[name])() for name in hooks})
+    return twin if autocast is None else UnderAutocast(twin, device, autocast)
+
+
+def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
+    """Run forward and backward by the plan, so that all is compiled, and leave no trace; gradients go nowhere."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in call.buffers()]
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    trained = [p for p in call.parameters() if p.requires_grad]
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad(), torch.autocast(device, enabled=False):
+            for _ in range(2):
+                example = seen.clone()
+                loss = loss_of(found(*example.args, **example.kwargs))
+                if loss is not None:
+                    torch.autograd.grad(loss, trained, allow_unused=True)
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _written_in_class(model: torch.nn.Module) -> Callable[..., Any]:
+    forward: Callable[..., Any] = type(model).forward.__get__(model)
+    return forward

@@ -1,0 +1,90 @@
+"""Lightning's Trainer, of either of its two packages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from torchwise.errors import InputError, UnsupportedError
+from torchwise.records import Decision
+from torchwise.training.forward import PlannedForward
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def lightning_callback(decision: Decision | None = None, *, part: str | None = None, **options: Any) -> Any:
+    """Return a callback that has a plan answer the forward of what is trained, or of a part of it.
+
+    ::
+
+        trainer = Trainer(callbacks=[torchwise.training.lightning_callback(part="net", calls=100_000)])
+
+    Lightning keeps its loop: optimizers, precision, accumulation, clipping and strategy. See `PlannedForward` for when
+    the plan is found and what it answers.
+
+    Args:
+        decision: of `torchwise.tune(part, …, mode="training")`; None to tune after the first step.
+        part: name of the submodule that `training_step` calls, such as "net"; None where it calls the LightningModule
+            itself, `self(x)`.
+        **options: `patience` and those of `torchwise.tune`.
+
+    Raises:
+        UnsupportedError: neither package can be imported.
+        InputError: (in `fit`) there is no such part, or the LightningModule has no forward of its own.
+    """
+    package = _package()
+    callback = type("TorchwiseCallback", (_Hooks, package.Callback), {})
+    return callback(package.LightningModule, decision, part, options)
+
+
+class _Hooks:
+    def __init__(self, base: type, decision: Decision | None, part: str | None, options: dict[str, Any]) -> None:
+        self._base, self._part = base, part
+        self._given, self._options = decision, options
+        self.planned: PlannedForward | None = None
+
+    def on_train_start(self, _trainer: Any, module: Any) -> None:
+        """Take the forward over."""
+        self.planned = PlannedForward(self._part_of(module), self._given, **self._options)
+
+    def on_train_batch_start(self, *_args: Any, **_kwargs: Any) -> None:
+        """Find the plan, before the second batch."""
+        if self.planned is not None:
+            self.planned.between_steps()
+
+    def on_train_end(self, *_args: Any) -> None:
+        """Give the forward back."""
+        if self.planned is not None:
+            self.planned.close()
+
+    def on_exception(self, *_args: Any) -> None:
+        """Give the forward back."""
+        self.on_train_end()
+
+    def _part_of(self, module: Any) -> Any:
+        if self._part is not None:
+            try:
+                return module.get_submodule(self._part)
+            except AttributeError as error:
+                names = ", ".join(name for name, _ in module.named_children())
+                raise InputError(f"part is {self._part!r}, but {type(module).__name__} has {names}") from error
+        if type(module).forward is self._base.forward:  # type: ignore[attr-defined]
+            raise InputError(
+                f"{type(module).__name__} has no forward, so that there is nothing to plan: name the part that its "
+                "training_step calls, as part='net'"
+            )
+        return module
+
+
+def _package() -> Any:
+    """Return the package that the program uses already, or else that can be imported."""
+    for name in sorted(PACKAGES, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise UnsupportedError(
+        "neither lightning nor pytorch_lightning can be imported, but this callback is for their Trainer: "
+        "pip install 'torchwise[lightning]'"
+    )

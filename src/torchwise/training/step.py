@@ -1,0 +1,191 @@
+"""One plan for a training step on every rank: rank 0 tunes, all are told, and all take the plan or none does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise import api, environment
+from torchwise.decide import History, decide
+from torchwise.realize import signature_of
+from torchwise.records import Decision
+from torchwise.records import Study as StudyRecord
+from torchwise.runtime import OptimizedStep, stale_because, unwrap
+from torchwise.runtime.step import FIRST_CALLS
+from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
+from torchwise.training.wrapped import as_decided_for, bare, rehearsing, unfit_because
+from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
+from torchwise.workload.step import TrainStep, is_sharded
+
+logger = logging.getLogger("torchwise")
+
+ELSEWHERE = "another rank cannot take the plan, so none does"
+FAILED = "the plan failed in this step, on this rank alone: the ranks could not take it again as written together"
+
+
+def tune(
+    model: Callable[..., Any], args: Any = None, kwargs: Any = None, *, patience: float = PATIENCE_S, **options: Any
+) -> Decision:
+    """Find the fastest proven way to run a step or model, for all ranks alike; every rank must call it.
+
+    Rank 0 tunes, alone on its own device, and the decision is told to all. What it tunes is the step of one rank: the
+    model out of `DistributedDataParallel`. A process that is no rank tunes as `torchwise.tune` does.
+
+    Args:
+        model: as for `torchwise.tune`.
+        args: as for `torchwise.tune`; those of rank 0 count.
+        kwargs: as for `torchwise.tune`.
+        patience: seconds that the other ranks wait.
+        **options: as for `torchwise.tune`.
+
+    Raises:
+        InputError: an argument cannot be used, on every rank; or the model is sharded already.
+        BaselineError: the model raises on its own inputs.
+        TorchwiseError: a rank ended meanwhile.
+    """
+    found = unwrap(model)
+    alone = bare(found) if isinstance(found, TrainStep) else found
+    with Ranks(patience) as ranks:
+
+        def decision() -> str:
+            with without_rank():
+                record = api.tune(alone, args, kwargs, **options).record
+            return (_for_ranks(record) if ranks.are_several else record.decision).to_json()  # type: ignore[union-attr]
+
+        return Decision.from_json(ranks.told(decision))
+
+
+def apply(
+    step: TrainStep, decision: Decision | api.Study, *, patience: float = PATIENCE_S
+) -> RankedStep | OptimizedStep:
+    """Return `step` running by what was decided, on all ranks or on none; every rank must call it.
+
+    Args:
+        step: what the decision was made for; its model may have been wrapped or sharded since.
+        decision: of `tune`, the same on every rank.
+        patience: seconds that ranks wait for one that compiles slower.
+
+    Raises:
+        TorchwiseError: a rank ended meanwhile.
+    """
+    decision = decision.decision if isinstance(decision, api.Study) else decision
+    step, ranks = unwrap(step), Ranks(patience)
+    if not ranks.are_several:
+        return api.apply(step, decision)
+    text = decision.to_json()
+    with as_decided_for(step) as before:
+        stale = stale_because(before, decision)
+    refusal = f"the decision is stale ({stale})" if stale else unfit_because(decision.plan)
+    if ranks.told(lambda: text) != text:
+        refusal = "rank 0 has another decision"
+    return RankedStep(step, decision, refusal, ranks, patience)
+
+
+def optimize(
+    step: TrainStep, args: Any = None, *, patience: float = PATIENCE_S, **options: Any
+) -> RankedStep | OptimizedStep:
+    """Tune and apply, on every rank alike; see `tune` and `apply`, whose arguments and errors are these.
+
+    ::
+
+        step = torchwise.TrainStep(DistributedDataParallel(model), loss, optimizer)
+        step = torchwise.training.optimize(step, (x, y), calls=100_000)
+    """
+    return apply(step, tune(step, args, patience=patience, **options), patience=patience)
+
+
+class RankedStep(OptimizedStep):
+    """A training step by a decided plan, on every rank or on none.
+
+    At the first batch that each rank has a proof for, all meet: each takes the plan's first steps, in which it
+    compiles, on that batch, and forgets what they changed; only when all have come through does any train by the plan.
+    So a rank that compiles slower makes the others wait here, and not in a collective that times out; and where one
+    cannot take the plan, none does. Other kinds of batch than those that were met on are taken as written.
+
+    From then on a plan that fails fails the step, as eager's own failures do: one rank cannot take it again alone.
+
+    Args:
+        original: the step as written.
+        decision: what was decided for it.
+        refusal: why the plan may not be used on this rank, if that is so.
+        ranks: where to meet.
+        patience: seconds to wait for the others.
+    """
+
+    def __init__(
+        self, original: TrainStep, decision: Decision, refusal: str | None, ranks: Ranks, patience: float
+    ) -> None:
+        super().__init__(original, decision, refusal)
+        self._ranks: Ranks | None = ranks
+        self._patience = patience
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Take one training step, and return its loss, detached."""
+        if self._ranks is not None:
+            self._meet(self._ranks, batch)
+        if self._refusal is None:
+            self._taken.setdefault(signature_of(batch, {}), -1)
+        return super().__call__(*batch)
+
+    def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
+        is_proven = describe_example(Example(batch)) in self.decision.inputs
+        holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
+        if not holds:
+            self._end_meeting(self._refusal or ELSEWHERE)
+        elif can_try:
+            failure = self._rehearse(batch)
+            (all_came,) = ranks.everywhere(failure is None)
+            self._taken = {signature_of(batch, {}): FIRST_CALLS}
+            why = f"the plan failed ({type(failure).__name__}: {failure})" if failure else ELSEWHERE
+            self._end_meeting(None if all_came else why)
+
+    def _end_meeting(self, refusal: str | None) -> None:
+        assert self._ranks is not None, "they meet once"
+        self._ranks.close()
+        self._ranks = None
+        if refusal is not None:
+            self.close()
+            if not self.decision.plan.is_eager:
+                logger.warning("torchwise: training goes on as written on every rank: %s", refusal)
+        self._refusal = refusal
+
+    def _rehearse(self, batch: tuple[Any, ...]) -> Exception | None:
+        """Take the plan's first steps, and leave no trace of them; return what it raised."""
+        step, planned = self.original, None
+        devices = [torch.cuda.current_device()] if self.decision.workload.device == "cuda" else []
+        try:
+            planned, restore = self._plan(batch), step.snapshot()
+            with torch.random.fork_rng(devices), rehearsing(step.model, self._patience):
+                try:
+                    for _ in range(FIRST_CALLS):
+                        planned(*batch)
+                finally:
+                    restore()
+                    step.optimizer.zero_grad(set_to_none=True)
+        except Exception as error:  # whatever the plan does, the step is then taken as written, on every rank
+            if planned is not None and is_sharded(step.model):  # others may wait for this rank amidst an exchange
+                error.add_note(f"torchwise: {FAILED}")
+                raise
+            logger.debug("torchwise: how the plan failed", exc_info=error)
+            return error
+        return None
+
+    def _failed(self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]) -> torch.Tensor:
+        del undo, batch
+        self.statistics.failures[type(error).__name__] += 1
+        error.add_note(f"torchwise: {FAILED}; without Torchwise it may not fail")
+        raise error
+
+
+def _for_ranks(record: StudyRecord) -> Decision:
+    """Return what was decided; where several ranks cannot run that together, what is best of what they can."""
+    assert record.decision is not None, "tune returns decided studies only"
+    if unfit_because(record.decision.plan) is None:
+        return record.decision
+    fit = tuple(trial for trial in record.trials if unfit_because(trial.plan) is None)
+    history = History(record.decision.workload, record.inspection, fit)
+    return decide(history, environment.detect(record.workload.device))

@@ -1,0 +1,82 @@
+"""Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from torchwise.errors import UnsupportedError
+from torchwise.records import Decision
+from torchwise.training.forward import PlannedForward
+
+logger = logging.getLogger("torchwise")
+
+
+def trainer_callback(decision: Decision | None = None, **options: Any) -> Any:
+    """Return a callback that has a plan answer the forward of the model that a `transformers.Trainer` trains.
+
+    ::
+
+        Trainer(model, args, train_dataset=data, callbacks=[torchwise.training.trainer_callback(calls=100_000)])
+
+    The Trainer keeps its loop: optimizer, precision, accumulation, clipping and scaling. See `PlannedForward` for when
+    the plan is found and what it answers. Give the callback as the Trainer is made, and no other way: it must be there
+    before Accelerate wraps the model.
+
+    Args:
+        decision: of `torchwise.tune(model, None, batch, mode="training")`; None to tune after the first step.
+        **options: `patience` and those of `torchwise.tune`.
+
+    Raises:
+        UnsupportedError: transformers cannot be imported.
+    """
+    try:
+        base = importlib.import_module("transformers").TrainerCallback
+    except ImportError as error:
+        raise UnsupportedError(
+            "transformers cannot be imported, but this callback is for its Trainer: pip install 'torchwise[trainer]'"
+        ) from error
+    return type("TorchwiseCallback", (_Hooks, base), {})(decision, options)
+
+
+class _Hooks:
+    def __init__(self, decision: Decision | None, options: dict[str, Any]) -> None:
+        self._given, self._options = decision, options
+        self._is_open = False
+        self.planned: PlannedForward | None = None
+
+    def on_init_end(self, _args: Any, _state: Any, _control: Any, *, model: Any = None, **_others: Any) -> None:
+        """Take the forward over."""
+        self._open(model)
+
+    def on_train_begin(self, args: Any, _state: Any, _control: Any, *, model: Any = None, **_others: Any) -> None:
+        """Take the forward over, where an earlier training gave it back; leave replicas of several GPUs alone."""
+        if not self._is_open:
+            self._open(model)
+        if getattr(args, "n_gpu", 1) > 1:
+            logger.warning(
+                "torchwise: no plan is sought, for DataParallel spreads the model over %d GPUs: start it by torchrun, "
+                "with a process for each",
+                args.n_gpu,
+            )
+            self._close()
+
+    def on_step_begin(self, *_args: Any, **_others: Any) -> None:
+        """Find the plan, before the second step."""
+        if self.planned is not None and self._is_open:
+            self.planned.between_steps()
+
+    def on_train_end(self, *_args: Any, **_others: Any) -> None:
+        """Give the forward back."""
+        self._close()
+
+    def _open(self, model: Any) -> None:
+        if model is not None:
+            self.planned = PlannedForward(model, self._given, **self._options)
+            self._is_open = True
+
+    def _close(self) -> None:
+        if self.planned is not None:
+            self.planned.close()
+        self._is_open = False

@@ -1,0 +1,63 @@
+"""What there is to know of a training step before plans for it are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchwise.measure.peaks import matrix_rate
+from torchwise.realize.optimizer import forms_open
+from torchwise.records import StepWork
+from torchwise.workload import Workload, trees
+from torchwise.workload.step import TrainStep
+
+PIECES = (2, 4)
+"""Into how many pieces a plan may cut a batch."""
+
+
+def step_traits(workload: Workload) -> frozenset[str]:
+    """Return the traits that only a training step has; none of any other workload."""
+    if workload.step is None:
+        return frozenset()
+    return frozenset({"training_step", *forms_open(workload.step.optimizer), *_cuts(workload, workload.step)})
+
+
+def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm
+    if any(isinstance(module, batch_norm) for module in step.model.modules()):
+        return  # its statistics are those of the whole batch
+    tensors = [t for example in workload.examples for t in trees.tensors(example.args)]
+    rows = [{t.shape[0] if t.dim() else 0 for t in trees.tensors(example.args)} for example in workload.examples]
+    if any(len(lengths) != 1 for lengths in rows):
+        return  # a tensor of another length than the batch is no list of samples, such as a mask over positions
+    for count in PIECES:
+        if all(t.dim() and t.shape[0] % (count * step.accumulate) == 0 for t in tensors):
+            yield f"divisible_by_{count}"
+
+
+def work_of(workload: Workload, call: Callable[[], Any]) -> StepWork:
+    """Return what one step works on and computes; the first example stands for all.
+
+    Samples are the rows of the batch, tokens its elements where the first tensor holds whole numbers in two dimensions.
+    FLOPs are those of matrix products and convolutions, forward and backward (`torch.utils.flop_counter`); the peak is
+    the rate of large matrix products at the step's precision, measured here.
+    """
+    first = next(iter(trees.tensors(workload.examples[0].args)), None)
+    rows = int(first.shape[0]) if first is not None and first.dim() else 1
+    is_text = first is not None and first.dim() == 2 and not first.is_floating_point()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        call()
+    assert workload.step is not None
+    parameters = workload.step.trained()
+    dtype = workload.step.autocast or next((p.dtype for p in parameters), torch.float32)
+    device = parameters[0].device.type if parameters else "cpu"
+    return StepWork(
+        samples=rows,
+        tokens=int(first.numel()) if is_text and first is not None else None,
+        flops=float(counter.get_total_flops()),
+        peak_flops=matrix_rate(dtype, device),
+    )

@@ -1,0 +1,258 @@
+"""A training step that is taken only to be looked at: from one state, again and again, as written or by a plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.verify.observe import Observation
+from torchwise.verify.reference import as_reference, widen, widened
+from torchwise.workload import trees
+from torchwise.workload.step import TrainStep
+from torchwise.workload.workload import Example
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_SKIPPED = 40
+"""Times that a scale may be halved: 2 to this power is beyond what scalers begin with."""
+QUIET = 1e-3
+"""Relative size of an element of a gradient up to which its sign may be that of a rounding."""
+
+Maker = Callable[[TrainStep], Callable[..., Any]]
+"""Makes of a step, which it may change, what takes its steps by a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What some steps made.
+
+    Attributes:
+        state: how parameters moved, and all other state, by name.
+        of: for some of it the parameter that it belongs to.
+        quiet: for each parameter the elements whose gradients were nearly nothing at some step: an optimizer that
+            divides by their size makes of a rounding an update of either sign.
+    """
+
+    state: dict[str, Any]
+    of: dict[str, str]
+    quiet: dict[str, torch.Tensor]
+
+
+class Trainee:
+    """A copy of a training step, and how it is taken.
+
+    Attributes:
+        step: the copy.
+        call: takes its next step.
+
+    Args:
+        base: copied, and never stepped; its optimizer has its state already.
+        make: by what plan; None as written.
+    """
+
+    def __init__(self, base: TrainStep, make: Maker | None = None) -> None:
+        self.step = base.copy()
+        self.call: Callable[..., Any] = make(self.step) if make else self.step
+        self._restore = self.step.snapshot()
+        self._start = {name: p.detach().clone() for name, p in self._named(averages=True)}
+
+    def settle(self, examples: Sequence[Example]) -> None:
+        """Let the scaler, where there is one, find a scale at which all gradients are finite, and start from that.
+
+        A scaler begins far too high, and skips the first steps of a training: that is no fault of a candidate.
+        """
+        scaler = self.step.scaler
+        if scaler is None or not scaler.is_enabled():
+            return
+        self.restart(seed=0)
+        scale = scaler.get_scale()
+        for _ in range(MOST_SKIPPED):
+            if min(self._scales(examples, scale)) >= scale:
+                break
+            scale /= 2
+        self.restart(seed=0)
+        scaler.update(scale)
+        self._restore = self.step.snapshot()
+
+    def _scales(self, examples: Sequence[Example], scale: float) -> Iterator[float]:
+        """Yield what becomes of a scale in a step on each example."""
+        scaler = self.step.scaler
+        assert scaler is not None
+        for example in examples:
+            self.restart(seed=0)
+            scaler.update(scale)
+            self.take(example)
+            yield scaler.get_scale()
+
+    def restart(self, seed: int | None) -> None:
+        """Go back to the state of the base, without gradients; seed all generators, unless None."""
+        import torch
+
+        self._restore()
+        for _, parameter in self._named():
+            parameter.grad = None  # a step clears those that its optimizer trains, and no others
+        if seed is not None:
+            torch.manual_seed(seed)
+
+    def take(self, example: Example) -> torch.Tensor:
+        """Take one step; return its loss."""
+        import torch
+
+        batch = example.clone()
+        with torch.enable_grad(), self._around():
+            loss: torch.Tensor = self.call(*batch.args, **batch.kwargs)
+        return loss
+
+    def loss_at(self, example: Example) -> torch.Tensor:
+        """Return the loss of a batch as eager has it with the weights of now, without a step."""
+        import torch
+
+        batch = example.clone()
+        with torch.enable_grad(), self._around():
+            return self.step.loss_of(*batch.args).detach()
+
+    def gradients(self, example: Example, seed: int) -> Observation:
+        """Take one step from the base; return its loss and the gradients that it left."""
+        self.restart(seed)
+        loss = self.take(example)
+        found = [(f"gradient of {name}", _dense(p.grad)) for name, p in self._named() if p.requires_grad]
+        return Observation((("loss", loss.detach().clone()), *found), frozenset())
+
+    def answer(self, example: Example) -> list[Any]:
+        """Take one step from the base, with whatever random numbers are next; return its loss and gradients."""
+        self.restart(None)
+        loss = self.take(example)
+        return [loss.detach().clone(), *(_dense(p.grad) for _, p in self._named() if p.grad is not None)]
+
+    def after(self, examples: Sequence[Example], seed: int) -> After:
+        """Take one step on each example from the base; return how parameters moved, and all other state.
+
+        Where there are schedulers, the learning rate is halved before the last: one that a plan holds fast shows so.
+        """
+        self.restart(seed)
+        trained = {id(p): number for number, p in enumerate(self.step.trained())}
+        quiet: dict[str, torch.Tensor] = {}
+        for number, example in enumerate(examples, 1):
+            if number == len(examples) and self.step.schedulers:
+                self._halve_rates()
+            self.take(example)
+            for name, gradient in ((n, p.grad) for n, p in self._named() if p.grad is not None):
+                quiet[name] = quiet.get(name, False) | _is_quiet(gradient)
+        found: dict[str, Any] = {}
+        of: dict[str, str] = {}
+        for name, parameter in self._named(averages=True):
+            if id(parameter) in trained or name.startswith("ema."):
+                found[f"update of {name}"] = parameter.detach().double() - self._start[name].double()
+                of[f"update of {name}"] = name
+            else:
+                found[f"{name}, which is not trained,"] = "moved" if self._moved(name, parameter) else "as it was"
+        for name, module in self.step.modules().items():
+            found |= {f"{name} buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
+        names = {trained[id(p)]: name for name, p in self._named() if id(p) in trained}
+        for number, parameter in enumerate(self.step.trained()):
+            for path, value in trees.named_leaves(self.step.optimizer.state.get(parameter, {})):
+                key = f"optimizer's {path.strip('[]').strip(chr(39))} of parameter {number}"
+                found[key], of[key] = _copied(value), names.get(number, "")
+        return After(found, of, quiet)
+
+    def _moved(self, name: str, parameter: torch.Tensor) -> bool:
+        return not trees.equal(parameter, self._start[name])
+
+    def _halve_rates(self) -> None:
+        import torch
+
+        for group in self.step.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.5)
+            else:
+                group["lr"] *= 0.5
+
+    def losses(self, examples: Sequence[Example], seed: int) -> list[float]:
+        """Take one step on each example from the base; return the losses, looked at when all are taken."""
+        self.restart(seed)
+        kept = [self.take(example) for example in examples]
+        return [float(loss) for loss in kept]
+
+    def _named(self, *, averages: bool = False) -> list[tuple[str, torch.nn.Parameter]]:
+        return [
+            (f"{name}.{n}" if name != "model" else n, p)
+            for name, module in self.step.modules().items()
+            if name != "ema" or averages
+            for n, p in module.named_parameters()
+        ]
+
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        yield
+
+
+class ReferenceTrainee(Trainee):
+    """The step in float64, without autocast and scaler, drawing the random numbers that eager draws.
+
+    Raises:
+        Exception: whatever the copy raises; there is no reference then.
+    """
+
+    def __init__(self, base: TrainStep) -> None:
+        super().__init__(_float64_of(base))
+
+    def take(self, example: Example) -> torch.Tensor:
+        """Take one step in float64; return its loss."""
+        return super().take(widen(example))
+
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        with as_reference():
+            yield
+
+
+def _float64_of(base: TrainStep) -> TrainStep:
+    """Return a copy in float64; counts of steps stay, as optimizers want them."""
+    step = base.copy()
+    step.autocast = step.scaler = None
+    for module in step.modules().values():
+        module._apply(widened)
+    for state in step.optimizer.state.values():
+        state.update({k: trees.map_tensors(widened, v) for k, v in state.items() if k != "step"})
+    return step
+
+
+def quiet(base: TrainStep) -> tuple[TrainStep, bool]:
+    """Return a copy in which PyTorch's own dropouts drop nothing, and whether there were any."""
+    import torch
+
+    step, found = base.copy(), False
+    for module in step.modules()["model"].modules():
+        for name in ("p", "dropout"):
+            kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+            if isinstance(module, kinds) and isinstance(getattr(module, name, None), float):
+                found |= getattr(module, name) > 0
+                setattr(module, name, 0.0)
+    return step, found
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a gradient in one layout: how it lies in memory is the plan's own business."""
+    import torch
+
+    if gradient is None:
+        return None
+    dense = gradient.detach() if gradient.layout is torch.strided else gradient.detach().to_dense()
+    return dense.clone(memory_format=torch.contiguous_format)
+
+
+def _copied(value: Any) -> Any:
+    import torch
+
+    if type(value) is float:
+        return torch.tensor(value, dtype=torch.float64)  # rounded as tensors are
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _is_quiet(gradient: torch.Tensor) -> torch.Tensor:
+    """Return where a gradient is so small beside the others of its tensor that roundings decide, zeros left out."""
+    dense = widened(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()).abs()
+    return (dense > 0) & (dense <= QUIET * dense.square().mean().sqrt())

@@ -1,0 +1,49 @@
+"""Whether two ways to train make the same progress: a test on the curves of their losses.
+
+From one state, each of several seeds gives an order of the batches and random numbers, and both train so. For each seed
+the mean loss over the second half of the steps is compared, relative to eager's: d. Two ways that differ by rounding
+alone differ in d by noise around 0, of a size that nobody knows beforehand, as training amplifies roundings. So d is
+held against its own spread over the seeds: the candidate fails where the mean of d is beyond the margin even at the
+near end of its confidence interval (Student's t). One whose d is truly within the margin fails so with a chance of at
+most `FALSE_ALARM_RATE`; where the seeds' curves are all the same, the mean itself decides.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from torchwise.records import Check, Outcome
+
+FALSE_ALARM_RATE = 1e-3
+MARGIN, MARGIN_REDUCED = 0.01, 0.02
+"""Relative difference of the mean loss that is granted, at the model's own and at a lower precision."""
+
+
+def check_trajectories(ours: list[list[float]], theirs: list[list[float]], *, reduced: bool) -> Check:
+    """Compare the losses of a candidate and of eager, one list for each seed.
+
+    Args:
+        ours: the candidate's.
+        theirs: eager's, on the same batches.
+        reduced: whether the candidate computes in a lower precision than the step as written.
+    """
+    candidate, eager = np.array(ours), np.array(theirs)
+    if bool((np.isfinite(eager) & ~np.isfinite(candidate)).any()):
+        return Check("trajectories", Outcome.FAIL, "the loss is not finite where eager's is")
+    if not np.isfinite(eager).all():
+        return Check("trajectories", Outcome.NOT_COMPARABLE, "eager's own loss is not finite")
+    half = eager.shape[1] // 2
+    scale = np.abs(eager).mean() or 1.0
+    differences = (candidate[:, half:].mean(axis=1) - eager[:, half:].mean(axis=1)) / scale
+    mean, margin = float(differences.mean()), MARGIN_REDUCED if reduced else MARGIN
+    spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    reach = float(stats.t.ppf(1 - FALSE_ALARM_RATE, len(differences) - 1)) * spread
+    told = (
+        f"over {eager.shape[0]} seeds of {eager.shape[1]} steps the mean loss differs from eager's by {mean:+.2%} ± "
+        f"{reach:.2%}, and {margin:.0%} is granted (false alarms: {FALSE_ALARM_RATE:g})"
+    )
+    failed = abs(mean) - reach > margin
+    return Check("trajectories", Outcome.FAIL if failed else Outcome.PASS, told, abs(mean))

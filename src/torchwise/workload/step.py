@@ -1,0 +1,377 @@
+"""A whole training step: forward, loss, backward, clipping, the optimizer's update, the scheduler, averaged weights.
+
+Written once as it is written everywhere (PyTorch's notes "Automatic Mixed Precision examples" for scaling, accumulation
+and clipping), with its parts open to be run otherwise: what a plan changes is `Parts`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchwise.errors import WorkloadError
+from torchwise.workload import trees
+from torchwise.workload.step_check import check
+from torchwise.workload.step_state import StepState, lost_attributes, without_tensor_rates
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How the parts of a step are run.
+
+    Attributes:
+        loss: takes the batch, `(inputs, *targets)`, and returns the loss.
+        update: the optimizer's update.
+        pieces: into how many parts the batch is cut, one after another, whose gradients add up.
+        autocast: the dtype that forward and loss run in where that is safe; None for none.
+        scaler: scales the loss, so that small gradients survive in float16.
+    """
+
+    loss: Callable[..., torch.Tensor]
+    update: Callable[[], Any]
+    pieces: int = 1
+    autocast: torch.dtype | None = None
+    scaler: torch.amp.GradScaler | None = None
+
+
+class TrainStep:
+    """One call runs one training step, and returns its loss, detached.
+
+    ::
+
+        step = torchwise.TrainStep(model, torch.nn.CrossEntropyLoss(), optimizer, scheduler=scheduler, clip_norm=1.0)
+        step = torchwise.optimize(step, (x, y), calls=100_000)
+        for x, y in loader:
+            loss = step(x, y)
+
+    The first item of a batch goes to the model: a tensor, a tuple or list of positional arguments, or a dict of keyword
+    arguments. The others go to the loss, behind the model's outputs. By itself a step runs as written; `tune`, `apply`
+    and `optimize` take it as they take a model.
+
+    In this order: gradients are cleared, forward and loss run under autocast, backward, gradients are unscaled and
+    clipped, the optimizer and the scaler step, then the scheduler and the averaged weights. A step that the scaler
+    skips, for its gradients are not finite, changes no parameter; the scheduler steps all the same.
+
+    Args:
+        model: what is trained; distributed wrappers included.
+        loss: takes `(outputs, *targets)` and returns a scalar, the mean over the batch where it is cut into pieces.
+            None where the model returns the loss itself, or something that has it as `loss`.
+        optimizer: any of `torch.optim`, or of the same interface.
+        scheduler: one or several, stepped once after each step.
+        scaler: for float16.
+        autocast: torch.bfloat16 or torch.float16; None for the model's own precision.
+        accumulate: into how many pieces of equal size a batch is cut along the first dimension of its tensors.
+        clip_norm: the largest norm that all gradients together may have.
+        clip_value: the largest value that an element of a gradient may have.
+        ema: averaged weights (`torch.optim.swa_utils.AveragedModel`) that follow after each step.
+
+    Raises:
+        WorkloadError: an argument is of the wrong kind, or the optimizer trains what is in neither model nor loss; (on
+            call) there is no loss, or the batch cannot be cut into equal pieces.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Callable[..., torch.Tensor] | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        ema: torch.optim.swa_utils.AveragedModel | None = None,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.schedulers: tuple[Any, ...] = _several(scheduler)
+        self.scaler = scaler
+        self.autocast = autocast
+        self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.clip_value = clip_value
+        self.ema = ema
+        check(self)
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Take one step as written, and return its loss, detached."""
+        loss = self.compute(self.parts(), *batch)
+        self.advance()
+        return loss
+
+    def parts(self) -> Parts:
+        """Return the parts as written."""
+        return Parts(self.loss_of, self.optimizer.step, self.accumulate, self.autocast, self.scaler)
+
+    def taken_by(self, model: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """Return what takes this very step as written, but calls `model`, such as a compiled form, for its own."""
+
+        def loss(inputs: Any, *targets: Any) -> torch.Tensor:
+            return self.loss_from(self.outputs_of(model, inputs), *targets)
+
+        def take(*batch: Any) -> torch.Tensor:
+            found = self.compute(replace(self.parts(), loss=loss), *batch)
+            self.advance()
+            return found
+
+        return take
+
+    def loss_of(self, inputs: Any, *targets: Any) -> torch.Tensor:
+        """Return the loss of a batch, with its graph."""
+        return self.loss_from(self.outputs_of(self.model, inputs), *targets)
+
+    @staticmethod
+    def outputs_of(model: Callable[..., Any], inputs: Any) -> Any:
+        """Call `model` on the first item of a batch."""
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+    def loss_from(self, outputs: Any, *targets: Any) -> torch.Tensor:
+        """Return the loss of what the model returned.
+
+        Raises:
+            WorkloadError: there is no loss in it, or it is no scalar; or nothing takes the targets.
+        """
+        import torch
+
+        if self.loss is None and targets:
+            raise WorkloadError(
+                f"the batch has {len(targets)} item(s) behind the inputs, but loss is None, and nothing takes them: "
+                "give `loss`, or the inputs alone (a dict of keyword arguments where the model takes targets)"
+            )
+        found: Any
+        if self.loss is not None:
+            found = self.loss(outputs, *targets)
+        elif isinstance(outputs, Mapping):
+            found = outputs.get("loss")
+        else:
+            found = outputs if isinstance(outputs, torch.Tensor) else getattr(outputs, "loss", None)
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            kind = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            raise WorkloadError(
+                f"the loss is of {kind}, but must be a tensor of one number: give `loss`, a function of the model's "
+                "outputs and the rest of the batch that returns one"
+            )
+        loss: torch.Tensor = found
+        return loss
+
+    def compute(self, parts: Parts, *batch: Any) -> torch.Tensor:
+        """Run forward, backward, clipping and the update with `parts`; return the loss, detached."""
+        import torch
+
+        if isinstance(self.optimizer, torch.optim.LBFGS):  # it asks for the loss as often as it likes
+            loss: torch.Tensor = self.optimizer.step(lambda: self._gradients(parts, batch))
+            return loss
+        loss = self._gradients(parts, batch)
+        self._update(parts)
+        return loss
+
+    def _gradients(self, parts: Parts, batch: tuple[Any, ...]) -> torch.Tensor:
+        """Run forward and backward, piece by piece; return the loss, detached."""
+        import torch
+
+        self.optimizer.zero_grad(set_to_none=True)
+        total: torch.Tensor | None = None
+        for number, piece in enumerate(pieces_of(batch, parts.pieces), 1):
+            with _synchronised(self.model, number == parts.pieces):
+                with self._autocast(parts.autocast):
+                    loss = parts.loss(*piece)
+                loss = loss / parts.pieces if parts.pieces > 1 else loss
+                (parts.scaler.scale(loss) if parts.scaler else loss).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "a batch has at least one piece"
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            self._clip()
+        return total
+
+    def advance(self) -> None:
+        """Step the schedulers and the averaged weights, which follow an update."""
+        for scheduler in self.schedulers:
+            scheduler.step()
+        if self.ema is not None:
+            self.ema.update_parameters(unwrapped(self.model))
+
+    def _clip(self) -> None:
+        import torch
+
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.trained(), self.clip_norm)
+        if self.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.trained(), self.clip_value)
+
+    def _update(self, parts: Parts) -> None:
+        if parts.scaler is not None:
+            parts.scaler.unscale_(self.optimizer)
+        self._clip()
+        if parts.scaler is None:
+            parts.update()
+            return
+        with _stepping_by(self.optimizer, parts.update):
+            parts.scaler.step(self.optimizer)
+        parts.scaler.update()
+
+    def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+        import torch
+
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.trained()[0].device.type, dtype)
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """List the parameters that the optimizer updates."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """Return the modules by name: the model, and the loss and the averaged weights where those are modules."""
+        import torch
+
+        found = {"model": unwrapped(self.model), "loss": self.loss, "ema": self.ema}
+        return {name: module for name, module in found.items() if isinstance(module, torch.nn.Module)}
+
+    def copy(self) -> TrainStep:
+        """Return a step of the same state that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Bring along what copying leaves behind of an optimizer, such as LBFGS's list of its parameters."""
+        return {**vars(self), "_lost": lost_attributes(self.optimizer)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the attributes, and give the optimizer its own."""
+        lost = state.pop("_lost")
+        vars(self).update(state)
+        vars(self.optimizer).update(lost)
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all that a step changes; return what puts it back, in place and bit by bit."""
+        return StepState(self).snapshot()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a checkpoint, loadable without Torchwise: each part's own `state_dict`, unprefixed, by its name."""
+        found: dict[str, Any] = {name: module.state_dict() for name, module in self.modules().items()}
+        found["optimizer"] = self.optimizer.state_dict()
+        found["schedulers"] = [without_tensor_rates(scheduler.state_dict()) for scheduler in self.schedulers]
+        if self.scaler is not None:
+            found["scaler"] = self.scaler.state_dict()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned.
+
+        A scaler's state is loaded where there is a scaler on both sides: a plan may have one of its own.
+
+        Raises:
+            WorkloadError: it holds other parts than this step has.
+        """
+        names = {*self.modules(), "optimizer", "schedulers"}
+        if set(state) - {"scaler"} != names or len(state["schedulers"]) != len(self.schedulers):
+            raise WorkloadError(
+                f"the checkpoint holds {', '.join(sorted(state))}, but this step has {', '.join(sorted(names))}, with "
+                f"{len(self.schedulers)} scheduler(s)"
+            )
+        for name, module in self.modules().items():
+            module.load_state_dict(state[name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+        if self.scaler is not None and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def to(self, device: str) -> TrainStep:
+        """Move all of it to `device`, in place."""
+        for module in self.modules().values():
+            module.to(device)
+        StepState(self).move_to(device)
+        return self
+
+
+def pieces_of(batch: tuple[Any, ...], count: int) -> Iterator[tuple[Any, ...]]:
+    """Cut a batch into `count` parts of equal size along the first dimension of each of its tensors.
+
+    Raises:
+        WorkloadError: a tensor's first dimension cannot be divided so.
+    """
+    if count == 1:
+        yield batch
+        return
+    for tensor in trees.tensors(batch):
+        if tensor.dim() == 0 or tensor.shape[0] % count:
+            raise WorkloadError(
+                f"a tensor of the batch has shape {tuple(tensor.shape)}, which cannot be cut into {count} equal pieces "
+                f"along its first dimension: give batches of a multiple of {count}, or accumulate=1"
+            )
+    for number in range(count):
+        yield trees.map_tensors(functools.partial(_piece, count, number), batch)
+
+
+def _piece(count: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.chunk(count)[number]
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside DistributedDataParallel; any other as it is."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Say whether `fully_shard` (FSDP2) was used on any part of a model."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(part, FSDPModule) for part in model.modules())
+
+
+@contextlib.contextmanager
+def _synchronised(model: Any, last: bool) -> Iterator[None]:
+    """Exchange gradients between ranks after the last piece alone, as those of the others are added up first."""
+    if last and not hasattr(model, "set_requires_gradient_sync"):
+        yield
+    elif hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(last)
+        yield
+    elif hasattr(model, "no_sync"):  # DistributedDataParallel
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _stepping_by(optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> Iterator[None]:
+    """Have the scaler, which calls `optimizer.step`, update otherwise."""
+    if update == optimizer.step:
+        yield
+        return
+    own = vars(optimizer)
+    before = own.get("step")
+    own["step"] = update
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["step"]
+        else:
+            own["step"] = before
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Sequence) else (given,)

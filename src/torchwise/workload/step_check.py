@@ -1,0 +1,70 @@
+"""What a training step may not be made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchwise.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from torchwise.workload.step import TrainStep
+
+
+def check(step: TrainStep) -> None:
+    """Refuse what cannot be a step.
+
+    Raises:
+        WorkloadError: with the value, the rule and the way out.
+    """
+    import torch
+
+    if not isinstance(step.model, torch.nn.Module):
+        raise WorkloadError(f"model is of type {type(step.model).__name__}, but must be a torch.nn.Module")
+    if step.loss is not None and not callable(step.loss):
+        raise WorkloadError(f"loss is {step.loss!r}, but must be a function of the outputs and the targets, or None")
+    if not hasattr(step.optimizer, "param_groups"):
+        raise WorkloadError(
+            f"optimizer is of type {type(step.optimizer).__name__}, but must be a torch.optim.Optimizer"
+        )
+    if step.scaler is not None and not hasattr(step.scaler, "unscale_"):
+        raise WorkloadError(
+            f"scaler is of type {type(step.scaler).__name__}, but must be a torch.amp.GradScaler or None"
+        )
+    if step.ema is not None and not hasattr(step.ema, "update_parameters"):
+        raise WorkloadError(
+            f"ema is of type {type(step.ema).__name__}, but must be a torch.optim.swa_utils.AveragedModel or None"
+        )
+    if step.scaler is not None and isinstance(step.optimizer, torch.optim.LBFGS):
+        raise WorkloadError(
+            "a scaler is given, but LBFGS takes several gradients a step, which no scaler can: leave it out"
+        )
+    if step.autocast not in (None, torch.bfloat16, torch.float16):
+        raise WorkloadError(f"autocast is {step.autocast!r}, but must be torch.bfloat16, torch.float16 or None")
+    if isinstance(step.accumulate, bool) or not isinstance(step.accumulate, int) or step.accumulate < 1:
+        raise WorkloadError(f"accumulate is {step.accumulate!r}, but must be a whole number of at least 1")
+    for name in ("clip_norm", "clip_value"):
+        value = getattr(step, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+            raise WorkloadError(f"{name} is {value!r}, but must be above 0, or None")
+    for scheduler in step.schedulers:
+        if not hasattr(scheduler, "step") or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise WorkloadError(
+                f"scheduler is of type {type(scheduler).__name__}, but must step without being told anything: leave it "
+                "out, and step it in your own loop"
+            )
+    _check_parameters(step)
+
+
+def _check_parameters(step: TrainStep) -> None:
+    import torch
+
+    if not step.trained():
+        raise WorkloadError("the optimizer trains nothing: build it from the parameters of the model")
+    known = {
+        id(p) for module in (step.model, step.loss) if isinstance(module, torch.nn.Module) for p in module.parameters()
+    }
+    if strangers := [p for p in step.trained() if id(p) not in known]:
+        raise WorkloadError(
+            f"the optimizer trains {len(strangers)} parameters that are in neither the model nor the loss: build it "
+            "from the parameters of this very model, after it was moved and wrapped"
+        )

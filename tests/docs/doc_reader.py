@@ -1,0 +1,157 @@
+"""The reader of a page: the names that its snippets take for granted, and a hurry that lets no search compile."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from doc_pages import ROOT
+from torch import nn
+
+import torchwise
+from torchwise import shapes
+from torchwise.plan import Plan
+
+ONE_THREAD = Plan(threads=1)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have searches try one plan that compiles nothing, and analyses look at the plain model."""
+    for module, name, changes in (
+        (torchwise, "tune", {"plans": [ONE_THREAD], "effort": "quick"}),
+        (torchwise, "optimize", {"plans": [ONE_THREAD], "effort": "quick"}),
+        (torchwise, "analyze", {"plan": "eager", "effort": "quick"}),
+        (torchwise, "explain", {"budget": 0.0}),
+        (shapes, "fit", {"plans": [ONE_THREAD], "effort": "quick"}),
+    ):
+        monkeypatch.setattr(module, name, changed(getattr(module, name), changes))
+
+
+def changed(function: Callable[..., Any], changes: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function with these keywords in place of what it is given."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**kwargs, **changes})
+
+    return call
+
+
+def names(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what a page takes for granted."""
+    torch.manual_seed(0)
+    common = {
+        "torch": torch,
+        "nn": nn,
+        "torchwise": torchwise,
+        "tw": torchwise,
+        "model": small(),
+        "x": torch.randn(4, 8),
+    }
+    return {**common, **OF_PAGE.get(page, lambda _monkeypatch: {})(monkeypatch)}
+
+
+def small() -> nn.Module:
+    """Return a model of two layers."""
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+
+
+class Masked(nn.Module):
+    """The mean of what tokens mean, where the mask says that they are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 8)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return (batch, 8) for tokens and mask of (batch, length)."""
+        weight = mask[..., None].to(torch.float32)
+        return (self.table(tokens) * weight).sum(1) / weight.sum(1)
+
+
+def of_shapes(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    tokens = torch.randint(1, 32, (2, 32))
+    sizes = dict.fromkeys(range(1, 33), 1)
+    return {"model": Masked().eval(), "tokens": tokens, "mask": torch.ones_like(tokens), "seen": sizes}
+
+
+def of_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("TORCHWISE_DISABLE", "1")  # plain code: what parts search for is tested elsewhere
+
+    class Program(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.neuron, self.storage = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.storage(self.neuron(x))
+
+    return {"program": Program(), "carry": lambda x: x + 1, "stream": [torch.randn(2, 8)]}
+
+
+def of_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    only_captured(monkeypatch)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "slow_model", raising=False)
+    return {}
+
+
+def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `torch.compile` capture graphs, where breaks and recompilations come from, and not compile them."""
+    monkeypatch.setattr(torch, "compile", changed(torch.compile, {"backend": "eager"}))
+
+
+def of_watch(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    only_captured(monkeypatch)
+    step, sizes = torch.compile(lambda x: print(x + 1), dynamic=False), itertools.count(4)
+    return {"train": lambda: step(torch.ones(next(sizes)))}  # compiled anew, and broken by `print`, each time
+
+
+def of_serving(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    import pytorch_lightning as lightning
+
+    class Lit(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+        def predict_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
+            return self.net(batch)
+
+    model, x = Lit().eval(), torch.randn(4, 8)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    decision = torchwise.tune(model.net, (x,)).decision
+    loader = torch.utils.data.DataLoader([x, x], batch_size=None)
+    return {"model": model, "x": x, "trainer": trainer, "decision": decision, "loader": loader, "page_somebody": print}
+
+
+def of_artefacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    study = torchwise.tune(model := small(), (x := torch.randn(4, 8),))
+    return {"model": model, "x": x, "study": study, "log": logging.getLogger("service")}
+
+
+OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
+    "docs/artefacts.md": of_artefacts,
+    "docs/loops.md": lambda _monkeypatch: {"starts": [torch.rand(64, 64)]},
+    "docs/parts.md": of_parts,
+    "docs/serving.md": of_serving,
+    "docs/shapes.md": of_shapes,
+    "docs/tutorial.md": of_tutorial,
+    "docs/watch.md": of_watch,
+}

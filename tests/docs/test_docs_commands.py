@@ -1,0 +1,115 @@
+"""Every command of the documentation: run as it stands, or its arguments are read by the command line itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from doc_pages import PAGES, ROOT, blocks
+
+from torchwise.cli import app
+
+ONLY_READ = {
+    "pip install": "needs a network",
+    "python service.py": "is the reader's own program",
+    "torchwise analyze": "compiles and times for a minute; run by tests/unit/test_analyze_command.py",
+    "torchwise bench": "compiles and times for minutes; run by tests/unit/test_bench_command.py",
+    "torchwise bisect": "looks for minutes; run by tests/unit/test_bisect.py",
+    "torchwise cache": "compiles; run by tests/unit/test_cache_command.py",
+    "torchwise compare": "needs two benchmarks; run by tests/unit/test_bench_compare.py",
+    "torchwise doctor": "compiles for ten seconds; run by tests/unit/test_doctor.py",
+    "torchwise explain": "compiles for half a minute; that of the tutorial is run below",
+    "torchwise tune": "searches for minutes; run with one plan below",
+}
+"""How a command begins that is not run, and why. What it is given must be understood all the same."""
+
+COMMANDS = [
+    (f"{page}:{line}", text.removeprefix("$ "))
+    for page in PAGES
+    for line, block in blocks(page, "console")
+    for text in block.splitlines()
+    if text.startswith("$ ")
+]
+
+
+def why_only_read(text: str) -> str | None:
+    return next((why for begins, why in ONLY_READ.items() if text.startswith(begins)), None)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A store with one study of the tutorial's model, which took one plan that compiles nothing."""
+    folder = str(tmp_path_factory.mktemp("store"))
+    own = {"TORCHWISE_STORE": f"{folder}/store.db", "TMPDIR": folder, "COLUMNS": "110"}  # turns are taken in TMPDIR
+    found = {**os.environ, **own}
+    plan = '{"schema":"torchwise.plan/1","threads":1}'
+    run(["torchwise", "tune", "examples/slow_model.py:make", "--effort", "quick", "--plan", plan], found, ROOT)
+    return found
+
+
+def run(words: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Run a command with the Torchwise that is tested, and return what it prints."""
+    words = [str(Path(sys.executable).with_name("torchwise")), *words[1:]] if words[0] == "torchwise" else words
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def leaves(command: Any) -> Iterator[Any]:
+    """Yield a command, or all within a group."""
+    for inner in getattr(command, "commands", {}).values():
+        yield from leaves(inner)
+    if not hasattr(command, "commands"):
+        yield command
+
+
+def understood(words: list[str]) -> bool:
+    """Have the command line read the words of a command, and do nothing."""
+    command = typer.main.get_command(app)
+    for leaf in leaves(command):
+        leaf.callback = lambda **_options: None
+    with pytest.raises(SystemExit) as ended:
+        command.main(words, prog_name="torchwise")
+    return ended.value.code == 0
+
+
+@pytest.mark.parametrize(("where", "text"), [pair for pair in COMMANDS if pair[1].startswith("torchwise ")])
+def test_the_command_line_understands(where: str, text: str) -> None:
+    assert understood(shlex.split(text, comments=True)[1:])
+
+
+def test_what_the_command_line_does_not_know_is_found() -> None:
+    assert not understood(["tune", "zoo:tutorial.fusion_demo", "--speed", "high"])
+    assert not understood(["plans", "lost"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "text"), [pair for pair in COMMANDS if why_only_read(pair[1]) is None])
+def test_the_command_runs(where: str, text: str, environment: dict[str, str], tmp_path: Path) -> None:
+    assert run(shlex.split(text, comments=True), environment, tmp_path)
+
+
+def test_nothing_is_excused_in_vain() -> None:
+    texts = [text for _where, text in COMMANDS]
+    assert [begins for begins in ONLY_READ if not any(text.startswith(begins) for text in texts)] == []
+
+
+@pytest.mark.slow
+def test_the_tutorials_command_names_the_line(environment: dict[str, str], tmp_path: Path) -> None:
+    told = tmp_path / "explained.json"
+    run(
+        ["torchwise", "explain", "examples/slow_model.py:make", "--budget", "0", "--json", str(told)], environment, ROOT
+    )
+    source = (ROOT / "examples" / "slow_model.py").read_text().splitlines()
+    breaks = [finding for finding in json.loads(told.read_text())["findings"] if finding["kind"] == "graph break"]
+    places = [place for finding in breaks for place in finding["places"]]
+    assert [source[place["line"] - 1].strip() for place in places] == ["temperature = self.temperature.item()"]
+    assert f"slow_model.py:{places[0]['line']}, in forward" in (ROOT / "docs" / "tutorial.md").read_text()

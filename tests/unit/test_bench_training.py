@@ -1,0 +1,61 @@
+"""Contenders on a whole training step: each takes the step its own way, is proven to train, and is timed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from torchwise.bench.contenders import Setting, known
+from torchwise.bench.contenders.contender import with_model
+from torchwise.bench.job import Contest
+from torchwise.records import Outcome, codec
+from torchwise.records.benchmark import Performance
+from torchwise.trial import Job, Limits, ProcessLauncher
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import WorkloadSpec
+from torchwise.zoo import load
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("name", ["eager", pytest.param("default", marks=pytest.mark.slow)])
+def test_a_contender_trains_as_eager_does(name: str) -> None:
+    spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
+    job = Job("try", spec, effort=EFFORTS["quick"], environment=dict(os.environ))
+    answer = ProcessLauncher().run(Contest("contend", job, name), Limits(250, 8 * GIB), lambda _stage: None)
+    assert isinstance(answer, str), answer
+    found = codec.from_json(answer, Performance)
+    assert found.verdict.outcome is Outcome.PASS, found.verdict.reason
+    assert {"gradients", "state", "trajectories"} <= {check.name for check in found.verdict.checks}
+    assert found.measurement is not None
+
+
+def test_a_contender_changes_the_model_of_the_step_and_nothing_else() -> None:
+    workload, plain = load("training.operator@small"), load("training.operator@small")
+    called: list[int] = []
+
+    def counting(model: torch.nn.Module) -> object:
+        def call(*args: torch.Tensor) -> torch.Tensor:
+            called.append(1)
+            answer: torch.Tensor = model(*args)
+            return answer
+
+        return call
+
+    take = with_model(workload, counting)  # type: ignore[arg-type]
+    batch = workload.examples[0].args
+    torch.manual_seed(0)
+    ours = [float(take(*batch)) for _ in range(3)]
+    torch.manual_seed(0)
+    theirs = [float(plain.call(*batch)) for _ in range(3)]
+    assert ours == theirs
+    assert len(called) == 3
+    rates = [w.step.optimizer.param_groups[0]["lr"] for w in (workload, plain) if w.step]
+    assert rates[0] == rates[1] < 1e-4
+
+
+def test_what_has_no_backward_pass_takes_no_part() -> None:
+    for name in ("aot-inductor", "onnxruntime"):
+        assert "no backward pass" in (known()[name].missing(Setting("cpu", "training")) or "")

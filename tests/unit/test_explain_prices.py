@@ -1,0 +1,96 @@
+"""What a mend saves: asked once, on every example, within a budget; and a mend that fails has no price."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.diagnose.prices import PairedPrices
+from torchwise.diagnose.saving import saving
+from torchwise.measure import peaks
+from torchwise.plan import Plan
+from torchwise.records import Measurement
+from torchwise.trial.arena import Calls
+from torchwise.workload import Example, Workload
+
+SETTING = "torch._dynamo.config.capture_scalar_outputs = True"
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Stub:
+    """An arena that runs nothing: a mend takes 60 µs of the run's 100."""
+
+    device, mode = "cpu", "inference"
+    workload = Workload(double, (Example((torch.ones(1),)), Example((torch.ones(2),))))
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.settled: list[int] = []
+        self._error = error
+
+    def runners(self, call: Any) -> Calls:
+        return [lambda: call] * len(self.workload.examples)
+
+    def first_calls(self, calls: Calls) -> float:
+        if self._error:
+            raise self._error
+        self.settled.append(len(calls))
+        return 0.0
+
+    def measure(self, calls: Calls, run: Calls) -> Measurement:
+        assert len(calls) == len(run)
+        return Measurement((60e-6,) * 5, (100e-6,) * 5)
+
+
+def prices(arena: Stub, budget_s: float = 60.0) -> PairedPrices:
+    return PairedPrices(arena, arena.runners(double), budget_s, lambda _stage: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ask", [lambda p: p.without_module_guards(), lambda p: p.under(SETTING)])
+def test_a_mend_is_priced_on_every_example_and_once(ask: Any) -> None:
+    arena = Stub()
+    asked = prices(arena)
+    assert ask(asked).per_call_s.mid == pytest.approx(40e-6)
+    assert ask(asked) is ask(asked)
+    assert arena.settled == [2]
+    assert asked.notes == []
+
+
+def test_a_mend_that_fails_has_no_price_and_is_told() -> None:
+    asked = prices(Stub(RuntimeError("no such kernel\nand a long trace")))
+    assert asked.under(SETTING) is None
+    assert asked.failures == {SETTING: f"{SETTING}: not priced, because it failed with RuntimeError: no such kernel"}
+    assert asked.notes == [asked.failures[SETTING]]
+
+
+def test_a_mend_that_the_budget_leaves_out_is_told_and_has_not_failed() -> None:
+    asked = prices(Stub(), budget_s=0.0)
+    assert asked.of_plan(Plan(backend="inductor", capture="call")) is None
+    assert "--budget grants more" in asked.notes[0]
+    assert not asked.failures
+
+
+def test_peaks_are_measured_however_little_time_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peaks.COPY_BYTES, "cpu", 2**16)
+    monkeypatch.setitem(peaks.SIDE, "cpu", 32)
+    assert 0 < peaks.bandwidth("cpu", 0.0) < 1e15
+    assert 0 < peaks.matrix_rate(torch.float64, "cpu", 0.0) < 1e18
+
+
+def test_what_disturbs_for_a_while_widens_the_interval() -> None:
+    calm = tuple(100e-6 + (i % 2) * 1e-6 for i in range(80))
+    disturbed = calm[:60] + tuple(second + 30e-6 for second in calm[60:])
+    sure = saving(Measurement((60e-6,) * 80, calm))
+    doubtful = saving(Measurement((60e-6,) * 80, disturbed))
+    assert sure.mid == pytest.approx(40.5e-6)
+    assert sure.half_width < 0.02
+    assert doubtful.mid < 42e-6
+    assert doubtful.high > 50e-6, "rounds that are disturbed together count as one"
+
+
+def test_a_measurement_of_a_few_rounds_has_a_saving_too() -> None:
+    assert saving(Measurement((3.0,), (1.0,))).mid == -2.0

@@ -1,0 +1,82 @@
+"""`torchwise.fit_batch`: doubling, the gap halved, what ends it, and what is best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sketches import PASSED
+
+import torchwise
+from torchwise.errors import InputError
+from torchwise.records import Costs, Failure, FailureKind, Measurement, codec
+from torchwise.trial.job import Attempt
+
+X = torch.randn(4, 8)
+
+
+class Device:
+    """A launcher that needs a KiB a sample, holds 100 of them, and does each batch in 1 ms and 10 µs a sample."""
+
+    def __init__(self, holds: int = 100) -> None:
+        self.holds = holds
+        self.sizes: list[int] = []
+
+    def run(self, told: Any, limits: Any, on_stage: Callable[[str], None]) -> str | Failure:
+        self.sizes.append(told.size)
+        if told.size > self.holds:
+            return Failure(FailureKind.OUT_OF_MEMORY, "compile", "CUDA out of memory")
+        seconds = 1e-3 + 1e-5 * told.size
+        timed = Measurement((seconds, seconds), (seconds, seconds))
+        found = Attempt(Costs(0.0, peak_memory=1024 * told.size), PASSED, timed)
+        return codec.to_json(found)
+
+
+def fitted(device: Device, **options: Any) -> Any:
+    return torchwise.fit_batch(torch.nn.Linear(8, 2), (X,), launcher=device, **options)
+
+
+def test_the_batch_is_doubled_until_it_fails_and_the_gap_halved() -> None:
+    device = Device()
+    found = fitted(device)
+    assert device.sizes == [4, 8, 16, 32, 64, 128, 96, 112]
+    assert [one.size for one in found.tried] == sorted(device.sizes)
+    assert (found.largest, found.best) == (96, 96)
+    assert "out of memory" in {one.size: one.problem for one in found.tried}[128]
+
+
+def test_a_limit_is_kept() -> None:
+    found = fitted(Device(), memory_limit=20 * 1024)
+    assert found.largest == 20
+    assert {one.size: one.problem for one in found.tried}[32] == "takes 0 MiB, and the limit is 0 MiB"
+
+
+def test_no_larger_batch_than_asked_for_is_tried() -> None:
+    device = Device()
+    assert fitted(device, largest=16).largest == 16
+    assert device.sizes == [4, 8, 16]
+
+
+def test_nothing_fits() -> None:
+    found = fitted(Device(holds=1))
+    assert (found.largest, found.best, len(found.tried)) == (None, None, 1)
+
+
+def test_it_is_json() -> None:
+    assert json.loads(fitted(Device()).to_json())["schema"] == "torchwise.batchfit/1"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fitted(Device(), memory_limit=0), "memory limit is 0 bytes, but must be above 0"),
+        (lambda: torchwise.fit_batch("zoo:tutorial.branch"), "but must be the step, module, function or Workload"),
+        (lambda: torchwise.fit_batch(torch.add, (X, X[0])), "the inputs differ in dimension 0"),
+    ],
+)
+def test_bad_input_is_refused(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises((InputError, torchwise.TorchwiseError), match=said):
+        call()

@@ -1,0 +1,300 @@
+"""A training step in production: the plan answers, and whatever fails, the step is taken, once, as written."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from step_samples import Blocks, a_step, batch, batches, everything, same
+
+import torchwise
+from live_decisions import decided
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.realize import step as realize_step
+from torchwise.runtime.dispatch import NOT_PROVEN
+from torchwise.runtime.step import OptimizedStep
+from torchwise.workload.step import TrainStep
+
+FUSED = Plan(optimizer="fused")
+FAILED = "the plan failed (RuntimeError)"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def exponential(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def make(**how: Any) -> TrainStep:
+    return a_step(**{"model": Blocks(dropout=0.2), "scheduler": exponential, "clip_norm": 1.0, **how})
+
+
+def optimized(step: TrainStep, plan: Plan = FUSED) -> OptimizedStep:
+    fast = torchwise.apply(step, decided(step, plan, *batch()))
+    assert isinstance(fast, OptimizedStep)
+    return fast
+
+
+def run(step: Any, count: int = 4, rows: int = 8) -> list[Any]:
+    """Take some steps; return their losses, all state, and the generator's."""
+    torch.manual_seed(1)
+    losses = [step(*given) for given in batches(count, rows)]
+    return [*losses, *everything(step), torch.get_rng_state()]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Have a plan raise at one of its steps, when its work is half done."""
+
+    def at(number: int, error: Exception | None = None) -> list[int]:
+        calls: list[int] = []
+        update = realize_step.RealizedStep.compute
+
+        def compute(self: Any, *given: Any) -> torch.Tensor:
+            calls.append(1)
+            if len(calls) != number:
+                return update(self, *given)
+            loss = self._step.loss_of(*given)  # random numbers are drawn,
+            loss.backward()
+            self._step.optimizer.step()  # weights and the optimizer's state change, and it breaks
+            raise error or RuntimeError("a kernel fails")
+
+        monkeypatch.setattr(realize_step.RealizedStep, "compute", compute)
+        return calls
+
+    return at
+
+
+# ---- the plan answers
+
+
+def test_a_plan_takes_the_steps() -> None:
+    step, written = make(), make()
+    fast = optimized(step)
+    torch.testing.assert_close(run(fast)[:4], run(written)[:4])
+    assert step.optimizer.param_groups[0]["fused"] is True
+    assert fast.statistics.optimized == 4
+    assert not fast.statistics.original
+    assert step.schedulers[0].last_epoch == 4
+
+
+def test_another_batch_goes_as_written_and_is_counted() -> None:
+    fast = optimized(make())
+    fast(*batch(8))
+    for given in (batch(6), batch(6), (batch(8)[0].double().float(), batch(8)[1].int().long())):
+        fast(*given)
+    assert fast.statistics.optimized == 2
+    assert dict(fast.statistics.original) == {NOT_PROVEN: 2}
+
+
+def test_attributes_are_the_steps_own() -> None:
+    step = make()
+    fast = optimized(step)
+    assert fast.model is step.model
+    assert fast.clip_norm == 1.0
+    assert torchwise.unwrap(fast) is step
+    assert repr(fast) == "<OptimizedStep of Blocks, plan: eager + fused optimizer>"
+    with pytest.raises(AttributeError, match="no attribute 'unknown'"):
+        _ = fast.unknown
+
+
+def test_closing_gives_the_optimizer_its_form_back_and_the_next_step_makes_the_plan_anew() -> None:
+    step = make()
+    fast = optimized(step)
+    fast(*batch())
+    fast.close()
+    assert step.optimizer.param_groups[0]["fused"] is None
+    fast(*batch())
+    assert step.optimizer.param_groups[0]["fused"] is True
+    assert fast.statistics.optimized == 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))], ids=["copy", "pickle"])
+def test_a_copy_goes_on_as_the_step_does(copied: Callable[[Any], Any]) -> None:
+    fast = optimized(make())
+    run(fast, 2)
+    other = copied(fast)
+    assert isinstance(other, OptimizedStep)
+    assert other.original is not fast.original
+    assert other.decision == fast.decision
+    assert same(run(other, 3), run(fast, 3))
+    assert other.statistics.optimized == 3
+
+
+def test_a_checkpoint_knows_nothing_of_the_plan_and_loads_in_both_directions() -> None:
+    fast, written = optimized(make()), make()
+    run(fast, 2)
+    kept = copy.deepcopy(fast.state_dict())
+    assert kept["optimizer"]["param_groups"][0]["fused"] is None
+    written.load_state_dict(copy.deepcopy(kept))
+    other = optimized(make())
+    other.load_state_dict(copy.deepcopy(kept))
+    assert same(everything(written), everything(other))
+    assert same(run(other, 3), run(fast, 3))
+
+
+# ---- where it fails
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_plan_that_fails_early_leaves_no_trace(
+    failing: Callable[..., list[int]], before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = failing(before + 1)
+    step, written = make(), make()
+    fast = optimized(step)
+    for given in batches(before):
+        fast(*given)
+    written.load_state_dict(copy.deepcopy(fast.state_dict()))
+    assert same(run(fast), run(written))
+    assert len(calls) == before + 1
+    assert step.optimizer.param_groups[0]["fused"] is None
+    assert type(step.optimizer.param_groups[0]["lr"]) is float
+    assert fast.statistics.original[FAILED] == 4
+    assert (fast.statistics.failures["RuntimeError"], fast.statistics.opened) == (1, 1)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING and r.name == "torchwise"]) == 1
+    assert "training goes on as written, because the plan failed (RuntimeError): a kernel fails" in caplog.text
+
+
+def test_a_plan_that_fails_later_goes_on_as_written(failing: Callable[..., list[int]]) -> None:
+    failing(4)
+    step = make()
+    fast = optimized(step)
+    run(fast, 6)
+    assert fast.statistics.optimized == 3
+    assert fast.statistics.original[FAILED] == 3
+    assert step.schedulers[0].last_epoch == 6, "each call is one step"
+    assert step.optimizer.param_groups[0]["fused"] is None
+
+
+def test_no_memory_for_a_copy_of_the_state_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    step, written = make(), make()
+    monkeypatch.setattr(TrainStep, "snapshot", full)
+    fast = optimized(step)
+    torch.testing.assert_close(run(fast)[:4], run(written)[:4])
+    assert fast.statistics.optimized == 4
+
+
+def test_the_numbers_are_put_back_even_without_memory_for_the_state(
+    monkeypatch: pytest.MonkeyPatch, failing: Callable[..., list[int]]
+) -> None:
+    def full(_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(TrainStep, "snapshot", full)
+    failing(1)
+    fast, written = optimized(make()), make()
+    torch.manual_seed(1)
+    fast(*batch(seed=0))
+    numbers = torch.get_rng_state()
+    torch.manual_seed(1)
+    written(*batch(seed=0))
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_what_the_plan_held_is_let_go_before_the_step_is_taken_as_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import weakref
+
+    seen: list[Any] = []
+
+    def compute(_: Any, *_given: Any) -> torch.Tensor:
+        big = torch.ones(3)
+        seen.append(weakref.ref(big))
+        raise torch.OutOfMemoryError("no memory")
+
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(seen[0]() is None)
+        return torch.nn.functional.cross_entropy(outputs, y)
+
+    monkeypatch.setattr(realize_step.RealizedStep, "compute", compute)
+    fast = optimized(make(loss=loss))
+    fast(*batch())
+    assert seen[1] is True
+
+
+def test_a_bad_batch_is_the_callers_own_error_and_ends_no_plan() -> None:
+    step, written = make(), make()
+    fast = optimized(step)
+    x, y = batch()
+    for side in (fast, written):
+        torch.manual_seed(2)
+        side(*batch(seed=0))
+        with pytest.raises(IndexError, match="out of bounds"):
+            side(x, y + 9)
+        torch.manual_seed(3)
+        side(*batch(seed=1))
+    assert fast.statistics.optimized == 2
+    assert not fast.statistics.failures
+    assert step.optimizer.param_groups[0]["fused"] is True
+    torch.testing.assert_close([*step.model.parameters()], [*written.model.parameters()])
+
+
+def test_what_a_scheduler_raises_is_the_callers_and_the_step_is_taken_once() -> None:
+    def two_steps(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3, cycle_momentum=False)
+
+    step, written = make(scheduler=two_steps), make(scheduler=two_steps)
+    fast = optimized(step)
+    for side in (fast, written):
+        torch.manual_seed(1)
+        for given in batches(3):
+            side(*given)
+        with pytest.raises(ValueError, match="total steps"):
+            side(*batch(seed=3))
+    torch.testing.assert_close([*step.model.parameters()], [*written.model.parameters()])
+    assert not fast.statistics.failures
+
+
+# ---- what is not used at all
+
+
+def test_a_stale_decision_is_told_and_the_step_goes_as_written() -> None:
+    step, written = make(), make()
+    decision = replace(decided(step, FUSED, *batch()), structure="another")
+    fast = torchwise.apply(step, decision)
+    assert same(run(fast), run(written))
+    assert fast.statistics.optimized == 0
+    assert "the decision is stale" in next(iter(fast.statistics.original))
+
+
+def test_a_step_that_changed_while_it_was_pickled_is_stale() -> None:
+    fast = optimized(make())
+    fast.original.clip_norm = 0.5
+    other = pickle.loads(pickle.dumps(fast))
+    other(*batch())
+    assert other.statistics.optimized == 0
+
+
+def test_a_decision_for_eager_changes_nothing() -> None:
+    step, written = make(), make()
+    fast = torchwise.apply(step, decided(step, Plan(), *batch()))
+    assert same(run(fast), run(written))
+
+
+def test_a_plan_that_this_step_cannot_have_is_left_alone() -> None:
+    step, written = make(), make()
+    assert same(run(optimized(step, Plan(optimizer="fused", capture="step"))), run(written))
+
+
+def test_a_canary_is_refused() -> None:
+    step = make()
+    with pytest.raises(InputError, match="canary is 10, but a training step cannot be taken twice to compare"):
+        torchwise.apply(step, decided(step, FUSED, *batch()), canary=10)

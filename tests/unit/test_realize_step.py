@@ -1,0 +1,521 @@
+"""A plan for a training step: each piece against the step as written, what is put back, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from step_samples import Blocks, Net, a_step, batch, batches, everything, same
+from tape import Machine
+from torch.optim import lr_scheduler
+
+import torchwise
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import Realized, realize
+from torchwise.realize.optimizer import TunedOptimizer, forms_open
+from torchwise.realize.step import RealizedStep
+from torchwise.trial.training import step_traits
+from torchwise.workload import Example, Workload, trees
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def realized(step: torchwise.TrainStep, plan: Plan, device: str = "cpu") -> Realized:
+    return realize(step, plan, Example(batch()), device=device, mode="training")
+
+
+def adam(parameters: Any, **rest: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, 1e-2, **rest)
+
+
+def exponential(optimizer: Any) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def trained(plan: Plan | None, steps: int = 4, **how: Any) -> tuple[list[Any], torchwise.TrainStep]:
+    """Return the losses of some steps, and the step."""
+    step = a_step(**{"scheduler": exponential, "clip_norm": 1.0, **how})
+    call = realized(step, plan).call if plan else step
+    torch.manual_seed(1)
+    return [call(*given) for given in batches(steps)], step
+
+
+def check_close(ours: Any, theirs: Any, tolerance: float) -> None:
+    (losses, step), (expected, written) = ours, theirs
+    torch.testing.assert_close(torch.stack(losses), torch.stack(expected), rtol=tolerance, atol=tolerance)
+    for one, other in zip(step.model.parameters(), written.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+# ---- each piece against the step as written
+
+
+@pytest.mark.parametrize(
+    ("plan", "how", "tolerance"),
+    [
+        (Plan(optimizer="fused"), {}, 1e-5),
+        (Plan(optimizer="foreach"), {}, 1e-5),
+        (Plan(pieces=2), {}, 1e-4),
+        (Plan(pieces=4, optimizer="fused"), {"accumulate": 2}, 1e-4),
+        (Plan(precision="autocast_bf16"), {}, 5e-2),
+        (Plan(precision="autocast_fp16"), {}, 5e-2),
+        (Plan(memory_format="channels_last"), {}, 1e-5),
+        (Plan(threads=2), {}, 1e-5),
+    ],
+    ids=str,
+)
+def test_a_plan_trains_as_the_step_as_written(plan: Plan, how: dict[str, Any], tolerance: float) -> None:
+    check_close(trained(plan, **how), trained(None, **how), tolerance)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_recomputing_is_exact_noise_included(dropout: float) -> None:
+    ours, theirs = (trained(plan, model=Blocks(dropout=dropout)) for plan in (Plan(recompute="blocks"), None))
+    assert same([*ours[0], *everything(ours[1])], [*theirs[0], *everything(theirs[1])])
+
+
+def test_recomputing_keeps_no_activation_of_a_block_and_counts_no_call_twice() -> None:
+    def kept(plan: Plan | None) -> int:
+        step = a_step(Blocks(width=64))
+        call = realized(step, plan).call if plan else step
+        sizes: list[int] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            call(*batch())
+        return sum(sizes)
+
+    assert kept(Plan(recompute="blocks")) < 0.6 * kept(None)
+
+
+def test_the_threads_of_a_plan_hold_during_a_step_alone() -> None:
+    seen: list[int] = []
+
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return torch.nn.functional.cross_entropy(outputs, y)
+
+    realized(a_step(loss=loss), Plan(threads=2)).call(*batch())
+    assert seen == [2]
+    assert torch.get_num_threads() == 1
+
+
+def test_autocast_casts_and_a_scaler_comes_with_float16_alone() -> None:
+    seen: list[torch.dtype] = []
+
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(outputs.dtype)
+        return torch.nn.functional.cross_entropy(outputs.float(), y)
+
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        step = a_step(loss=loss)
+        made = realized(step, Plan(precision=f"autocast_{name}"))
+        made.call(*batch())
+        assert seen.pop() is dtype
+        assert (step.scaler is not None) is (name == "fp16")
+        made.close()
+        assert step.scaler is None
+    own = a_step(loss=loss, autocast=torch.float16)
+    realized(own, Plan(optimizer="fused"))
+    assert own.scaler is None, "who trains in float16 without a scaler is left to it"
+
+
+def test_a_scaler_that_is_off_is_no_scaler_to_a_plan_in_float16_and_comes_back() -> None:
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    step = a_step(scaler=off)
+    made = realized(step, Plan(precision="autocast_fp16"))
+    assert step.scaler is not off
+    made.call(*batch())
+    made.close()
+    assert step.scaler is off
+
+
+def test_channels_last_lays_out_weights_state_and_inputs_and_back() -> None:
+    class Images(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3)
+            self.two.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            layouts.append(x.is_contiguous(memory_format=torch.channels_last))
+            return self.two(self.one(x)).mean(dim=(2, 3))
+
+    layouts: list[bool] = []
+    step = a_step(Images(), lambda p: adam(p, fused=True))
+    x, y = torch.randn(2, 3, 8, 8), torch.randint(0, 4, (2,))
+    step(x, y)
+    strides = {name: p.stride() for name, p in step.model.named_parameters()}
+    before = copy.deepcopy(everything(step))
+    made = realize(step, Plan(memory_format="channels_last"), Example((x, y)), device="cpu", mode="training")
+    assert step.model.one.weight.is_contiguous(memory_format=torch.channels_last)
+    assert step.optimizer.state[step.model.one.weight]["exp_avg"].stride() == step.model.one.weight.stride()
+    assert same(everything(step), before)
+    made.call(x, y)
+    assert layouts == [False, True]
+    made.close()
+    assert {name: p.stride() for name, p in step.model.named_parameters()} == strides
+    for parameter, state in step.optimizer.state.items():
+        assert state["exp_avg"].stride() == parameter.stride()
+    step(x, y)
+
+
+# ---- what is put back, and what checkpoints show meanwhile
+
+
+FORMS = [Plan(optimizer="fused"), Plan(optimizer="foreach")]
+
+
+@pytest.mark.parametrize("plan", [*FORMS, Plan(recompute="blocks"), Plan(precision="autocast_fp16")], ids=str)
+def test_closing_puts_back_what_a_plan_changed(plan: Plan) -> None:
+    step = a_step(scheduler=exponential)
+    step(*batch())
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in step.optimizer.param_groups]
+    attributes = set(vars(step.optimizer))
+    before = copy.deepcopy(everything(step))
+    made = realized(step, plan)
+    made.close()
+    assert same(everything(step), before)
+    assert [{k: v for k, v in g.items() if k != "params"} for g in step.optimizer.param_groups] == groups
+    assert set(vars(step.optimizer)) == attributes
+    assert step.scaler is None
+    assert not any("forward" in vars(module) for module in step.model.modules())
+    assert not step.optimizer._optimizer_state_dict_post_hooks
+    assert not step.optimizer._optimizer_load_state_dict_post_hooks
+
+
+def test_what_a_plan_changed_is_put_back_where_making_it_fails() -> None:
+    step = a_step(Net())
+    before = copy.deepcopy(everything(step))
+    with pytest.raises(UnsupportedError):
+        realized(step, Plan(optimizer="fused", capture="step"))
+    assert same(everything(step), before)
+    assert not step.optimizer._optimizer_state_dict_post_hooks
+
+
+@pytest.mark.parametrize("plan", FORMS, ids=str)
+def test_a_checkpoint_of_a_plan_looks_as_without_it_and_loads_into_a_plain_optimizer(plan: Plan) -> None:
+    losses, step = trained(plan)
+    kept = step.state_dict()
+    _, written = trained(None)
+    expected = written.state_dict()["optimizer"]["param_groups"]
+    for ours, theirs in zip(kept["optimizer"]["param_groups"], expected, strict=True):
+        assert ours == theirs
+        assert type(ours["lr"]) is float
+    bare = Blocks()
+    optimizer = adam(bare.parameters())
+    optimizer.load_state_dict(kept["optimizer"])
+    assert optimizer.param_groups[0]["fused"] is None
+    assert optimizer.param_groups[0]["foreach"] is None
+    assert all(state["step"].item() == len(losses) for state in optimizer.state.values())
+
+
+@pytest.mark.parametrize("plan", FORMS, ids=str)
+def test_a_checkpoint_is_loaded_while_a_plan_is_in_force(plan: Plan) -> None:
+    _, written = trained(None, steps=2)
+    kept = copy.deepcopy(written.state_dict())
+    step = a_step(scheduler=exponential, clip_norm=1.0)
+    made = realized(step, plan)
+    made.call(*batch())
+    step.load_state_dict(copy.deepcopy(kept))
+    assert step.optimizer.param_groups[0][plan.optimizer] is True
+    assert same([leaf for _, leaf in trees.named_leaves(step.state_dict())], [x for _, x in trees.named_leaves(kept)])
+    for given in batches(2):
+        torch.testing.assert_close(made.call(*given), written(*given))
+    made.close()
+    assert step.optimizer.param_groups[0][plan.optimizer] is None
+
+
+def test_a_rate_that_is_a_tensor_for_a_plan_is_a_number_outside() -> None:
+    step = a_step(scheduler=exponential)
+    step(*batch())
+    rate = step.optimizer.param_groups[0]["lr"]
+    tuned = TunedOptimizer(step.optimizer, "preserve", rates=True)
+    assert isinstance(step.optimizer.param_groups[0]["lr"], torch.Tensor)
+    assert step.optimizer.state_dict()["param_groups"][0]["lr"] == rate, "the very same number"
+    step(*batch())
+    assert isinstance(step.optimizer.param_groups[0]["lr"], torch.Tensor), "written in place"
+    tuned.undo()
+    assert type(step.optimizer.param_groups[0]["lr"]) is float
+    assert step.optimizer.param_groups[0]["lr"] == pytest.approx(0.9 * rate)
+
+
+def test_a_group_that_is_added_meanwhile_breaks_nothing() -> None:
+    model = Blocks()
+    optimizer = adam(list(model.enter.parameters()))
+    tuned = TunedOptimizer(optimizer, "fused")
+    optimizer.add_param_group({"params": list(model.leave.parameters())})
+    assert [group["fused"] for group in optimizer.state_dict()["param_groups"]] == [None, None]
+    tuned.undo()
+    assert [group["fused"] for group in optimizer.param_groups] == [None, None]
+
+
+def test_steps_are_counted_where_the_form_wants_them() -> None:
+    optimizer = adam([torch.nn.Parameter(torch.ones(2, device="meta"))])
+    parameter = optimizer.param_groups[0]["params"][0]
+    optimizer.state[parameter]["step"] = torch.tensor(3.0)
+    tuned = TunedOptimizer(optimizer, "preserve", countable=True)
+    assert optimizer.state[parameter]["step"].device.type == "meta"
+    assert optimizer.param_groups[0]["capturable"] is True
+    tuned._kept[0]["capturable"] = True  # as if built so: then its counts lie there in a checkpoint, too
+    assert optimizer.state_dict()["state"][0]["step"].device.type == "meta"
+    tuned.undo()
+    assert optimizer.param_groups[0]["capturable"] is True
+
+
+# ---- scaling
+
+
+@pytest.mark.parametrize("plan", FORMS, ids=str)
+def test_a_step_that_overflows_is_skipped_by_a_plan_too(plan: Plan) -> None:
+    step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    made = realized(step, plan)
+    made.call(*batch())
+    assert step.scaler is not None
+    weights = step.model.enter.weight.detach().clone()
+    x, y = batch()
+    x[0, 0] = torch.inf
+    made.call(x, y)
+    assert torch.equal(step.model.enter.weight, weights)
+    assert step.scaler.get_scale() == 4.0
+    made.close()
+    step(*batch())
+    assert not torch.equal(step.model.enter.weight, weights)
+
+
+def test_an_optimizer_built_fused_leaves_the_skipping_to_its_kernels_in_copies_too() -> None:
+    flag = "_step_supports_amp_scaling"
+    optimizer = adam(Blocks().parameters(), fused=True)
+    bare = copy.deepcopy(optimizer)
+    assert not hasattr(bare, flag)
+    tuned = TunedOptimizer(bare, "preserve", countable=True)
+    assert getattr(bare, flag) is True
+    tuned.undo()
+    assert not hasattr(bare, flag)
+    tuned = TunedOptimizer(optimizer, "foreach")
+    assert not hasattr(optimizer, flag)
+    tuned.undo()
+    assert getattr(optimizer, flag) is True
+
+
+# ---- what an optimizer could be
+
+
+@pytest.mark.parametrize(
+    ("make", "forms"),
+    [
+        (adam, {"fusable", "foreachable"}),
+        (lambda p: torch.optim.SGD(p, 0.1), {"fusable", "foreachable"}),
+        (lambda p: adam(p, fused=True), set()),
+        (lambda p: adam(p, foreach=True), {"fusable"}),
+        (lambda p: adam(p, foreach=False), {"fusable", "foreachable"}),
+        (lambda p: torch.optim.RMSprop(p), {"foreachable"}),
+        (lambda p: torch.optim.AdamW(p, differentiable=True), set()),
+        (lambda p: torch.optim.LBFGS(p), set()),
+    ],
+)
+def test_the_forms_that_are_open(make: Callable[[Any], Any], forms: set[str]) -> None:
+    assert forms_open(make(list(Blocks().parameters()))) == forms
+
+
+def with_inputs(*shapes: tuple[int, ...], accumulate: int = 1, model: torch.nn.Module | None = None) -> set[str]:
+    step = a_step(model, accumulate=accumulate)
+    return {t for t in step_traits(Workload(step, [Example(tuple(map(torch.ones, shapes)))])) if "divisible" in t}
+
+
+def test_a_batch_is_cut_where_all_of_it_are_samples_that_can_be_parted() -> None:
+    both = {"divisible_by_2", "divisible_by_4"}
+    assert with_inputs((8, 4), (8,)) == both
+    assert with_inputs((6, 4), (6,)) == {"divisible_by_2"}
+    assert with_inputs((8, 4), (8,), accumulate=4) == {"divisible_by_2"}
+    assert with_inputs((8, 4), (4, 4)) == set(), "a mask over positions"
+    assert with_inputs((8, 4), ()) == set()
+    assert with_inputs((8, 4), (8,), model=Net()) == set(), "batch-norm looks at the whole batch"
+
+
+# ---- what is refused
+
+
+def refusal(plan: Plan, **how: Any) -> str:
+    step = a_step(**how)
+    before = copy.deepcopy(everything(step))
+    with pytest.raises(UnsupportedError) as error:
+        realized(step, plan)
+    assert same(everything(step), before)
+    return str(error.value)
+
+
+class Normed(torch.nn.Module):
+    """Blocks with batch-norm in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)) for _ in range(3)]
+        self.blocks = torch.nn.Sequential(*parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.blocks(x)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "how", "message"),
+    [
+        (Plan(recompute="blocks"), {"model": Net()}, "recompute is 'blocks', but the model has no repeated blocks"),
+        (Plan(recompute="blocks"), {"model": Normed()}, "recompute is 'blocks', but batch-norm in them would count"),
+        (Plan(capture="step"), {}, "capture is 'step', but this is cpu: only a CUDA GPU records graphs"),
+        (Plan(optimizer="fused"), {"optimizer": torch.optim.Rprop}, "optimizer is 'fused', but Rprop has no such form"),
+        (Plan(optimizer="foreach"), {"optimizer": torch.optim.LBFGS}, "optimizer is 'foreach', but LBFGS has no such"),
+        (
+            Plan(optimizer="compiled", backend="inductor"),
+            {"optimizer": torch.optim.LBFGS},
+            "optimizer is 'compiled', but LBFGS runs the model itself: leave optimizer out",
+        ),
+        (
+            Plan(precision="autocast_fp16"),
+            {"optimizer": torch.optim.LBFGS},
+            "precision is 'autocast_fp16', but LBFGS takes no scaler: leave precision out",
+        ),
+        (
+            Plan(optimizer="compiled", backend="inductor"),
+            {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9)},
+            "a scheduler changes the optimizer's momentum at every step, which what is compiled or captured once",
+        ),
+    ],
+    ids=lambda given: str(given) if isinstance(given, (str, Plan)) else "",
+)
+def test_what_cannot_be_is_refused_with_words(plan: Plan, how: dict[str, Any], message: str) -> None:
+    assert refusal(plan, **how).startswith(message)
+
+
+def test_pieces_that_do_not_divide_are_refused() -> None:
+    step = a_step()
+    made = realized(step, Plan(pieces=3))
+    with pytest.raises(torchwise.TorchwiseError, match="cannot be cut into 3 equal pieces"):
+        made.call(*batch())
+
+
+def test_a_plan_of_a_step_is_refused_for_a_model() -> None:
+    with pytest.raises(UnsupportedError, match="is of a whole training step, but this is a model: give a TrainStep"):
+        realize(Blocks(), Plan(pieces=2), Example((batch()[0],)), device="cpu", mode="training")
+
+
+# ---- the whole step captured, with graphs that need no GPU
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a machine on whose CPU a plan may capture."""
+    from torchwise.realize.capture.training import TrainingState
+
+    monkeypatch.setattr(TrainingState, "check", lambda _: None)  # on the CPU no optimizer can be capturable
+    return Machine(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"scheduler": exponential, "clip_norm": 0.1},
+        {"scaler": True, "clip_norm": 1.0},
+        {"autocast": torch.bfloat16, "accumulate": 2, "ema": True},
+        {"model": True, "clip_value": 0.1},
+    ],
+    ids=str,
+)
+def test_a_captured_step_is_the_fused_one_bit_by_bit(machine: Machine, how: dict[str, Any]) -> None:
+    sides = []
+    for plan in (Plan(optimizer="fused", capture="step"), Plan(optimizer="fused")):
+        model = Net(0.3) if "model" in how else Blocks()
+        given = {**how, "model": model}
+        given |= {"ema": torch.optim.swa_utils.AveragedModel(model)} if "ema" in how else {}
+        given |= {"scaler": torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)} if "scaler" in how else {}
+        step = a_step(**given)
+        made = realize(
+            step, plan, Example(batch()), device="cuda" if plan.capture == "step" else "cpu", mode="training"
+        )
+        if "scheduler" in how and plan.capture == "none":  # the same kind of number
+            rate = step.optimizer.param_groups[0]
+            rate["lr"] = torch.tensor(rate["lr"])
+        torch.manual_seed(1)
+        losses = [made.call(*found) for found in batches(6)]
+        kept = [
+            leaf for _, leaf in trees.named_leaves({k: v for k, v in step.state_dict().items() if k != "schedulers"})
+        ]
+        sides.append([*losses, *(x for x in kept if isinstance(x, torch.Tensor))])
+        made.close()
+    assert same(*sides)
+    assert (machine.recorded, machine.replayed) == (1, 5)
+
+
+def test_a_captured_plan_sees_a_checkpoint_that_is_loaded(machine: Machine) -> None:
+    _, written = trained(Plan(optimizer="fused"), steps=2, scheduler=None)
+    kept = copy.deepcopy(written.state_dict())
+    step = a_step(clip_norm=1.0)
+    made = realize(step, Plan(optimizer="fused", capture="step"), Example(batch()), device="cuda", mode="training")
+    for given in batches(3):
+        made.call(*given)
+    step.load_state_dict(copy.deepcopy(kept))
+    other = a_step(clip_norm=1.0)
+    other.load_state_dict(copy.deepcopy(kept))
+    plain = realized(other, Plan(optimizer="fused"))
+    for given in batches(4):
+        assert torch.equal(made.call(*given), plain.call(*given))
+    assert machine.replayed >= 4
+
+
+# ---- compiled
+
+
+@pytest.mark.slow
+def test_model_and_loss_compiled_as_one_with_a_fused_optimizer() -> None:
+    plan = Plan(backend="inductor", scope="loss", optimizer="fused")
+    check_close(trained(plan), trained(None), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaler", [False, True])
+def test_a_compiled_optimizer_follows_its_scheduler_without_compiling_again(scaler: bool) -> None:
+    from torch._dynamo.utils import counters
+
+    def make() -> torchwise.TrainStep:
+        model = torch.nn.Linear(4, 3)
+        torch.nn.init.ones_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+        scale = torch.amp.GradScaler("cpu", init_scale=4.0) if scaler else None
+        return a_step(model, scheduler=exponential, scaler=scale)
+
+    # The model runs as written: only what the plan compiles of the optimizer is counted.
+    step, written = make(), make()
+    for side in (step, written):  # which makes the optimizer's state, for which it would be compiled once more
+        side(*batch(seed=9))
+    made = RealizedStep(
+        step,
+        Plan(backend="inductor", optimizer="compiled"),
+        Example(batch()),
+        "cpu",
+        lambda call, _plan, _example: call,
+    )
+    graphs = []
+    for given in batches(5):
+        torch.testing.assert_close(made(*given), written(*given))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert len(set(graphs)) == 1, graphs
+    made.close()
+    for one, other in zip(step.model.parameters(), written.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert step.optimizer.param_groups[0]["lr"] == pytest.approx(written.optimizer.param_groups[0]["lr"])
