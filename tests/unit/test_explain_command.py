@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import typer
-from explain_samples import explanation, finding, price
 from typer.testing import CliRunner
 
+from explain_samples import explanation, finding, price
 from torchwise.cli.explain import BUDGET_S
 from torchwise.cli.explain import explain as command
 from torchwise.diagnose import explain as explaining

@@ -434,7 +434,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         {"autocast": torch.bfloat16, "accumulate": 2, "ema": True},
         {"model": True, "clip_value": 0.1},
     ],
-    ids=str,
+    ids=["plain", "schedule", "scaler", "amp", "own loss"],
 )
 def test_a_captured_step_is_the_fused_one_bit_by_bit(machine: Machine, how: dict[str, Any]) -> None:
     sides = []

@@ -8,10 +8,12 @@ from dataclasses import replace
 from rich.console import Console
 
 from builders import a_study
-from torchwise.records import StepWork, Study
+from torchwise.records import StepWork, Study, Verdict
 from torchwise.report import Progress, render_html, render_study
 from torchwise.report.throughput import throughput, throughputs
+from torchwise.verify.trajectory import check_trajectories
 
+TRAINED = Verdict((check_trajectories([[2.3, 2.1, 1.9]] * 4, [[2.3, 2.1, 1.9]] * 4, reduced=False),))
 WORK = StepWork(samples=32, tokens=4096, flops=2e12, peak_flops=1e14)
 
 
@@ -49,6 +51,7 @@ def test_it_is_said_while_the_search_runs() -> None:
     file = io.StringIO()
     with Progress(Console(file=file, width=300)) as progress:
         progress.inspected(replace(study.inspection, work=WORK))
-        progress.finished(study.trials[0])
+        progress.finished(replace(study.trials[0], verdict=TRAINED))
     lines = [line for line in file.getvalue().splitlines() if "samples/s" in line]
     assert len(lines) == 2
+    assert lines[1].endswith("; the loss goes from 2.3 to 1.9")

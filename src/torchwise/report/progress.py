@@ -16,7 +16,7 @@ from torchwise.plan import Plan
 from torchwise.records import Inspection, Interval, StepWork, Trial
 from torchwise.report import format as show
 from torchwise.report.rows import verdict_word
-from torchwise.report.throughput import throughput
+from torchwise.report.throughput import learnt, throughput
 from torchwise.report.why import own_fault
 
 REFRESHES_PER_SECOND = 8
@@ -104,7 +104,8 @@ class Progress:
         """Return what the trial's plan gets done in a second, where that means anything."""
         if self._work is None or trial.measurement is None or not trial.measurement.candidate_s:
             return ""
-        return f"; {throughput(self._work, trial.measurement.candidate_time.mid)}"
+        words = [throughput(self._work, trial.measurement.candidate_time.mid), learnt(trial)]
+        return "".join(f"; {word}" for word in words if word)
 
     def _begin(self, task: str, because: str = "") -> None:
         self._task, self._stage, self._task_start = task, "", self._clock()

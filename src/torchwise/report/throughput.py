@@ -6,7 +6,7 @@ computes besides, over what the hardware could do in that time. The peak here is
 
 from __future__ import annotations
 
-from torchwise.records import StepWork, Study
+from torchwise.records import StepWork, Study, Trial
 from torchwise.report import format as show
 
 
@@ -19,6 +19,14 @@ def throughput(work: StepWork, seconds: float) -> str:
         share = show.percent(work.flops / seconds / work.peak_flops)
         words.append(f"{share} of the peak of {work.peak_flops / 1e12:.3g} TFLOP/s")
     return ", ".join(words)
+
+
+def learnt(trial: Trial) -> str:
+    """Return where a trial's loss curves went, in words; empty where it is no training step, or was not trained."""
+    details = [
+        check.detail for check in (trial.verdict.checks if trial.verdict else ()) if check.name == "trajectories"
+    ]
+    return show.one_line(details[0].rpartition("; ")[2]) if details and "; " in details[0] else ""
 
 
 def throughputs(study: Study) -> list[str]:

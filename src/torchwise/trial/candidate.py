@@ -32,7 +32,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
         stage("compile")
         cold = trial.first_calls()
         stage("verify")
-        verdict = trial.verdict()
+        verdict = trial.verdict(stage)
         if verdict.outcome is not Outcome.PASS:
             return Attempt(Costs(cold_s=cold, cache_bytes=_size(job.cache_dir)), verdict)
         stage("measure")
@@ -81,9 +81,9 @@ class _Tryout:
             raise UnsupportedError("nothing was compiled: the model runs where torch.compile does not look")
         return seconds
 
-    def verdict(self) -> Verdict:
+    def verdict(self, stage: Callable[[str], None]) -> Verdict:
         if self._trainee is not None:
-            return self._step_verdict(self._trainee)
+            return self._step_verdict(self._trainee, stage)
         plan, workload = self._job.plan, self.arena.workload
         stochastic = "stochastic" in self._job.traits
         floor = workload.call if plan.precision == "native" else self._realize(_floor_of(plan)).call
@@ -99,7 +99,7 @@ class _Tryout:
         effort = self._job.effort
         return verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
 
-    def _step_verdict(self, trainee: Trainee) -> Verdict:
+    def _step_verdict(self, trainee: Trainee, stage: Callable[[str], None]) -> Verdict:
         plan, effort = self._job.plan, self._job.effort
 
         def maker(plan: Plan) -> Maker:
@@ -108,7 +108,7 @@ class _Tryout:
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
         stochastic = "stochastic" in self._job.traits
         subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic)
-        return verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
+        return verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s, tell=stage)
 
     def _reproducible(self) -> Callable[..., Any] | None:
         """Return the candidate drawing eager's own random numbers, where that is possible."""

@@ -18,7 +18,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from torchwise.verify.draws import draws
 from torchwise.verify.observe import Observation
 from torchwise.verify.stochastic import check_noise
 from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee, quiet
-from torchwise.verify.trajectory import check_trajectories
+from torchwise.verify.trajectory import TRAJECTORIES, check_trajectories
 from torchwise.verify.verify import EPSILON
 from torchwise.workload import trees
 from torchwise.workload.step import TrainStep
@@ -85,17 +85,25 @@ class StepSubject:
         return EPSILON.get(self.precision if self.precision != "native" or written is None else written)
 
 
-def verify_step(subject: StepSubject, *, extra_draws: int = 2, noise_budget_s: float = 5.0) -> Verdict:
+def verify_step(
+    subject: StepSubject,
+    *,
+    extra_draws: int = 2,
+    noise_budget_s: float = 5.0,
+    tell: Callable[[str], None] = lambda _stage: None,
+) -> Verdict:
     """Judge a candidate for a training step; the step itself is not changed by it.
 
     Args:
         subject: what is judged, and against what.
         extra_draws: draws of the batch beyond the examples themselves, and seeds beyond the least.
         noise_budget_s: seconds for the loss curves, and as many for the distribution tests.
+        tell: hears of each check that is done; of the loss curves, where they went.
     """
     checks: list[Check] = []
     for check in _checks(subject, extra_draws, noise_budget_s):
         checks.append(check)
+        tell(f"verify: {check.detail.rpartition('; ')[2] if check.name == TRAJECTORIES else check.name}")
         if check.outcome is Outcome.FAIL:
             break
     return Verdict(tuple(checks))
