@@ -50,13 +50,18 @@ def prices(arena: Stub, budget_s: float = 60.0) -> PairedPrices:
     return PairedPrices(arena, arena.runners(double), budget_s, lambda _stage: None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ask", [lambda p: p.without_module_guards(), lambda p: p.under(SETTING)])
-def test_a_mend_is_priced_on_every_example_and_once(ask: Any) -> None:
+@pytest.mark.parametrize(
+    ("ask", "compiled"),
+    # Guards are priced between two that are compiled as a user would; other mends over the run.
+    [(lambda p: p.without_module_guards(), 2), (lambda p: p.under(SETTING), 1)],
+    ids=["guards", "setting"],
+)
+def test_a_mend_is_priced_on_every_example_and_once(ask: Any, compiled: int) -> None:
     arena = Stub()
     asked = prices(arena)
     assert ask(asked).per_call_s.mid == pytest.approx(40e-6)
     assert ask(asked) is ask(asked)
-    assert arena.settled == [2]
+    assert arena.settled == [2] * compiled
     assert asked.notes == []
 
 
