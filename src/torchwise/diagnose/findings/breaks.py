@@ -27,8 +27,9 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
 def _mend(one: Break) -> str:
     if one.mend is None:
         return " ".join(one.hints) or "write it without Python between the tensors' operators"
-    setting = f"; or set {one.mend.setting} {one.mend.consequence}".rstrip() if one.mend.setting else ""
-    return one.mend.text + setting
+    if not one.mend.setting:
+        return one.mend.text
+    return f"{one.mend.text.removesuffix('.')}. Or set {one.mend.setting}. {one.mend.consequence}".rstrip()
 
 
 def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
