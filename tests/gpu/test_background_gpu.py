@@ -23,15 +23,11 @@ HERE = Path(__file__).parents[1] / "targets"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Code]]:
     """Return what one other process compiled, by the name of the case."""
-    folder = tmp_path_factory.mktemp("ahead")
-    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import ahead_models; "
-    program += f"ahead_models.main({str(folder)!r}, 'cuda')"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(HERE))
         import ahead_models
 
-        found: dict[str, list[Code]] = ahead_models.read(folder)
+        found: dict[str, list[Code]] = ahead_models.made_elsewhere(tmp_path_factory.mktemp("ahead"), "cuda")
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,11 @@ COMPLEX = Plan(backend="inductor", transforms=("complex_to_real",))
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Code]]:
     """Return what one other process compiled, by the name of the case."""
-    folder = tmp_path_factory.mktemp("ahead")
-    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import ahead_models; "
-    program += f"ahead_models.main({str(folder)!r}, 'cpu')"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(HERE))
         import ahead_models
 
-        found: dict[str, list[Code]] = ahead_models.read(folder)
+        found: dict[str, list[Code]] = ahead_models.made_elsewhere(tmp_path_factory.mktemp("ahead"), "cpu")
     return found
 
 

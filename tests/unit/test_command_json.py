@@ -55,3 +55,14 @@ def test_a_command_writes_its_schema(schema: str, tmp_path: Path, monkeypatch: p
     result = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--json", "found.json", *store])
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads((tmp_path / "found.json").read_text())["schema"] == schema
+
+
+def test_a_memory_limit_is_given_in_gibibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torchwise.study, "run_study", lambda request, *_others: asked.append(request) or a_study())
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(tune)
+    for limit in ((), ("--memory-limit", "1.5")):
+        words = [TARGET, "--device", "cpu", "--store", str(tmp_path / "studies.db"), *limit]
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert [request.workload.memory_limit for request in asked] == [None, 3 * 2**29]

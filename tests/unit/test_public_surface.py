@@ -57,6 +57,11 @@ def child(code: str) -> str:
     return done.stdout.strip()
 
 
+def test_parts_with_names_of_their_own_need_no_import_of_theirs() -> None:
+    names = ", ".join(f"torchwise.{name}.__name__" for name in ("training.tune", "shapes", "artefact"))
+    assert child(f"import torchwise; print({names})") == "tune torchwise.shapes torchwise.artefact"
+
+
 def test_the_public_names_are_these() -> None:
     assert torchwise.__all__ == SURFACE
     assert sorted(dir(torchwise)) == sorted(SURFACE)

@@ -20,7 +20,14 @@ from torchwise.workload import WorkloadSpec
 
 HOSTILE = "a b/$(touch x);'\".py:make"
 EVERYTHING = WorkloadSpec(
-    "pkg.mod:make", device="cpu", mode="training", objective="memory", calls=5, restarts=2, seed=3
+    "pkg.mod:make",
+    device="cpu",
+    mode="training",
+    objective="memory",
+    calls=5,
+    restarts=2,
+    seed=3,
+    memory_limit=3 * 2**29,
 )
 
 
@@ -41,11 +48,11 @@ def test_a_trial_is_repeated_by_its_canonical_plan_in_a_store_of_its_own() -> No
 def test_everything_that_was_asked_is_asked_again() -> None:
     found = options(shlex.split(reproduce(a_study(workload=EVERYTHING, allow="reduced"), a_plan())))
     assert found == {**found, "--mode": "training", "--objective": "memory", "--calls": "5", "--restarts": "2"}
-    assert found == {**found, "--seed": "3", "--allow": "reduced", "--device": "cpu"}
+    assert found == {**found, "--seed": "3", "--allow": "reduced", "--device": "cpu", "--memory-limit": "1.5"}
 
 
 def test_the_command_line_knows_every_option() -> None:
-    known = {f"--{name}" for name in inspect.signature(tune).parameters}
+    known = {f"--{name.replace('_', '-')}" for name in inspect.signature(tune).parameters}
     words = shlex.split(reproduce(a_study(workload=EVERYTHING, allow="reduced", effort="quick"), a_plan()))
     assert {word for word in words if word.startswith("--")} <= known
 

@@ -194,6 +194,17 @@ def test_losing_to_the_decided_plan_says_to_which_and_by_what() -> None:
     assert sentences[3].endswith("but compiling it costs more than that saves")
 
 
+def test_what_passes_a_memory_limit_is_out_for_that() -> None:
+    spec = WorkloadSpec("zoo:vision.resnet50", device="cuda", memory_limit=150 << 20)
+    heavy = a_trial(0, a_plan(), 1.5, costs=Costs(0.001, 0.0, 200 << 20, 280 << 20))
+    unknown = a_trial(1, a_plan(mode="max-autotune"), 1.5, costs=Costs(0.001))
+    light = a_trial(2, a_plan(scope="regional"), 1.5, costs=Costs(0.001, 0.0, 100 << 20, 280 << 20))
+    found = a_study((heavy, unknown, light), decided=2, workload=spec)
+    assert row_of(found, 0).why == "it takes 200 MiB at the peak, and the limit is 150 MiB"
+    assert row_of(found, 1).why == "what it takes is not known, and the limit is 150 MiB"
+    assert row_of(found, 2).why.startswith("decided")
+
+
 def test_with_memory_as_the_objective_memory_is_what_is_lost_by() -> None:
     spec = WorkloadSpec("zoo:vision.resnet50", device="cuda", objective="memory")
     light = a_trial(0, a_plan(), 1.0, costs=Costs(0.001, 0.0, 100 << 20, 280 << 20))

@@ -13,9 +13,11 @@ import torch
 
 import torchwise
 from torchwise.errors import InputError
-from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload
+from torchwise.plan import Plan
+from torchwise.records import Outcome, Trial, TrialState
+from torchwise.trial import Job, Limits, ProcessLauncher, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS
-from torchwise.trial.loading import _give_main_its_names
+from torchwise.trial.loading import load, save, with_optimizer_state
 from torchwise.workload import WorkloadSpec
 
 TARGET = "zoo:training.carrier@small"
@@ -46,6 +48,29 @@ def test_a_step_is_inspected_with_what_it_works_on(tmp_path: Path) -> None:
     assert found.description == "Linear, 36 parameters, float32, trained by SGD"
 
 
+def test_a_search_hears_where_the_loss_went(tmp_path: Path) -> None:
+    heard: list[str] = []
+    job = Job("try", WorkloadSpec(TARGET, mode="training"), effort=EFFORTS["quick"])
+    trial = Trial(0, Plan(optimizer="foreach"), TrialState.RUNNING)
+    done = try_plan(ProcessLauncher(), job, trial, LIMITS, heard.append)
+    assert done.verdict is not None
+    assert done.verdict.outcome is Outcome.PASS, done.reason
+    assert any(stage.startswith("verify: the loss goes from ") for stage in heard), heard
+
+
+def test_where_the_scaler_skips_the_first_steps_the_optimizer_has_its_state_all_the_same() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    step = torchwise.TrainStep(model, torch.nn.functional.mse_loss, optimizer, scaler=scaler)
+    batch = (100 * torch.randn(8, 4), torch.randn(8, 1))
+    skipped = step.copy()
+    skipped(*batch)
+    assert not skipped.optimizer.state
+    assert with_optimizer_state(torchwise.Workload(step, (torchwise.Example(batch),))).step is step
+    assert len(optimizer.state) == 2
+
+
 def test_a_step_in_the_mode_for_answers_is_refused() -> None:
     with pytest.raises(InputError, match="the workload is a training step, but mode is 'inference': use mode 'train"):
         inspected(TARGET, "inference")
@@ -57,15 +82,17 @@ def test_what_looks_at_calls_of_a_model_refuses_a_step(look: Callable[..., Any])
         look(TARGET, mode="training", device="cpu")
 
 
-def test_code_of_a_script_finds_its_names_in_the_main_module() -> None:
-    def uses_a_global() -> Any:
-        return a_name_of_the_script  # type: ignore[name-defined]  # noqa: F821
+def test_code_of_a_script_finds_its_names_in_the_main_module(tmp_path: Path) -> None:
+    def uses_a_global(x: torch.Tensor) -> Any:
+        return a_name_of_the_script(x)  # type: ignore[name-defined]  # noqa: F821
 
-    travelled = types.FunctionType(uses_a_global.__code__, {"a_name_of_the_script": torch, "__name__": "__main__"})
-    travelled.__module__ = "__main__"
+    code, given = uses_a_global.__code__, {"a_name_of_the_script": torch.sin, "__name__": "__main__"}
+    of_the_script = types.FunctionType(code, given)
+    of_the_script.__module__ = "__main__"
     names = vars(sys.modules["__main__"])
     try:
-        _give_main_its_names()
-        assert names["a_name_of_the_script"] is torch
+        save(torchwise.Workload(of_the_script, (torchwise.Example((torch.ones(1),)),)), str(tmp_path / "model.pt"))
+        load(Job("inspect", WorkloadSpec("live:script"), source=str(tmp_path / "model.pt")))
+        assert names["a_name_of_the_script"] is torch.sin
     finally:
         names.pop("a_name_of_the_script", None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,46 @@ def test_schedulers_step_as_by_hand(scheduler: str) -> None:
 
 def test_dropout_draws_as_by_hand() -> None:
     check_alike({"accumulate": 2}, dropout=0.5)
+
+
+class Distributed(torch.nn.Linear):
+    """A model that is told when to exchange its gradients, as `DistributedDataParallel` is."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.told: list[object] = []
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.told.append("alone")
+        yield
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.told.append("forward")
+        return super().forward(x)
+
+
+class Sharded(Distributed):
+    """The same, told as FSDP2 is."""
+
+    def set_requires_gradient_sync(self, exchanges: bool) -> None:
+        self.told.append(exchanges)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (Distributed, ["alone", "forward", "alone", "forward", "forward"]),
+        (Sharded, [False, "forward", False, "forward", True, "forward"]),
+    ],
+)
+def test_ranks_exchange_gradients_after_the_last_piece_alone(kind: type[Distributed], told: list[object]) -> None:
+    model = kind()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torchwise.TrainStep(model, torch.nn.functional.mse_loss, optimizer, accumulate=3)(
+        torch.ones(6, 4), torch.ones(6, 1)
+    )
+    assert model.told == told
 
 
 def test_accumulation_is_the_whole_batch_to_rounding() -> None:

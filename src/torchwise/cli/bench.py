@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.options import Device
 from torchwise.cli.tune import check_writable
 from torchwise.workload.spec import DEFAULT_CALLS
 
@@ -28,7 +29,7 @@ def bench(
     size: Annotated[
         list[str] | None, typer.Option(help="small, medium, large or extreme; may be repeated. [default: medium]")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
+    device: Device = "",
     contenders: Annotated[
         str, typer.Option(help="Names with commas between them, or all.", show_default="eager, three modes, torchwise")
     ] = "",

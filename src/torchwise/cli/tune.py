@@ -7,17 +7,13 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.interrupts import interruptible
+from torchwise.cli.options import Device, Seed, Store, Target
 from torchwise.workload.spec import DEFAULT_CALLS
 
 
 def tune(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="zoo:family.name[@size], a model of timm:, torchvision:, hf: or diffusers:, package.module:factory or "
-            "path/file.py:factory"
-        ),
-    ],
+    target: Target,
     calls: Annotated[int, typer.Option(help="Calls expected over the lifetime that is decided for.")] = DEFAULT_CALLS,
     restarts: Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")] = 1,
     allow: Annotated[
@@ -37,15 +33,13 @@ def tune(
     mode: Annotated[
         str, typer.Option(help="inference, or training: a backward pass, or whole steps of a TrainStep.")
     ] = "inference",
-    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")] = 0,
+    device: Device = "",
+    seed: Seed = 0,
     plan: Annotated[
         list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching; may be repeated.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is stored; measure anew.")] = False,
-    store: Annotated[
-        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
-    ] = None,
+    store: Store = None,
     json: Annotated[Path | None, typer.Option(help="Write the study as JSON (schema torchwise.study/1).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the study as a self-contained page.")] = None,
 ) -> None:
@@ -79,12 +73,9 @@ def tune(
     request = Request(spec, Legality.of(allow), effort, budget, plans, fresh=fresh)
     for file in (json, html):
         check_writable(file)
-    try:
-        with open_storage(store) as storage, Progress() as progress:
-            study = run_study(request, storage, ProcessLauncher(), progress)
-    except KeyboardInterrupt:  # caught here, as Typer would end without a word
-        typer.echo("torchwise: interrupted; finished trials are kept, and the same command goes on", err=True)
-        raise typer.Exit(130) from None
+    kept = "; finished trials are kept, and the same command goes on"
+    with interruptible(lambda: kept), open_storage(store) as storage, Progress() as progress:
+        study = run_study(request, storage, ProcessLauncher(), progress)
     Console().print(render_study(study))
     if json:
         write_json(study, json)

@@ -24,7 +24,7 @@ from torchwise.realize.optimizer import TunedOptimizer
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.settings import settings_for
 from torchwise.workload import trees
-from torchwise.workload.step import Parts, TrainStep, is_sharded, unwrapped
+from torchwise.workload.step import Parts, TrainStep, sharded_parts, unwrapped
 from torchwise.workload.workload import Example
 
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
@@ -89,7 +89,6 @@ class RealizedStep:
     def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
         """Return forward and loss as the plan has them."""
         step, of_model = self._step, _of_model(plan)
-        inputs = example.args[0]
         if plan.scope == "loss":
             if unwrapped(step.model) is not step.model:
                 raise UnsupportedError(
@@ -98,17 +97,20 @@ class RealizedStep:
                 )
             whole = realizer(_WithLoss(step), replace(of_model, scope="whole"), example)
             return lambda first, *rest: whole(self._laid_out(first, plan), *rest)
-        if of_model.is_eager:
-            return lambda first, *rest: step.loss_from(step.outputs_of(step.model, self._laid_out(first, plan)), *rest)
-        inner = unwrapped(step.model)
-        if is_sharded(inner):
-            self._compile_in_place(inner, of_model)
-            return lambda first, *rest: step.loss_from(step.outputs_of(inner, self._laid_out(first, plan)), *rest)
-        model = realizer(inner, of_model, _as_example(inputs))
-        if inner is not step.model:  # its wrapper must see the call, and finds the plan inside
-            self._replace_forward(inner, model)
-            model = step.model
-        return lambda first, *rest: step.loss_from(step.outputs_of(model, self._laid_out(first, plan)), *rest)
+        loss = step.loss_by(step.model if of_model.is_eager else self._model(of_model, realizer, example))
+        return lambda first, *rest: loss(self._laid_out(first, plan), *rest)
+
+    def _model(self, plan: Plan, realizer: Realizer, example: Example) -> Callable[..., Any]:
+        """Return the model as the plan has it; what spreads it over ranks sees it called, and finds the plan inside."""
+        model, inner = self._step.model, unwrapped(self._step.model)
+        if sharded_parts(inner):
+            self._compile_in_place(inner, plan)
+            return model
+        planned = realizer(inner, plan, _as_example(example.args[0]))
+        if inner is model:
+            return planned
+        self._replace_forward(inner, planned)
+        return model
 
     def _compile_in_place(self, model: torch.nn.Module, plan: Plan) -> None:
         """Compile the forward of a sharded model, or of its blocks: it cannot be copied, and its hooks must run."""
@@ -142,7 +144,7 @@ class RealizedStep:
         settings = settings_for(plan)
         if plan.capture == "none":
             return settings.around(compute)
-        if unwrapped(self._step.model) is not self._step.model or is_sharded(self._step.model):
+        if unwrapped(self._step.model) is not self._step.model or sharded_parts(self._step.model):
             raise UnsupportedError("capture is 'step', but what is exchanged between ranks is not captured")
         if device != "cuda":
             raise UnsupportedError(f"capture is 'step', but this is {device}: only a CUDA GPU records graphs")
@@ -197,6 +199,7 @@ class _WithLoss(torch.nn.Module):
         self.__dict__["_from"] = step.loss_from
 
     def forward(self, inputs: Any, *targets: Any) -> torch.Tensor:
+        # By the module's own parts: a transform puts others in their place.
         outputs = TrainStep.outputs_of(self.model, inputs)
         if self.criterion is not None:
             found: torch.Tensor = self.criterion(outputs, *targets)

@@ -21,7 +21,7 @@ from torchwise.training.step import tune
 from torchwise.training.wrapped import unfit_because
 from torchwise.workload import Example
 from torchwise.workload.loss import loss_of
-from torchwise.workload.step import is_sharded, unwrapped
+from torchwise.workload.step import sharded_parts, unwrapped
 
 logger = logging.getLogger("torchwise")
 
@@ -180,7 +180,7 @@ class UnderAutocast(torch.nn.Module):
 
 
 def _check(model: torch.nn.Module, decision: Decision | None, options: dict[str, Any]) -> None:
-    if is_sharded(model):
+    if sharded_parts(model):
         raise InputError(
             "the model is sharded (fully_shard), but only the forward of a whole one can be planned: use a TrainStep, "
             "with torchwise.training.apply"

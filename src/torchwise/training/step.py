@@ -19,7 +19,7 @@ from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.training.wrapped import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
-from torchwise.workload.step import TrainStep, is_sharded
+from torchwise.workload.step import TrainStep, sharded_parts
 
 logger = logging.getLogger("torchwise")
 
@@ -167,7 +167,7 @@ class RankedStep(OptimizedStep):
                     restore()
                     step.optimizer.zero_grad(set_to_none=True)
         except Exception as error:  # whatever the plan does, the step is then taken as written, on every rank
-            if planned is not None and is_sharded(step.model):  # others may wait for this rank amidst an exchange
+            if planned is not None and sharded_parts(step.model):  # others may wait for this rank amidst an exchange
                 error.add_note(f"torchwise: {FAILED}")
                 raise
             logger.debug("torchwise: how the plan failed", exc_info=error)

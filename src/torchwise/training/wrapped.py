@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.realize.private import look_up
-from torchwise.workload.step import TrainStep, is_sharded, unwrapped
+from torchwise.workload.step import TrainStep, sharded_parts, unwrapped
 
 WHO = "training with sharded weights"
 SET_TIMEOUT = ("torch.distributed.distributed_c10d", "_set_pg_timeout")
@@ -30,7 +30,7 @@ def bare(step: TrainStep) -> TrainStep:
     Raises:
         InputError: the model is sharded, so that no rank has the whole of it.
     """
-    if is_sharded(step.model):
+    if sharded_parts(step.model):
         raise InputError(
             "the model is sharded (fully_shard), so that no rank could run a step alone: tune before you shard it, and "
             "give the decision to torchwise.training.apply afterwards"
@@ -44,7 +44,7 @@ def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
 
     `fully_shard` gives a module a class derived from its own, and marks it and what is in it.
     """
-    classes = [(part, type(part)) for part in _sharded_parts(step.model)]
+    classes = [(part, type(part)) for part in sharded_parts(step.model)]
     marks = [(vars(part), {k: vars(part).pop(k) for k in _MARKS if k in vars(part)}) for part in step.model.modules()]
     try:
         for part, sharded in classes:
@@ -76,7 +76,7 @@ def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
     Raises:
         UnsupportedError: this torch cannot set how long ranks wait.
     """
-    if is_sharded(model):
+    if sharded_parts(model):
         with _patient(model, patience), look_up(WHO, DYNAMO_CONFIG).patch(suppress_errors=True):
             yield
     elif isinstance(model, DistributedDataParallel):
@@ -123,11 +123,3 @@ def _inner(step: TrainStep) -> TrainStep:
     found = copy.copy(step)
     found.model = unwrapped(step.model)
     return found
-
-
-def _sharded_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
-    if not dist.is_available():
-        return []
-    from torch.distributed.fsdp import FSDPModule
-
-    return [part for part in model.modules() if isinstance(part, FSDPModule)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchwise.measure import turns
 from torchwise.measure.peaks import matrix_rate
 from torchwise.realize.optimizer import forms_open
 from torchwise.records import StepWork
@@ -55,9 +56,11 @@ def work_of(workload: Workload, call: Callable[[], Any]) -> StepWork:
     parameters = workload.step.trained()
     dtype = workload.step.autocast or next((p.dtype for p in parameters), torch.float32)
     device = parameters[0].device.type if parameters else "cpu"
+    with turns.alone():
+        peak = matrix_rate(dtype, device)
     return StepWork(
         samples=rows,
         tokens=int(first.numel()) if is_text and first is not None else None,
         flops=float(counter.get_total_flops()),
-        peak_flops=matrix_rate(dtype, device),
+        peak_flops=peak,
     )

@@ -117,11 +117,8 @@ class TrainStep:
     def taken_by(self, model: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         """Return what takes this very step as written, but calls `model`, such as a compiled form, for its own."""
 
-        def loss(inputs: Any, *targets: Any) -> torch.Tensor:
-            return self.loss_from(self.outputs_of(model, inputs), *targets)
-
         def take(*batch: Any) -> torch.Tensor:
-            found = self.compute(replace(self.parts(), loss=loss), *batch)
+            found = self.compute(replace(self.parts(), loss=self.loss_by(model)), *batch)
             self.advance()
             return found
 
@@ -129,7 +126,15 @@ class TrainStep:
 
     def loss_of(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """Return the loss of a batch, with its graph."""
-        return self.loss_from(self.outputs_of(self.model, inputs), *targets)
+        return self.loss_by(self.model)(inputs, *targets)
+
+    def loss_by(self, model: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """Return what gives the loss of a batch, with its graph, where `model` is called for the step's own."""
+
+        def loss(inputs: Any, *targets: Any) -> torch.Tensor:
+            return self.loss_from(self.outputs_of(model, inputs), *targets)
+
+        return loss
 
     @staticmethod
     def outputs_of(model: Callable[..., Any], inputs: Any) -> Any:
@@ -227,7 +232,8 @@ class TrainStep:
 
         if dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.trained()[0].device.type, dtype)
+        first = next(p for group in self.optimizer.param_groups for p in group["params"])
+        return torch.autocast(first.device.type, dtype)
 
     def trained(self) -> list[torch.nn.Parameter]:
         """List the parameters that the optimizer updates."""
@@ -327,29 +333,25 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Say whether `fully_shard` (FSDP2) was used on any part of a model."""
+def sharded_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """List the parts of a model on which `fully_shard` (FSDP2) was used."""
     import torch.distributed as dist
 
     if not dist.is_available():
-        return False
+        return []
     from torch.distributed.fsdp import FSDPModule
 
-    return any(isinstance(part, FSDPModule) for part in model.modules())
+    return [part for part in model.modules() if isinstance(part, FSDPModule)]
 
 
 @contextlib.contextmanager
 def _synchronised(model: Any, last: bool) -> Iterator[None]:
     """Exchange gradients between ranks after the last piece alone, as those of the others are added up first."""
-    if last and not hasattr(model, "set_requires_gradient_sync"):
-        yield
-    elif hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+    is_sharded = hasattr(model, "set_requires_gradient_sync")  # FSDP2
+    if is_sharded:
         model.set_requires_gradient_sync(last)
-        yield
-    elif hasattr(model, "no_sync"):  # DistributedDataParallel
-        with model.no_sync():
-            yield
-    else:
+    alone = not last and not is_sharded and hasattr(model, "no_sync")  # DistributedDataParallel
+    with model.no_sync() if alone else contextlib.nullcontext():
         yield
 
 
