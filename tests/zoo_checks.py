@@ -6,6 +6,7 @@ import torch
 
 from torchwise.verify.reference import widened
 from torchwise.workload import Workload, trees
+from torchwise.zoo import Entry
 
 
 def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
@@ -13,6 +14,17 @@ def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
     torch.manual_seed(seed)
     with torch.no_grad():
         return [t for e in workload.examples for t in trees.tensors(workload.call(*e.clone().args, **e.kwargs))]
+
+
+def losses(workload: Workload, steps: int) -> list[float]:
+    """Take training steps on the first batch; return their losses."""
+    torch.manual_seed(0)
+    return [float(workload.call(*workload.examples[0].args)) for _ in range(steps)]
+
+
+def least_agreement(entry: Entry, workload: Workload) -> float:
+    """Return how far, relatively, the loss of a step may be from float64's."""
+    return 0.02 if workload.step and workload.step.autocast else 0.05 if entry.stochastic else 1e-5
 
 
 def inputs(workload: Workload) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from torchwise.bench.contenders import Setting, known
 from torchwise.bench.contenders.contender import with_model
+from torchwise.bench.contest import _Ring
 from torchwise.bench.job import Contest
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
@@ -30,6 +31,17 @@ def test_a_contender_trains_as_eager_does(name: str) -> None:
     assert found.verdict.outcome is Outcome.PASS, found.verdict.reason
     assert {"gradients", "state", "trajectories"} <= {check.name for check in found.verdict.checks}
     assert found.measurement is not None
+
+
+def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> None:
+    spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
+    ring = _Ring(Contest("contend", Job("try", spec, effort=EFFORTS["quick"]), "eager"))
+    call, kept = ring.build("eager"), torch.zeros(())
+    assert ring._trainee is not None
+    ring._trainee.call = lambda *batch: kept.copy_(call(*batch))
+    verdict, overwrites = ring.judge(call)
+    assert verdict.outcome is Outcome.PASS, verdict.reason
+    assert overwrites
 
 
 def test_a_contender_changes_the_model_of_the_step_and_nothing_else() -> None:

@@ -357,6 +357,16 @@ def test_a_typed_class_enters_by_its_functions(before: str, after: str, kind: st
     assert structure(made(before)) == structure(made(before))
 
 
+def test_copying_leaves_no_trace() -> None:
+    names: dict[str, Any] = {}
+    exec("class Callable_:\n    def __call__(self, x): return x.tan()", names)
+    thing = names["Callable_"]()
+    before = structure(thing)
+    copy.deepcopy(thing)
+    assert "__slotnames__" in vars(names["Callable_"])  # what copying left on the class
+    assert structure(thing) == before
+
+
 def test_a_class_is_not_taken_for_its_namesake_in_another_main(code) -> None:
     stranger = code(NET).Callable_
     sent: dict[str, Any] = {"__name__": "user_net"}  # as cloudpickle rebuilds a class: no file of its own

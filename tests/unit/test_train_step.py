@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import torchwise
 from torchwise.errors import WorkloadError
+from torchwise.realize.optimizer import TunedOptimizer
 
 Loop = Callable[..., Any]
 
@@ -368,6 +369,24 @@ def test_a_snapshot_has_the_average_the_scale_and_a_tensor_as_rate() -> None:
     assert step.scaler is not None
     assert step.scaler.get_scale() == 16.0
     put_back()
+    assert same(everything(step), before)
+
+
+def test_putting_back_keeps_the_form_that_a_plan_has_given_the_optimizer_meanwhile() -> None:
+    step = a_step(Net(), lambda p: torch.optim.AdamW(p, 0.1), SCHEDULERS["step"])
+    step(*batch())
+    before, put_back = copy.deepcopy(everything(step)), step.snapshot()
+    tuned = TunedOptimizer(step.optimizer, "fused", countable=True, rates=True)
+    (group,) = step.optimizer.param_groups
+    states = list(step.optimizer.state.values())
+    counts, rate = [state["step"] for state in states], group["lr"]
+    step(*batch())
+    put_back()
+    assert (group["fused"], group["capturable"]) == (True, True)
+    assert group["lr"] is rate
+    assert float(rate) == pytest.approx(0.1)
+    assert all(state["step"] is count for state, count in zip(states, counts, strict=True))  # a graph knows them
+    tuned.undo()
     assert same(everything(step), before)
 
 

@@ -16,7 +16,8 @@ from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
-from torchwise.verify.step import _Scales, _updates, _weights
+from torchwise.verify.scales import Scales
+from torchwise.verify.step import _updates, _weights
 from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee
 from torchwise.verify.trajectory import FALSE_ALARM_RATE, check_trajectories
 from torchwise.workload import Workload
@@ -415,7 +416,7 @@ def test_one_percent_of_a_gradient_is_caught_behind_dropout() -> None:
 
 
 def scales(ours: float, floor: float, noise: float = 0.0, size: int = 64, draws: int = 3) -> Check:
-    found = _Scales()
+    found = Scales()
     generator = torch.Generator().manual_seed(0)
     for _ in range(draws):
         exact = torch.randn(size, generator=generator)
@@ -439,6 +440,24 @@ def scales(ours: float, floor: float, noise: float = 0.0, size: int = 64, draws:
 )
 def test_the_scale_of_a_gradient(ours: float, floor: float, noise: float, outcome: Outcome) -> None:
     assert scales(ours, floor, noise).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("planted", "of_all", "outcome"),
+    [(1.0, 1.0, Outcome.PASS), (1.01, 1.0, Outcome.FAIL), (1.0, 1.5, Outcome.FAIL)],
+)
+def test_what_moves_all_gradients_of_a_step_alike_hides_no_factor_in_one(
+    planted: float, of_all: float, outcome: Outcome
+) -> None:
+    found, generator = Scales(), torch.Generator().manual_seed(0)
+    for ours, eagers in ((0.99, 0.85), (1.02, 0.99), (0.96, 1.03)):  # as bfloat16 rounds a loss, on either side
+        exact = {name: torch.randn(4096, generator=generator) for name in "abcdefgh"}
+        factors = {"d": ours * planted * of_all}
+        mine = {n: t * factors.get(n, ours * of_all) for n, t in exact.items()}
+        found.add(
+            mine, {n: t * eagers + 0.05 * torch.randn(4096, generator=generator) for n, t in exact.items()}, exact
+        )
+    assert found.check().outcome is outcome, found.check().detail
 
 
 def update(

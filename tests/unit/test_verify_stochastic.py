@@ -106,11 +106,51 @@ def test_noise_that_repeats_is_caught(noisy: Workload) -> None:
     assert verdict.outcome is Outcome.FAIL  # type: ignore[attr-defined]
 
 
+ONE_TENSOR = np.zeros(1000, dtype=np.intp)
+
+
+def a_loss_and_gradients(small: float, faint: float, calls: int = 60, *, seed: int) -> np.ndarray:
+    """Return noisy calls of a loss, 300 elements of a large gradient, and as many of a small and of a faint one."""
+    rng = np.random.default_rng(seed)
+    sizes = np.repeat([1.0, 1e-4, 1e-8 * small, 1e-12 * faint], [1, 300, 300, 300])
+    offsets = np.random.default_rng(0).normal(size=901)
+    return (offsets + 0.01 * rng.normal(size=(calls, 901))) * sizes
+
+
+@pytest.mark.parametrize(
+    ("small", "faint", "outcome"),
+    [
+        (1.0, 1.0, Outcome.PASS),
+        (1.01, 1.0, Outcome.FAIL),  # were it judged beside the loss, it would seem not to vary at all
+        (1.0, 3.0, Outcome.PASS),  # roundings, of another size
+        (1.0, 1e6, Outcome.FAIL),
+    ],
+)
+def test_each_tensor_is_judged_by_its_own_size(small: float, faint: float, outcome: Outcome) -> None:
+    tensor_of = np.repeat(np.arange(4), [1, 300, 300, 300])
+    calibration, theirs = (a_loss_and_gradients(1.0, 1.0, seed=seed) for seed in (1, 2))
+    checks = judge(a_loss_and_gradients(small, faint, seed=3), theirs, calibration, tensor_of, exact=True)
+    assert checks[0].outcome is outcome, checks[0].detail
+
+
+def test_elements_of_unlike_sizes_may_hold_still() -> None:
+    rng = np.random.default_rng(0)
+    still = rng.normal(size=300) * np.repeat([1.0, 1e-9], 150)
+
+    def calls(off: float) -> np.ndarray:
+        return np.concatenate([np.tile(still + off, (60, 1)), 1e-5 * rng.normal(size=(60, 300))], axis=1)
+
+    tensor_of = np.repeat([0, 1], 300)
+    for off, outcome in ((1e-8, Outcome.PASS), (1e-2, Outcome.FAIL)):
+        checks = judge(calls(off), calls(0.0), calls(0.0), tensor_of, exact=True)
+        assert checks[0].outcome is outcome, checks[0].detail
+
+
 def test_noise_that_alternates_between_two_draws_is_caught_as_dependent() -> None:
     rng = np.random.default_rng(0)
     eager = rng.normal(size=(120, 500))
     pairs = np.repeat(rng.normal(size=(60, 500)), 2, axis=0)  # every draw used twice: each margin is right
-    checks = judge(pairs, rng.normal(size=(120, 500)), eager[:40], exact=True)
+    checks = judge(pairs, rng.normal(size=(120, 500)), eager[:40], ONE_TENSOR[:500], exact=True)
     assert [c.outcome for c in checks if c.name == "independence"] == [Outcome.FAIL]
 
 
@@ -126,7 +166,7 @@ def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more() -> None:
 
     alarms = 0
     for _ in range(1000):
-        checks = judge(sample(LEAST_CALLS), sample(LEAST_CALLS), sample(LEAST_CALLS), exact=True)
+        checks = judge(*(sample(LEAST_CALLS) for _ in range(3)), ONE_TENSOR[:128], exact=True)
         alarms += any(check.outcome is not Outcome.PASS for check in checks)
     assert FALSE_ALARM_RATE == 1e-3
     assert alarms <= 5

@@ -352,7 +352,7 @@ def test_a_watch_without_printing_has_its_summary_and_json(capsys: pytest.Captur
     watched = seen.stop()
 
     assert capsys.readouterr().err == ""
-    summary = seen.summary()
+    summary = " ".join(seen.summary().split())  # where a line ends depends on how many digits the seconds have
     for word in ("1 graph break,", "1 recompilation,", "the value of factor: 'a', then another", "is_compiling"):
         assert word in summary
     assert Watched.from_json(seen.to_json()) == watched

@@ -14,6 +14,7 @@ from torchwise.workload.step import TrainStep
 from torchwise.zoo import Entry, load
 from torchwise.zoo.registry import SIZES, select
 from torchwise.zoo.training import diffused
+from zoo_checks import least_agreement, losses
 
 ENTRIES = select("training")
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -21,11 +22,6 @@ every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 def small(entry: Entry, seed: int = 3, dtype: torch.dtype = torch.float32) -> Workload:
     return load(f"{entry.name}@small", seed=seed, dtype=dtype)
-
-
-def losses(workload: Workload, steps: int) -> list[float]:
-    torch.manual_seed(0)
-    return [float(workload.call(*workload.examples[0].args)) for _ in range(steps)]
 
 
 @every
@@ -53,8 +49,7 @@ def test_float32_agrees_with_float64(entry: Entry) -> None:
     single, double = small(entry), small(entry, dtype=torch.float64)
     assert double.step is not None
     assert double.step.autocast is None
-    most = 0.02 if single.step and single.step.autocast else 0.05 if entry.stochastic else 1e-5
-    assert losses(single, 2) == pytest.approx(losses(double, 2), rel=most)
+    assert losses(single, 2) == pytest.approx(losses(double, 2), rel=least_agreement(entry, single))
 
 
 @every

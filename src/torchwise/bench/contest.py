@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from torchwise.trial.arena import Arena, Calls
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
+from torchwise.verify.step import check_held_loss
 from torchwise.verify.trainee import Trainee
 from torchwise.workload import Workload, trees
 from torchwise.workload.step import TrainStep
@@ -90,7 +92,7 @@ class _Ring:
         """Verify copies of the answers; whether an answer may be held is found apart from whether it is right."""
         workload, job = self.arena.workload, self._contest.job
         if self._trainee is not None:
-            return self._judge_step(self._trainee), False
+            return self._judge_step(self._trainee)
         verdict = verify(
             Subject(
                 workload,
@@ -106,7 +108,7 @@ class _Ring:
         held = check_held(call, workload.call, inputs[0], inputs[-1])
         return verdict, held.outcome is not Outcome.PASS
 
-    def _judge_step(self, trainee: Trainee) -> Verdict:
+    def _judge_step(self, trainee: Trainee) -> tuple[Verdict, bool]:
         job, setting, contender = self._contest.job, self._contest.setting, known()[self._contest.contender]
         workload, device = self.arena.workload, self.arena.device
         precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
@@ -115,15 +117,18 @@ class _Ring:
             plan = Plan(precision=precision)
             return realize(step, plan, workload.examples[0], device=device, mode="training").call
 
+        copied = copy.copy(trainee)
+        copied.call = _copying(trainee.call)
         subject = StepSubject(
             workload,
-            trainee,
+            copied,
             lambda step: contender.build(replace(workload, call=step), setting),
             eager_at_precision if precision != "native" else None,
             precision,
             stochastic="stochastic" in job.traits,
         )
-        return verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
+        verdict = verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
+        return verdict, check_held_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS
 
     def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
         """Time two sides; the device's own clock is left out of the record, which holds many rows."""

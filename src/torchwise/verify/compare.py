@@ -129,7 +129,7 @@ def _values(
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
             return Check("values", Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
-        granted = _granted(leaf, epsilon, has_reference=reference is not None)
+        granted = granted_for(leaf, epsilon, has_reference=reference is not None)
         problem, errors, usual = _tensor_problem(leaf, floors[name], against, granted)
         if problem:
             return Check("values", Outcome.FAIL, f"{name} {problem}", errors.rms, usual.rms)
@@ -142,7 +142,8 @@ def _values(
     return Check("values", Outcome.PASS, detail, worst.rms, normal.rms)
 
 
-def _granted(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
+def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
+    """Return the relative error that a tensor may have, whatever eager's is; `epsilon` as `compare` takes it."""
     import torch
 
     if epsilon is None:
@@ -171,18 +172,24 @@ def _tensor_problem(
 ) -> tuple[str | None, Errors, Errors]:
     if not (ours.is_floating_point() or ours.is_complex()):
         return _discrete_problem(ours, floor, reference)
-    wrong = reference.isfinite() & ~ours.isfinite()
-    if bool(wrong.any()):
-        at = f"in {int(wrong.sum())} of {wrong.numel()} elements"
-        return f"is not finite {at} where the reference is", Errors(1.0, 1.0), errors_of(floor, reference)
-    if bool(_other_infinity(ours, floor, reference).any()):
-        return "has other infinities or NaN than eager and the reference", Errors(1.0, 1.0), errors_of(floor, reference)
+    if problem := finiteness_problem(ours, floor, reference):
+        return problem, Errors(1.0, 1.0), errors_of(floor, reference)
     errors, normal = errors_of(ours, reference), errors_of(floor, reference)
     if errors.rms > RMS_FACTOR * normal.rms + granted:
         return f"is off by {errors.rms:.2g} (root mean square), eager by {normal.rms:.2g}", errors, normal
     if errors.worst > WORST_FACTOR * (normal.worst + granted):
         return f"is off by {errors.worst:.2g} in its worst element, eager by {normal.worst:.2g}", errors, normal
     return None, errors, normal
+
+
+def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> str | None:
+    """Say what is wrong with the infinities and NaN of a tensor, if anything is."""
+    wrong = reference.isfinite() & ~ours.isfinite()
+    if bool(wrong.any()):
+        return f"is not finite in {int(wrong.sum())} of {wrong.numel()} elements where the reference is"
+    if bool(_other_infinity(ours, floor, reference).any()):
+        return "has other infinities or NaN than eager and the reference"
+    return None
 
 
 def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,11 @@ that is put down to rounding, however significant it is."""
 
 STILL, STILL_REDUCED = 1e-3, 5e-2
 """Relative error that an element which does not vary in eager may have, at the model's own and at a lower precision."""
+LEAST_STILL = 1e-2
+"""Size of such elements beside their tensor's to which errors are relative at least."""
+FAINT = 1e-6
+"""Size of a tensor beside the largest of its answer up to which it is nothing but roundings, as is the gradient of a
+bias that a softmax or a normalisation takes away again: it need only stay small."""
 JITTER = 1e-3
 """Relative difference under one seed up to which rounding in another order explains it."""
 
@@ -86,38 +91,50 @@ def check_noise(
         seed: of the generators, once before each series, never in between.
     """
     start = time.perf_counter()
-    calibration = collect(eager, LEAST_CALLS, seed + 1)
+    calibration, tensor_of = collect(eager, LEAST_CALLS, seed + 1)
     each = (time.perf_counter() - start) / LEAST_CALLS
     calls = int(np.clip(budget_s / max(each, 1e-6) / 2, LEAST_CALLS, MOST_CALLS))
-    return judge(
-        collect(candidate, calls, seed + 2), collect(eager, calls, seed + 3), calibration, exact=exact_precision
-    )
+    ours, theirs = (collect(call, calls, s)[0] for call, s in ((candidate, seed + 2), (eager, seed + 3)))
+    return judge(ours, theirs, calibration, tensor_of, exact=exact_precision)
 
 
-def collect(call: Callable[[], Any], calls: int, seed: int) -> Samples:
-    """Call `calls` times in a row from one seed; return the outputs as a matrix (calls, elements)."""
+def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, NDArray[np.intp]]:
+    """Call `calls` times in a row from one seed.
+
+    Returns:
+        The outputs as a matrix (calls, elements), and for each element the number of its tensor.
+    """
     import torch
 
     torch.manual_seed(seed)
     rows = []
     chosen: torch.Tensor | None = None
     for _ in range(calls):
-        flat = _flat(call())
+        outputs = call()
+        flat = _flat(outputs)
         if flat.numel() > MOST_ELEMENTS:
             chosen = _chosen(flat.numel()) if chosen is None else chosen
             flat = flat[chosen.to(flat.device)]
         rows.append(flat.cpu().numpy())
-    return np.stack(rows)
+    sizes = [part.numel() for part in _parts(outputs)]
+    tensor_of = np.repeat(np.arange(len(sizes)), sizes)
+    return np.stack(rows), tensor_of if chosen is None else tensor_of[chosen.numpy()]
 
 
 def _flat(outputs: Any) -> torch.Tensor:
     """Return all numbers of an answer as one float64 vector; whole numbers too, for a model may sample tokens."""
     import torch
 
+    parts = [t.flatten().double() for t in _parts(outputs)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _parts(outputs: Any) -> list[torch.Tensor]:
+    import torch
+
     parts = [t.detach() for t in trees.tensors(outputs)]
     parts = [t.to_dense() if t.layout is not torch.strided else t for t in parts]
-    parts = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
-    return torch.cat([t.flatten().double() for t in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+    return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
 
 
 def _chosen(elements: int) -> torch.Tensor:
@@ -129,19 +146,25 @@ def _chosen(elements: int) -> torch.Tensor:
     return (starts[:, None] + torch.arange(run)).flatten()
 
 
-def judge(candidate: Samples, eager: Samples, calibration: Samples, *, exact: bool) -> list[Check]:
+def judge(
+    candidate: Samples, eager: Samples, calibration: Samples, tensor_of: NDArray[np.intp], *, exact: bool
+) -> list[Check]:
     """Compare two matrices of outputs (calls, elements), standardised by a third.
+
+    What is small is told from what is nothing within each tensor: a loss and its gradients differ by many orders.
 
     Returns:
         A check of the distribution and one of the independence of successive calls.
     """
     if not np.isfinite(candidate).all() and np.isfinite(eager).all():
         return [Check("distribution", Outcome.FAIL, "outputs are not finite where eager's are")]
+    unit = _units(calibration, tensor_of)
+    candidate, eager, calibration = candidate / unit, eager / unit, calibration / unit
     spread = calibration.std(axis=0)
-    noisy = spread > 1e-6 * max(float(np.abs(calibration).max()), 1e-30)
+    noisy = spread > 1e-6
     if not noisy.any():
         return [Check("distribution", Outcome.NOT_COMPARABLE, "eager's outputs do not vary in the calibration calls")]
-    if problem := _still_problem(candidate[:, ~noisy], calibration[:, ~noisy], exact=exact):
+    if problem := _still_problem(candidate[:, ~noisy], calibration[:, ~noisy], tensor_of[~noisy], exact=exact):
         return [Check("distribution", Outcome.FAIL, problem)]
     middle = calibration.mean(axis=0)[noisy]
     ours, theirs = ((s[:, noisy] - middle) / spread[noisy] for s in (candidate, eager))
@@ -157,14 +180,29 @@ def judge(candidate: Samples, eager: Samples, calibration: Samples, *, exact: bo
     ]
 
 
-def _still_problem(candidate: Samples, calibration: Samples, *, exact: bool) -> str | None:
+def _units(calibration: Samples, tensor_of: NDArray[np.intp]) -> Samples:
+    """Return for each element the root mean square of its tensor, or where that is faint, of the largest."""
+    squares = np.where(np.isfinite(calibration), calibration, 0.0) ** 2
+    sizes = np.sqrt(_means(squares.mean(axis=0), tensor_of))
+    many = sizes[np.bincount(tensor_of) > 1]  # a loss beside its gradients says nothing of their sizes
+    largest = float((many if many.size else sizes).max(initial=0.0))
+    return np.where(sizes > FAINT * largest, sizes, largest or 1.0)[tensor_of]
+
+
+def _means(values: Samples, tensor_of: NDArray[np.intp]) -> Samples:
+    """Return the mean over each tensor's elements; 0 where there are none."""
+    return np.asarray(np.bincount(tensor_of, values) / np.maximum(np.bincount(tensor_of), 1))
+
+
+def _still_problem(candidate: Samples, calibration: Samples, tensor_of: NDArray[np.intp], *, exact: bool) -> str | None:
     """Compare the elements that do not vary in eager: they must not vary, nor lie elsewhere, in the candidate."""
-    if not calibration.size:
-        return None
     expected = calibration.mean(axis=0)
     finite = np.isfinite(expected)
-    scale = float(np.sqrt(np.mean(expected[finite] ** 2))) if finite.any() else 0.0
-    off = float(np.abs(candidate[:, finite] - expected[finite]).max(initial=0.0)) / (scale or 1.0)
+    if not finite.any():
+        return None
+    candidate, expected, tensor_of = candidate[:, finite], expected[finite], tensor_of[finite]
+    scale = np.maximum(np.sqrt(_means(expected**2, tensor_of)), LEAST_STILL)[tensor_of]
+    off = float((np.abs(candidate - expected) / scale).max())
     if off > (STILL if exact else STILL_REDUCED):
         return f"elements that do not vary in eager are off by {off:.2g}"
     return None

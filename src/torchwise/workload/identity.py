@@ -44,7 +44,14 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
-_OF_THE_INTERPRETER = ("__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__")
+_OF_THE_INTERPRETER = (
+    "__module__",
+    "__qualname__",
+    "__doc__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__slotnames__",  # which `copy` leaves on a class
+)
 
 
 def identity(workload: Workload, mode: str, structure_digest: str | None = None) -> str:

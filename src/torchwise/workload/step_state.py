@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload import trees
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
     from torchwise.workload.step import TrainStep
 
 
+FORM = ("foreach", "fused", "capturable")
+"""What groups say of how an optimizer steps, which no step changes, though a plan does."""
+
+
 class StepState:
     """The parameters, buffers, optimizer state, schedules, scales and averages of a training step.
 
     What is copied and put back: values in place, so that whoever knows a tensor's address (a CUDA graph) still does;
-    state that an optimizer made since is forgotten. Gradients are not part of it: a step begins by clearing them.
+    state that an optimizer made since is forgotten. The form of an optimizer stays as it is by then: a plan may have
+    changed it meanwhile, and with it where steps are counted and whether a rate is a tensor. Gradients are not part of
+    it: a step begins by clearing them.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -29,24 +36,27 @@ class StepState:
         import torch
 
         step = self._step
-        tensors = list(self._tensors())
-        values = [t.detach().clone() for t in tensors]
-        states = {p: _shell(state) for p, state in step.optimizer.state.items()}
-        groups = [{k: _shell(v) for k, v in group.items() if k != "params"} for group in step.optimizer.param_groups]
+        modules = list(step.modules().values())
+        tensors = [_kept(t) for m in modules for t in (*m.parameters(), *m.buffers())]
+        states = {p: _kept(state) for p, state in step.optimizer.state.items()}
+        groups = [
+            {k: _kept(v) for k, v in group.items() if k not in ("params", *FORM)}
+            for group in step.optimizer.param_groups
+        ]
         schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in step.schedulers]
         scale = copy.deepcopy(step.scaler.state_dict()) if step.scaler is not None else None
 
         def restore() -> None:
             with torch.no_grad():
-                for tensor, value in zip(tensors, values, strict=True):
-                    tensor.copy_(value)
-            for parameter in list(step.optimizer.state):
-                if parameter not in states:
-                    del step.optimizer.state[parameter]
-            for parameter, state in states.items():
-                _fill(step.optimizer.state[parameter], state)
-            for group, kept in zip(step.optimizer.param_groups, groups, strict=True):
-                group.update({k: _shell(v) for k, v in kept.items()})
+                for tensor in tensors:
+                    _put_back(tensor.itself, tensor)
+                for parameter in list(step.optimizer.state):
+                    if parameter not in states:
+                        del step.optimizer.state[parameter]
+                for parameter, state in states.items():
+                    step.optimizer.state[parameter] = _put_back(step.optimizer.state.get(parameter), state)
+                for group, kept in zip(step.optimizer.param_groups, groups, strict=True):
+                    group.update({k: _put_back(group.get(k), v) for k, v in kept.items()})
             for scheduler, saved in zip(step.schedulers, schedules, strict=True):
                 scheduler.load_state_dict(copy.deepcopy(saved))
             if step.scaler is not None and scale:
@@ -70,15 +80,6 @@ class StepState:
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
                     group[key] = value.to(device)
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        import torch
-
-        for module in self._step.modules().values():
-            yield from module.parameters()
-            yield from module.buffers()
-        for holder in (*self._step.optimizer.state.values(), *self._step.optimizer.param_groups):
-            yield from (v for v in holder.values() if isinstance(v, torch.Tensor))
 
 
 def lost_attributes(optimizer: Any) -> dict[str, Any]:
@@ -104,19 +105,35 @@ def without_tensor_rates(schedule: Any) -> Any:
     }
 
 
-def _fill(holder: dict[Any, Any], kept: dict[Any, Any]) -> None:
-    """Give a dict, which somebody may watch, its earlier content."""
-    for key in holder.keys() - kept.keys():
-        del holder[key]
-    holder.update(_shell(kept))
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    itself: torch.Tensor
+    values: torch.Tensor
 
 
-def _shell(value: Any) -> Any:
-    """Copy what holds numbers, and keep the tensors in it, whose values are copied apart."""
+def _kept(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value
+        return _Tensor(value, value.detach().clone())
     if isinstance(value, dict):
-        return {key: _shell(item) for key, item in value.items()}
+        return {key: _kept(item) for key, item in value.items()}
     return copy.deepcopy(value)
+
+
+def _put_back(now: Any, kept: Any) -> Any:
+    """Return what was kept: in the tensor, or the dict, that is there now, which somebody may watch."""
+    import torch
+
+    if isinstance(kept, _Tensor):
+        place = now if isinstance(now, torch.Tensor) and now.shape == kept.values.shape else kept.itself
+        return place.copy_(kept.values)
+    if isinstance(kept, dict):
+        holder = now if isinstance(now, dict) else {}
+        for key in holder.keys() - kept.keys():
+            del holder[key]
+        holder.update({key: _put_back(holder.get(key), item) for key, item in kept.items()})
+        return holder
+    if isinstance(now, torch.Tensor) and isinstance(kept, (int, float)):  # a rate, which is a number without the plan
+        return now.fill_(kept)
+    return copy.deepcopy(kept)

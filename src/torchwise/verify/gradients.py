@@ -1,0 +1,149 @@
+"""Gradients of single steps over several draws of the batch, against float64.
+
+A model that decides something (what is looked at closely, on which side of a kink an activation lies) decides otherwise
+once in a while after a rounding: a whole gradient is then off by far more than usual, eager's as often as a
+candidate's, on other draws. So the draws are judged together: the typical error beside eager's typical one, and the
+worst beside eager's worst. More draws settle what a few leave open.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchwise.records import Check, Outcome
+from torchwise.verify.compare import (
+    RMS_FACTOR,
+    WORST_FACTOR,
+    Errors,
+    check_structure,
+    errors_of,
+    finiteness_problem,
+    granted_for,
+)
+from torchwise.verify.observe import Observation
+from torchwise.verify.scales import Scales, is_rounding
+
+NEGLIGIBLE = 1e-5
+"""Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One gradient on all draws: the error that is granted in any case, the candidate's errors, and eager's."""
+
+    granted: float
+    ours: list[Errors] = field(default_factory=list)
+    usual: list[Errors] = field(default_factory=list)
+
+    def off(self, of: Callable[[Iterable[float]], float]) -> tuple[float, float] | None:
+        """Return the candidate's and eager's error, root mean square, where the candidate's is too large."""
+        ours, usual = (of(one.rms for one in side) for side in (self.ours, self.usual))
+        return None if ours <= RMS_FACTOR * usual + self.granted else (ours, usual)
+
+    def off_in_worst_element(self) -> tuple[float, float] | None:
+        ours, usual = (max(one.worst for one in side) for side in (self.ours, self.usual))
+        return None if ours <= WORST_FACTOR * (usual + self.granted) else (ours, usual)
+
+    @property
+    def is_off_always(self) -> bool:
+        """Whether the candidate is too far off on every draw, even beside eager's worst."""
+        return min(one.rms for one in self.ours) > RMS_FACTOR * max(one.rms for one in self.usual) + self.granted
+
+
+class Gradients:
+    """Gathers losses and gradients, draw by draw, and judges them.
+
+    Args:
+        epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
+
+    Attributes:
+        rounding: names of the gradients that are nothing but rounding in eager, on some draw.
+    """
+
+    def __init__(self, epsilon: float | None) -> None:
+        self._epsilon = epsilon
+        self._seen: dict[str, _Seen] = {}
+        self._scales = Scales()
+        self._problem: Check | None = None
+        self.rounding: set[str] = set()
+
+    def add(self, ours: Observation, native: Observation, floor: Observation, reference: Observation | None) -> None:
+        """Add a draw.
+
+        Args:
+            ours: the candidate's.
+            native: eager's: decides structure, dtypes and shapes.
+            floor: eager's at the candidate's precision: decides how large an error is normal.
+            reference: in float64; None where there is none, then `native` stands in for it.
+        """
+        structure = check_structure(ours, native)
+        if structure.outcome is not Outcome.PASS:
+            self._problem = Check("gradients' structure", structure.outcome, structure.detail)
+            return
+        usual, exact = dict(floor.leaves), dict((reference or native).leaves)
+        rounding = {name for name, leaf in exact.items() if is_rounding(usual.get(name), leaf)}
+        self.rounding |= rounding
+        for name, leaf in _without_roundings(ours, usual, exact, rounding).leaves:
+            if (true := exact[name]) is not None:
+                self._compare(name, leaf, usual[name], true, has_reference=reference is not None)
+        self._scales.add(dict(ours.leaves), usual, exact)
+
+    def _compare(self, name: str, ours: Any, usual: Any, exact: Any, *, has_reference: bool) -> None:
+        if problem := finiteness_problem(ours, usual, exact):
+            self._problem = Check("gradients", Outcome.FAIL, f"{name} {problem}")
+        seen = self._seen.setdefault(name, _Seen(granted_for(ours, self._epsilon, has_reference=has_reference)))
+        seen.ours.append(errors_of(ours, exact))
+        seen.usual.append(errors_of(usual, exact))
+
+    def checks(self) -> list[Check]:
+        """Judge all draws together; the last check is the one that fails, if any does."""
+        if self._problem:
+            return [self._problem]
+        values = self._values()
+        return [values] if values.outcome is Outcome.FAIL else [values, self._scales.check()]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the candidate fails, but further draws might show that eager does the same."""
+        fails = self.checks()[-1].outcome is not Outcome.PASS
+        return fails and self._problem is None and not any(seen.is_off_always for seen in self._seen.values())
+
+    def _values(self) -> Check:
+        for name, seen in self._seen.items():
+            for found, where in (
+                (seen.off(statistics.median), "(root mean square)"),
+                (seen.off(max), "(root mean square) on its worst draw"),
+                (seen.off_in_worst_element(), "in its worst element"),
+            ):
+                if found:
+                    detail = f"{name} is off by {found[0]:.2g} {where}, eager by {found[1]:.2g}"
+                    return Check("gradients", Outcome.FAIL, detail, *found)
+        worst = max(self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
+        ours, usual = (max(one.rms for one in side) for side in (worst.ours, worst.usual))
+        detail = f"{len(self._seen)} values are off by {ours:.2g} at most over {len(worst.ours)} draws, eager's by "
+        return Check("gradients", Outcome.PASS, f"{detail}{usual:.2g}", ours, usual)
+
+
+def _without_roundings(
+    ours: Observation, floor: dict[str, Any], reference: dict[str, Any], names: set[str]
+) -> Observation:
+    """Take eager's roundings for the candidate's where both are negligible beside the gradient as a whole.
+
+    How large the roundings of a sum are that should be zero is chance, and no fault of a candidate.
+    """
+    import torch
+
+    gradients = [t for t in reference.values() if isinstance(t, torch.Tensor) and t.dim() > 0]
+    whole = math.sqrt(sum(float(t.double().square().sum()) for t in gradients) / sum(t.numel() for t in gradients))
+
+    def excused(name: str, leaf: Any) -> Any:
+        if name not in names or not isinstance(leaf, torch.Tensor) or leaf.shape != reference[name].shape:
+            return leaf
+        size = float(leaf.double().square().mean().sqrt())
+        return floor[name].to(leaf.dtype) if size <= NEGLIGIBLE * whole else leaf
+
+    return Observation(tuple((name, excused(name, leaf)) for name, leaf in ours.leaves), ours.aliases)

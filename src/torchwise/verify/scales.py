@@ -1,0 +1,89 @@
+"""How large each gradient is along the reference's: what rounding moves at random, and a wrong factor does not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from torchwise.records import Check, Outcome
+from torchwise.verify.compare import errors_of
+
+if TYPE_CHECKING:
+    import torch
+
+SCALE = 2e-3
+"""Relative error of a gradient's scale that is granted, whatever the precision."""
+MOST_ROUNDING = 0.5
+"""Relative error of eager's gradient at the candidate's precision from which there is no scale to compare."""
+TINY = 2.0**-24
+"""Least rounding of a gradient that is reckoned with."""
+
+
+class Scales:
+    """How large each gradient is along the reference's: what rounding moves at random and a factor does not.
+
+    A rounding of a few numbers that everything passes through, as of a loss, moves all gradients of a step alike, and
+    moves them far: 15 % were seen under bfloat16. So the middle of all gradients is judged by how eager's varies from
+    step to step, and each gradient beside the middle, where the roundings of its elements average out, the better the
+    more there are; by how much worse than that eager's worst is, so much is granted the candidate's. Over several draws
+    the middle one counts. A gradient that is rounding for the most part, as where the true one is zero, has no scale.
+    """
+
+    def __init__(self) -> None:
+        self._draws: list[dict[str, tuple[float, float, float]]] = []
+
+    def add(self, ours: dict[str, Any], floor: dict[str, Any], reference: dict[str, Any]) -> None:
+        """Add the gradients of one draw of the batch."""
+        draw = {}
+        for name, exact in reference.items():
+            if exact is None or exact.dim() == 0 or not 0 < float(exact.double().square().sum()) < math.inf:
+                continue
+            if not is_rounding(floor[name], exact):
+                noise = errors_of(floor[name], exact).rms / max(exact.shape) ** 0.5
+                draw[name] = _along(ours[name], exact), _along(floor[name], exact), noise
+        if draw:
+            self._draws.append(draw)
+
+    def check(self) -> Check:
+        """Judge all draws together."""
+        middles = [[statistics.median(column) for column in zip(*draw.values(), strict=True)] for draw in self._draws]
+        shared = statistics.median(middle[0] for middle in middles) if middles else 1.0
+        usual = math.sqrt(statistics.fmean((middle[1] - 1) ** 2 for middle in middles)) if middles else 0.0
+        if not abs(shared - 1) <= max(SCALE, 4 * usual):
+            detail = f"gradients are {shared:.4f} times as large as the reference's, eager's off by {usual:.4f}"
+            return Check("gradients' scale", Outcome.FAIL, detail, abs(shared - 1), usual)
+        beside: dict[str, list[tuple[float, float, float]]] = {}
+        for draw, (our_middle, their_middle, _) in zip(self._draws, middles, strict=True):
+            for name, (ours, theirs, noise) in draw.items():
+                beside.setdefault(name, []).append((ours - our_middle, theirs - their_middle, noise))
+        return self._beside(beside, abs(shared - 1))
+
+    @staticmethod
+    def _beside(seen: dict[str, list[tuple[float, float, float]]], worst: float) -> Check:
+        found = {}
+        for name, draws in seen.items():
+            ours, theirs, noise = (statistics.median(column) for column in zip(*draws, strict=True))
+            found[name] = ours, theirs, max(noise, TINY) / len(draws) ** 0.5
+        times = max((abs(theirs) / noise for _, theirs, noise in found.values()), default=1.0)
+        for name, (ours, theirs, noise) in found.items():
+            if not abs(ours) <= max(SCALE, 4 * max(times, 1.0) * noise):
+                detail = f"{name} is {1 + ours:.4f} times as large as the reference's, eager's off by {abs(theirs):.4f}"
+                return Check("gradients' scale", Outcome.FAIL, detail, abs(ours), abs(theirs))
+            worst = max(worst, abs(ours))
+        return Check("gradients' scale", Outcome.PASS, f"each is as large as the reference's, to {worst:.2g}", worst)
+
+
+def is_rounding(floor: Any, exact: Any) -> bool:
+    """Whether a gradient is rounding for the most part in eager: the true one is zero, as behind a normalisation."""
+    import torch
+
+    is_one = isinstance(exact, torch.Tensor) and isinstance(floor, torch.Tensor) and exact.dim() > 0
+    return is_one and errors_of(floor, exact).rms >= MOST_ROUNDING
+
+
+def _along(tensor: torch.Tensor, exact: torch.Tensor) -> float:
+    from torchwise.verify.reference import widened
+
+    direction, value = widened(exact).flatten(), widened(tensor).flatten().to(exact.device)
+    return float((value * direction.conj()).sum().real / direction.abs().square().sum())
