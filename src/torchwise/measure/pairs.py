@@ -20,6 +20,9 @@ from torchwise.records import Measurement
 
 LEAST_ROUND_S = 0.002
 """A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
+QUEUED_CALLS, QUEUED_S = 20, 0.25
+"""For throughput on a GPU a block has so many calls, or lasts so long: the host then runs ahead of the device as in a
+loop, where in a block of one call it would wait for each."""
 LEAST_ROUNDS = 12
 MOST_ROUNDS = 400
 CHECK_EVERY = 4
@@ -116,8 +119,9 @@ def _round(
 
 def _repeats(clock: Clock, call: Callable[[], Any]) -> int:
     """Return how many calls fill a block, from two calls that also settle caches."""
-    seconds = min(clock.time(call, 1).wall_s for _ in range(2))
-    return max(1, min(20_000, round(LEAST_ROUND_S / max(seconds, 1e-7))))
+    seconds = max(min(clock.time(call, 1).wall_s for _ in range(2)), 1e-7)
+    queued = 1 if clock.each or clock.device == "cpu" else min(QUEUED_CALLS, round(QUEUED_S / seconds))
+    return max(1, queued, min(20_000, round(LEAST_ROUND_S / seconds)))
 
 
 def _record(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:

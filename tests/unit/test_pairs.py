@@ -1,0 +1,61 @@
+"""Two sides timed in alternation: in which order, for how long, and how many calls to a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torchwise.measure.clock import Clock, Reading
+from torchwise.measure.pairs import LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
+
+
+class Steady(Clock):
+    """A clock on which a call takes as many seconds as it returns."""
+
+    def __init__(self, device: str = "cpu", *, each: bool = True) -> None:
+        super().__init__(device, each)
+        object.__setattr__(self, "log", [])
+
+    def time(self, call: Callable[[], Any], calls: int) -> Reading:
+        self.log.append((call(), calls))  # type: ignore[attr-defined]
+        return Reading(call(), None)
+
+
+@pytest.mark.parametrize(
+    ("device", "each", "seconds", "calls"),
+    [
+        ("cpu", True, 1e-4, 20),  # long enough for the clock
+        ("cpu", True, 1.0, 1),
+        ("cpu", False, 0.01, 1),  # nothing is queued there
+        ("cuda", True, 0.01, 1),
+        ("cuda", False, 0.01, 20),  # enough that the host runs ahead
+        ("cuda", False, 0.05, 5),
+        ("cuda", False, 2.0, 1),
+        ("cuda", False, 1e-6, 2000),
+    ],
+)
+def test_calls_to_a_block(device: str, each: bool, seconds: float, calls: int) -> None:
+    assert _repeats(Steady(device, each=each), lambda: seconds) == calls
+
+
+def test_the_order_swaps_from_round_to_round_and_tight_answers_end_it() -> None:
+    clock = Steady()
+    found = measure_pair(Mix((lambda: 0.5,), (1.0,)), Mix((lambda: 1.0,), (1.0,)), clock, Precision(0.02, 60.0))
+    timed = [seconds for seconds, _ in clock.log[4:]]  # type: ignore[attr-defined] # 4 that found the calls to a block
+    assert timed[:8] == [0.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.5]
+    assert len(found.candidate_s) == LEAST_ROUNDS
+    assert found.speedup.mid == 2.0
+
+
+def test_what_can_no_longer_lead_is_stopped() -> None:
+    sides = Mix((lambda: 1.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,))
+    assert measure_pair(*sides, Steady(), Precision(), prune_below=1.5).pruned
+    assert not measure_pair(*sides, Steady(), Precision(), prune_below=0.5).pruned
+
+
+def test_examples_count_by_their_weight() -> None:
+    mixed = Mix((lambda: 1.0, lambda: 3.0), (0.75, 0.25))
+    found = measure_pair(mixed, mixed, Steady(), Precision())
+    assert set(found.candidate_s) == {1.5}
