@@ -6,16 +6,22 @@ import os
 
 import pytest
 import torch
+from step_samples import Net, a_step, batch
 
+from live_decisions import decided
 from torchwise.bench.contenders import Setting, known
 from torchwise.bench.contenders.contender import with_model
-from torchwise.bench.contest import _Ring
+from torchwise.bench.contenders.torchwise import Torchwise, check_served
+from torchwise.bench.contest import _fitting, _Ring
 from torchwise.bench.job import Contest
+from torchwise.errors import StalePlanError
+from torchwise.plan import Plan
 from torchwise.records import Outcome, codec
 from torchwise.records.benchmark import Performance
 from torchwise.trial import Job, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS
-from torchwise.workload import WorkloadSpec
+from torchwise.verify.trainee import quiet
+from torchwise.workload import Example, Workload, WorkloadSpec
 from torchwise.zoo import load
 
 GIB = 2**30
@@ -42,6 +48,20 @@ def test_a_loss_that_is_overwritten_is_said_apart_from_whether_it_is_right() -> 
     verdict, overwrites = ring.judge(call)
     assert verdict.outcome is Outcome.PASS, verdict.reason
     assert overwrites
+
+
+def test_a_decision_is_judged_on_copies_without_dropout_too() -> None:
+    step = a_step(Net(0.2))
+    decision = decided(step, Plan(optimizer="foreach"), *batch())
+    setting = Setting("cpu", "training", decision.to_json())
+    still, had_dropout = quiet(step)
+    assert had_dropout
+    workload = Workload(still, (Example(batch()),))
+    with pytest.raises(StalePlanError):
+        Torchwise().build(workload, setting)
+    call = Torchwise().build(workload, _fitting(setting, still))
+    call(*batch())
+    check_served(call)
 
 
 def test_a_contender_changes_the_model_of_the_step_and_nothing_else() -> None:

@@ -231,3 +231,18 @@ def test_a_counter_in_a_buffer_is_no_noise() -> None:
 
     module = Counting()
     assert is_stochastic(lambda: module(torch.ones(3)), module) == (False, False)
+
+
+def test_the_reference_stays_in_float64_where_a_model_asks_for_less() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(4, dtype=torch.float32)
+        return torch.nn.functional.softmax(x.bfloat16().float() @ mask.to(torch.float16).to(x.dtype), -1, torch.float32)
+
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    with as_reference():
+        answer = model(x)
+        answer[0].backward()
+    assert answer.dtype is torch.float64
+    assert torch.allclose(answer, (x @ torch.ones(4, dtype=torch.float64)).softmax(-1), rtol=1e-12)
+    assert x.grad is not None
+    assert x.grad.dtype is torch.float64

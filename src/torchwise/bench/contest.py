@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torchwise.bench.contenders import known
+from torchwise.bench.contenders import Setting, known
 from torchwise.bench.contenders.torchwise import check_served
 from torchwise.bench.job import Contest
 from torchwise.plan import Plan
@@ -21,6 +21,7 @@ from torchwise.verify.held import check_held
 from torchwise.verify.step import check_held_loss
 from torchwise.verify.trainee import Trainee
 from torchwise.workload import Workload, trees
+from torchwise.workload.identity import structure
 from torchwise.workload.step import TrainStep
 
 
@@ -122,7 +123,7 @@ class _Ring:
         subject = StepSubject(
             workload,
             copied,
-            lambda step: contender.build(replace(workload, call=step), setting),
+            lambda step: contender.build(replace(workload, call=step), _fitting(setting, step)),
             eager_at_precision if precision != "native" else None,
             precision,
             stochastic="stochastic" in job.traits,
@@ -134,6 +135,14 @@ class _Ring:
         """Time two sides; the device's own clock is left out of the record, which holds many rows."""
         found = self.arena.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
+
+
+def _fitting(setting: Setting, step: TrainStep) -> Setting:
+    """Return the setting with the decision for another copy of the step, which may have its dropout turned off."""
+    if not setting.decision:
+        return setting
+    decision = replace(Decision.from_json(setting.decision), structure=structure(step))
+    return replace(setting, decision=decision.to_json())
 
 
 def _copying(call: Callable[..., Any]) -> Callable[..., Any]:

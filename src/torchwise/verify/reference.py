@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def as_reference() -> Iterator[None]:
-    """Run what is inside in float64 by default, with random numbers drawn in float32 and then widened."""
+    """Run what is inside in float64 throughout, with random numbers drawn in float32 and then widened."""
     import torch
 
     before = torch.get_default_dtype()
@@ -65,6 +66,9 @@ class MatchedNoise(TorchDispatchMode):
 
     PyTorch's generators give other numbers for another dtype, so without this a stochastic model could be compared
     with its reference in distribution only.
+
+    What asks for a narrower dtype by name gets float64 too: `outputs.float()` before a loss, written for autocast, would
+    round the reference, or leave it in two dtypes that no backward pass takes.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,12 +92,23 @@ class MatchedNoise(TorchDispatchMode):
             del kept
             scale = 1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0
             return args[0] * mask * scale, mask
+        if kwargs.get("dtype") in _wide():
+            kwargs = {**kwargs, "dtype": _wide()[kwargs["dtype"]]}
         return func(*args, **kwargs)
 
 
 _LIKE = {"randn_like", "rand_like"}
 _IN_PLACE = {"normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_"}
 _FACTORIES = {"randn", "rand", "normal"}
+
+
+@functools.cache
+def _wide() -> dict[Any, torch.dtype]:
+    """Return the dtype of the reference for each that is narrower."""
+    import torch
+
+    narrow = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+    return {**narrow, torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
 def _narrowed(args: Any) -> Any:
