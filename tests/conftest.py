@@ -1,1 +1,24 @@
 """Its being here puts this folder on the path: what several test folders share lies beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from postgres_server import PostgresServer, running_server
+
+# For each instruction set of the CPU, Inductor compiles and loads a small library, in every process whose cache is
+# empty: seven seconds of CPU for each candidate of a study. That the compiler works is seen by what it then compiles.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Start a PostgreSQL server, one for each process of tests; whoever stops it starts it again."""
+    try:
+        with running_server() as server:
+            yield server
+    except FileNotFoundError as error:
+        pytest.fail(str(error))

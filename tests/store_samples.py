@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import sqlite3
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
@@ -38,6 +39,7 @@ from torchwise.records import (
     Verdict,
 )
 from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.store.location import locate
 from torchwise.workload import WorkloadSpec
 
 HERE = Environment(
@@ -126,6 +128,23 @@ def take_part(path: str, barrier: Barrier, pipe: Connection, plans: list[Plan], 
                 storage.finish_trial(study.id, finished(trial))
                 claimed.append((trial.number, plan.id))
     pipe.send(claimed)
+
+
+def all_at_once(path: str, count: int, pipe: Connection, plans: list[Plan]) -> None:
+    """Have `count` processes take part; send what each claimed. They are forked, so as to start at the same time."""
+    fork = multiprocessing.get_context("fork")  # safe here: this process has one thread, and no torch
+    create_engine(locate(path))  # loads the driver, once for all
+    barrier, ends = fork.Barrier(count), [fork.Pipe() for _ in range(count)]
+    processes = [
+        fork.Process(target=take_part, args=(path, barrier, theirs, plans, seed))
+        for seed, (_ours, theirs) in enumerate(ends)
+    ]
+    for process in processes:
+        process.start()
+    shares = [ours.recv() if ours.poll(60) else None for ours, _theirs in ends]
+    for process in processes:
+        process.join(30)
+    pipe.send((shares, [process.exitcode for process in processes]))
 
 
 def finish_one_and_run_another(path: str, study_id: int, pipe: Connection) -> None:

@@ -97,7 +97,7 @@ __all__ = [
 ]
 
 
-_PACKAGES = ("artefact", "shapes", "training")
+_PACKAGES = ("artefact", "lock", "shapes", "training")
 """Parts with names of their own, such as `torchwise.training.tune`."""
 
 

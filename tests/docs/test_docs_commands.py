@@ -20,6 +20,8 @@ from torchwise.cli import app
 ONLY_READ = {
     "pip install": "needs a network",
     "python service.py": "is the reader's own program",
+    "torchwise check": "needs a lock file; run by tests/unit/test_lock_command.py",
+    "torchwise lock": "needs a decided target; run by tests/unit/test_lock_command.py",
     "torchwise analyze": "compiles and times for a minute; run by tests/unit/test_analyze_command.py",
     "torchwise bench": "compiles and times for minutes; run by tests/unit/test_bench_command.py",
     "torchwise bisect": "looks for minutes; run by tests/unit/test_bisect.py",
@@ -27,6 +29,7 @@ ONLY_READ = {
     "torchwise compare": "needs two benchmarks; run by tests/unit/test_bench_compare.py",
     "torchwise doctor": "compiles for ten seconds; run by tests/unit/test_doctor.py",
     "torchwise explain": "compiles for half a minute; that of the tutorial is run below",
+    "torchwise store": "needs a server; run by tests/unit/test_store_copy.py",
     "torchwise tune": "searches for minutes; run with one plan below",
 }
 """How a command begins that is not run, and why. What it is given must be understood all the same."""

@@ -124,16 +124,6 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
         assert storage.list_studies() == []
 
 
-def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE torchwise_schema SET version_num = '9999'")
-    connection.commit()
-    connection.close()
-    said = r"has schema '9999', but this version knows schemas up to '0001'; update with pip install -U torchwise"
-    with pytest.raises(StorageError, match=said):
-        open_storage(str(path))
-
-
 def changes(storage: Storage) -> list[object]:
     """Return one call for each method that writes."""
     owner = Owner.current()

@@ -69,6 +69,7 @@ def test_postgresql_is_reached_by_psycopg(scheme: str) -> None:
         ("sqlite://host/a.db", "three slashes"),
         ("sqlite:///a.db?mode=ro", "no parameters"),
         ("postgresql://me:secret@host:port/db", "store is a malformed postgresql:// URL"),
+        ("postgresql://me:sec@secret@host/db", "with an @ too many: in a password, write it as %40"),
     ],
 )
 def test_what_is_no_store_is_refused_with_the_rule(given: str, said: str) -> None:

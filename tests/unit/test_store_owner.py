@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from torchwise.store import Owner
+from torchwise.store.owner import this_host
 
 ME = Owner.current()
-NOW = time.time()
-LONG_AGO = 0.0
+LONG = 1e9
 
 
 def test_this_process_lives_whatever_its_heartbeat() -> None:
-    assert ME.is_alive(NOW)
-    assert ME.is_alive(LONG_AGO)
+    assert ME.is_alive(0.0)
+    assert ME.is_alive(LONG)
 
 
 def test_the_same_process_is_the_same_owner() -> None:
@@ -27,21 +29,21 @@ def test_the_same_process_is_the_same_owner() -> None:
 
 
 def test_an_earlier_process_of_the_same_number_is_dead() -> None:
-    assert not replace(ME, started=ME.started - 60).is_alive(NOW)
+    assert not replace(ME, started=ME.started - 60).is_alive(0.0)
 
 
 def test_a_process_that_ended_is_dead_even_before_its_parent_asks() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     owner = Owner(ME.host, child.pid, psutil.Process(child.pid).create_time())
-    assert owner.is_alive(LONG_AGO)
+    assert owner.is_alive(LONG)
     child.kill()
     deadline = time.monotonic() + 10
-    while owner.is_alive(NOW) and time.monotonic() < deadline:
+    while owner.is_alive(0.0) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
-    assert not owner.is_alive(NOW)
+    assert not owner.is_alive(0.0)
     child.communicate()
-    assert not owner.is_alive(NOW)
+    assert not owner.is_alive(0.0)
 
 
 def test_another_user_s_process_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +51,27 @@ def test_another_user_s_process_counts_as_alive(monkeypatch: pytest.MonkeyPatch)
         raise psutil.AccessDenied(pid)
 
     monkeypatch.setattr(psutil, "Process", refuse)
-    assert ME.is_alive(LONG_AGO)
+    assert ME.is_alive(LONG)
 
 
 def test_on_another_host_the_heartbeat_decides() -> None:
     other = replace(ME, host="another-host")
-    assert other.is_alive(time.time())  # now, and not when this file was imported
-    assert other.is_alive(time.time() - 590)
-    assert not other.is_alive(time.time() - 610)
+    assert other.is_alive(590)
+    assert not other.is_alive(610)
+
+
+def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = iter([b"one\n", b"another\n", b"one"])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(ids))
+    first, second, again = (this_host.__wrapped__() for _ in range(3))
+    assert first == again != second
+    assert first.startswith(f"{platform.node()}/")
+    assert "one" not in first.removeprefix(platform.node())
+
+
+def test_a_host_without_an_id_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_bytes", missing)
+    assert this_host.__wrapped__() == platform.node()

@@ -6,27 +6,27 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+from postgres_server import PostgresServer
 from store_samples import (
     INDUCTOR,
     TUNED,
+    all_at_once,
     claim,
     create,
     finish_one_and_run_another,
     stop_within_a_transaction,
-    take_part,
 )
 from torchwise.plan import Plan
 from torchwise.records import TrialState
 from torchwise.store import Owner, open_storage
 
 SPAWN = multiprocessing.get_context("spawn")
-PROCESSES = 8
-PLANS = [Plan(threads=threads) for threads in range(1, 21)]
+PROCESSES = 32
+PLANS = [Plan(threads=threads) for threads in range(1, 11)]
 
 
 @contextmanager
@@ -45,41 +45,37 @@ def killed_after_its_word(work: object, *args: object) -> Iterator[str]:
     assert process.exitcode == -9
 
 
-def test_eight_processes_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
-    path = str(tmp_path / "torchwise.db")  # which does not exist: all eight create it
-    barrier = SPAWN.Barrier(PROCESSES)
-    pipes, processes = [], []
-    for seed in range(PROCESSES):
-        ours, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=take_part, args=(path, barrier, theirs, PLANS, seed))
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-    shares = [receive(pipe) for pipe in pipes]
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return where a store is to be, and is not yet."""
+    if request.param == "sqlite":
+        return str(tmp_path / "torchwise.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.database()
+
+
+def test_32_processes_lose_nothing_and_do_nothing_twice(url: str) -> None:  # all of them create the store
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=all_at_once, args=(url, PROCESSES, theirs, PLANS))
+    process.start()
+    assert ours.poll(120), "they did not finish"
+    shares, codes = ours.recv()
+    process.join(30)
+    assert codes == [0] * PROCESSES
     claimed = [claim for share in shares for claim in share]
     assert sorted(number for number, _ in claimed) == list(range(len(PLANS)))
     assert sorted(plan for _, plan in claimed) == sorted(plan.id for plan in PLANS)
-    with open_storage(path) as storage:
+    with open_storage(url) as storage:
         (summary,) = storage.list_studies()
         trials = storage.get_study(summary.id).trials
     assert sorted(claimed) == [(trial.number, trial.plan.id) for trial in trials]
     assert all(trial.state is TrialState.COMPLETE and trial.measurement for trial in trials)
 
 
-def receive(pipe: Connection) -> list[tuple[int, str]]:
-    assert pipe.poll(60), "a process did not finish"
-    claimed: list[tuple[int, str]] = pipe.recv()
-    return claimed
-
-
-def test_a_finished_trial_survives_the_kill_and_a_running_one_is_reclaimed(tmp_path: Path) -> None:
-    path = str(tmp_path / "torchwise.db")
-    with open_storage(path) as storage:
+def test_a_finished_trial_survives_the_kill_and_a_running_one_is_reclaimed(url: str) -> None:
+    with open_storage(url) as storage:
         study = create(storage)
-        with killed_after_its_word(finish_one_and_run_another, path, study.id) as said:
+        with killed_after_its_word(finish_one_and_run_another, url, study.id) as said:
             assert said == "finished one"
         done, running = storage.get_study(study.id).trials
         assert (done.plan, done.state) == (INDUCTOR, TrialState.COMPLETE)
@@ -90,12 +86,11 @@ def test_a_finished_trial_survives_the_kill_and_a_running_one_is_reclaimed(tmp_p
         assert claim(storage, study.id, TUNED).number == 1
 
 
-def test_nothing_of_a_transaction_survives_the_kill(tmp_path: Path) -> None:
-    path = str(tmp_path / "torchwise.db")
-    with open_storage(path) as storage:
+def test_nothing_of_a_transaction_survives_the_kill(url: str) -> None:
+    with open_storage(url) as storage:
         study = create(storage)
         trial = claim(storage, study.id)
-        with killed_after_its_word(stop_within_a_transaction, path, study.id) as said:
+        with killed_after_its_word(stop_within_a_transaction, url, study.id) as said:
             assert said == "half done"
         found = storage.get_study(study.id)
         assert (found.trials, found.seconds) == ((trial,), 0.0)
@@ -103,8 +98,8 @@ def test_nothing_of_a_transaction_survives_the_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_store_may_be_used_on_both_sides_of_a_fork(tmp_path: Path) -> None:
-    with open_storage(str(tmp_path / "torchwise.db")) as storage:
+def test_a_store_may_be_used_on_both_sides_of_a_fork(url: str) -> None:
+    with open_storage(url) as storage:
         study = create(storage)
         claim(storage, study.id)
         child = os.fork()

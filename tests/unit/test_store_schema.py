@@ -9,15 +9,22 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, text
 
-from store_samples import FASTER, INDUCTOR, PASSED, TUNED, a_decision, claim, create
+from postgres_server import PostgresServer
+from store_samples import FASTER, INDUCTOR, PASSED, TUNED, a_decision, claim, create, finished
+from torchwise.errors import StorageError
 from torchwise.plan import EAGER
 from torchwise.records import FailureKind, Interval, StudyState, TrialState
-from torchwise.store import migrate, open_storage
+from torchwise.store import downgrade_storage, migrate, open_storage
+from torchwise.store.database import Database
+from torchwise.store.location import locate
 from torchwise.store.schema import HEAD, VERSION_TABLE, metadata
 
 DUMPS = sorted((Path(__file__).parents[1] / "fixtures").glob("store_v*.sql"))
+
+
+REVISIONS = sorted(script.revision for script in ScriptDirectory(str(migrate.SCRIPTS)).walk_revisions())
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -30,34 +37,87 @@ def test_the_newest_migration_is_the_head() -> None:
     assert ScriptDirectory(str(migrate.SCRIPTS)).get_heads() == [HEAD]
 
 
-def test_the_migrations_lead_to_the_tables_of_the_code(tmp_path: Path) -> None:
-    def differences(connection: Connection) -> list[object]:
-        options = {"version_table": VERSION_TABLE, "compare_type": True}
-        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return where a store is to be, and is not yet."""
+    if request.param == "sqlite":
+        return str(tmp_path / "new.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.database()
 
-    with open_storage(str(tmp_path / "new.db")) as storage:
+
+def differences(connection: Connection) -> list[object]:
+    options = {"version_table": VERSION_TABLE, "compare_type": True}
+    return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+
+
+def test_the_migrations_lead_to_the_tables_of_the_code(url: str) -> None:
+    with open_storage(url) as storage:
         assert storage._database.read(differences) == []
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "new.db"
+def test_a_migration_that_fails_leaves_nothing_behind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("alembic.op.create_index", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            open_storage(str(path))
-    connection = sqlite3.connect(path)
-    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == []
-    connection.close()
-    with open_storage(str(path)) as storage:
+            open_storage(url)
+    assert Database(locate(url)).read(lambda connection: inspect(connection).get_table_names()) == []
+    with open_storage(url) as storage:
         create(storage)
+
+
+def test_every_schema_is_gone_back_to_and_come_from_again_with_all_that_is_stored(url: str) -> None:
+    with open_storage(url) as storage:
+        study = create(storage)
+        storage.finish_trial(study.id, finished(claim(storage, study.id)))
+        storage.conclude(study.id, state=StudyState.DECIDED, decision=a_decision(), excluded=[], seconds=1)
+        study = storage.get_study(study.id)
+    for revision in REVISIONS:
+        assert downgrade_storage(url, revision) == storage.place
+        found = storage._database.read(differences)
+        assert bool(found) == (revision != HEAD)
+        with open_storage(url) as again:
+            assert again.get_study(study.id) == study
+            assert again._database.read(differences) == []
+
+
+@pytest.mark.parametrize("revision", ["base", "-1", "9999", ""])
+def test_only_a_known_schema_is_gone_back_to(url: str, revision: str) -> None:
+    said = rf"schema is '{revision}', but must be one of 0001, .*, which is "
+    with pytest.raises(StorageError, match=f"{said}None"):
+        downgrade_storage(url, revision)
+    with open_storage(url) as storage:
+        study = create(storage)
+        with pytest.raises(StorageError, match=f"{said}'{HEAD}'"):
+            downgrade_storage(url, revision)
+        assert storage.get_study(study.id) == study
+
+
+def test_a_newer_schema_is_refused_and_left_alone(url: str) -> None:
+    with open_storage(url) as storage:
+        study = create(storage)
+        storage._database.write(lambda c: c.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")))
+    said = rf"has schema '9999', but this version knows schemas up to '{HEAD}'; update with pip install -U torchwise"
+    with pytest.raises(StorageError, match=said):
+        open_storage(url)
+    with pytest.raises(StorageError, match="which is '9999'"):
+        downgrade_storage(url, "0001")
+    assert storage.get_study(study.id) == study
+
+
+def test_the_tables_of_others_in_a_server_s_database_are_left_alone(postgres: PostgresServer) -> None:
+    url = postgres.database()
+    database = Database(locate(url))
+    database.write(lambda connection: connection.execute(text("CREATE TABLE invoices (id INTEGER)")))
+    with open_storage(url) as storage:
+        create(storage)
+    assert "invoices" in database.read(lambda connection: inspect(connection).get_table_names())
 
 
 def test_a_migration_of_another_process_is_waited_for_and_then_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from filelock import FileLock
-
-    from torchwise.errors import StorageError
 
     monkeypatch.setattr(migrate, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "new.db"
@@ -66,8 +126,7 @@ def test_a_migration_of_another_process_is_waited_for_and_then_given_up(
 
 
 def test_there_is_a_dump_of_every_schema() -> None:
-    revisions = [script.revision for script in ScriptDirectory(str(migrate.SCRIPTS)).walk_revisions()]
-    assert [dump.name for dump in DUMPS] == [f"store_v{int(revision)}.sql" for revision in sorted(revisions)]
+    assert [dump.name for dump in DUMPS] == [f"store_v{int(revision)}.sql" for revision in REVISIONS]
 
 
 @pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)

@@ -12,11 +12,14 @@ from torchwise.cli.analyze import analyze
 from torchwise.cli.bench import bench
 from torchwise.cli.bisect import bisect
 from torchwise.cli.cache import cache
+from torchwise.cli.check import check
 from torchwise.cli.compare import compare
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
+from torchwise.cli.lock import lock
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
+from torchwise.cli.store import store
 from torchwise.cli.tune import tune
 from torchwise.cli.zoo import zoo
 from torchwise.errors import TorchwiseError
@@ -36,9 +39,12 @@ app.command()(bisect)
 app.command()(report)
 app.command()(bench)
 app.command()(compare)
+app.command()(lock)
+app.command()(check)
 app.command()(zoo)
 app.add_typer(plans, name="plans")
 app.add_typer(cache, name="cache")
+app.add_typer(store, name="store")
 
 
 def _version(wanted: bool) -> None:

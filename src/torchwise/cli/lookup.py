@@ -22,7 +22,7 @@ def find_study(name: str, store: str | None) -> Study:
 
     with open_storage(store) as storage:
         if name == "latest":
-            summaries = storage.list_studies()
+            summaries = storage.list_studies(limit=1)
             if not summaries:
                 raise InputError("the store holds no study yet: torchwise tune TARGET makes one")
             return storage.get_study(summaries[0].id)

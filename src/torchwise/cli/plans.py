@@ -18,16 +18,18 @@ StudyArgument = Annotated[str, typer.Argument(help="Number of a stored study, `l
 @plans.command("list")
 def list_plans(
     target: Annotated[str | None, typer.Option(help="Only studies of this target.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     store: StoreOption = None,
 ) -> None:
-    """List every study with what was decided, newest first."""
+    """List studies with what was decided, newest first."""
     from rich.console import Console
     from rich.table import Table
 
     from torchwise.store import open_storage
 
     with open_storage(store) as storage:
-        summaries = storage.list_studies(target)
+        found = storage.list_studies(target, limit=limit + 1)
+    summaries = found[:limit]
     if not summaries:
         typer.echo("The store holds no study yet: torchwise tune TARGET makes one.")
         return
@@ -37,6 +39,8 @@ def list_plans(
         cells = (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup)
         table.add_row(*map(str, cells))
     Console().print(table)
+    if len(found) > limit:
+        typer.echo(f"These are the newest {limit}, and there are older ones: --limit N, --target TARGET.")
 
 
 @plans.command("show")

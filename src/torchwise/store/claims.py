@@ -13,6 +13,7 @@ from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import Trial, TrialState
 from torchwise.records.study import SCHEMA as FORMAT
+from torchwise.store.clock import now
 from torchwise.store.owner import Owner
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
@@ -39,11 +40,12 @@ def claim(connection: Connection, study_id: int, plan: Plan, reason: str, owner:
     """Insert a RUNNING trial, or take a dead owner's over; None where the plan is finished or in hand."""
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
-    if row is not None and (row.state != _RUNNING or _owner(row).is_alive(row.heartbeat)):
+    at = now(connection)
+    if row is not None and (row.state != _RUNNING or _owner(row).is_alive(at - row.heartbeat)):
         return None
     number = row.number if row is not None else _next_number(connection, study_id)
     trial = Trial(number, plan, TrialState.RUNNING, reason, started_at=time.time())
-    values = {**_owner_values(owner), **record_of(trial)}
+    values = {**_owner_values(owner, at), **record_of(trial)}
     if row is None:
         connection.execute(insert(trials).values(study_id=study_id, number=number, **values))
     else:
@@ -63,7 +65,7 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
 
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:
     """Insert a finished trial that nobody claimed here, with its `record_of`."""
-    owner = _owner_values(Owner.current())
+    owner = _owner_values(Owner.current(), now(connection))
     connection.execute(insert(trials).values(study_id=study_id, number=number, **owner, **record))
 
 
@@ -89,7 +91,8 @@ def reclaim(connection: Connection, study_id: int) -> list[Plan]:
     require(connection, study_id, lock=True)
     running = select(trials).where(trials.c.study_id == study_id, trials.c.state == _RUNNING)
     rows = connection.execute(running.order_by(trials.c.number)).all()
-    dead = [row for row in rows if not _owner(row).is_alive(row.heartbeat)]
+    at = now(connection) if rows else 0.0
+    dead = [row for row in rows if not _owner(row).is_alive(at - row.heartbeat)]
     plans = [_read(row).plan for row in dead]
     for row in dead:
         release(connection, study_id, row.number)
@@ -104,7 +107,7 @@ def touch(connection: Connection, owner: Owner) -> None:
         trials.c.owner_pid == owner.pid,
         trials.c.owner_started == owner.started,
     )
-    connection.execute(update(trials).where(*mine).values(heartbeat=time.time()))
+    connection.execute(update(trials).where(*mine).values(heartbeat=now(connection)))
 
 
 def read_trials(connection: Connection, study_id: int) -> tuple[Trial, ...]:
@@ -127,12 +130,12 @@ def _at(statement: Any, study_id: int, number: int) -> Any:
     return statement.where(trials.c.study_id == study_id, trials.c.number == number)
 
 
-def _owner_values(owner: Owner) -> dict[str, Any]:
+def _owner_values(owner: Owner, heartbeat: float) -> dict[str, Any]:
     return {
         "owner_host": owner.host,
         "owner_pid": owner.pid,
         "owner_started": owner.started,
-        "heartbeat": time.time(),
+        "heartbeat": heartbeat,
     }
 
 

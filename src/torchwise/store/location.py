@@ -15,6 +15,7 @@ RULE = "must be a path ending in .db, a sqlite:///PATH or a postgresql://USER@HO
 
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
+_PLACES = ("host", "port", "service")  # of psycopg's parameters; others may be secrets
 
 
 def default_url() -> str:
@@ -44,12 +45,20 @@ def locate(text: str) -> URL:
     except (ArgumentError, ValueError):  # the text may hold a password: it is not repeated
         raise StorageError(f"store is a malformed {scheme}:// URL, but {RULE}") from None
     if scheme in _POSTGRES:
+        if "@" in f"{url.host}{url.database}":  # what follows the password's first @: not repeated either
+            raise StorageError(f"store is a {scheme}:// URL with an @ too many: in a password, write it as %40")
         return url.set(drivername="postgresql+psycopg")
     if not url.database or url.database == ":memory:":
         raise StorageError(f"store is {text!r}, which no other process could read, but {RULE}")
     if url.host or url.query:
         raise StorageError(f"store is {text!r}, but a sqlite URL has three slashes, a path, and no parameters")
     return _file(url.database)
+
+
+def shown(url: URL) -> str:
+    """Return a server's URL for messages: no password, and of the parameters those that say where the server is."""
+    query = {name: value for name, value in url.query.items() if name in _PLACES}
+    return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
 
 
 def _file(path: str) -> URL:

@@ -32,7 +32,26 @@ def bring_to_head(database: Database) -> None:
     with _alone(database):
         if database.file:
             sqlite.use_write_ahead_log(database.file, database.place)
-        database.write(_upgrade)
+        database.write(lambda connection: _migrate(connection, HEAD))
+
+
+def take_back(database: Database, revision: str) -> None:
+    """Undo the migrations after `revision`, so that the Torchwise of that schema can use the store again.
+
+    Whoever opens it with this version brings it to the head once more.
+
+    Raises:
+        StorageError: an unknown revision, or a newer one than the store's.
+    """
+    known = sorted(_known())
+    held = database.read(_revision)
+    if revision not in known or held not in known or revision > held:
+        raise StorageError(
+            f"schema is {revision!r}, but must be one of {', '.join(known)} and not above that of the store "
+            f"{database.place}, which is {held!r}"
+        )
+    with _alone(database):
+        database.write(lambda connection: _migrate(connection, revision, back=True))
 
 
 def _revision(connection: Connection) -> str | None:
@@ -71,22 +90,24 @@ def _known() -> set[str]:
     return {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
 
 
-def _upgrade(connection: Connection) -> None:
+def _migrate(connection: Connection, revision: str, *, back: bool = False) -> None:
     """Run the migrations that lack: none, where another process was quicker."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+    if _revision(connection) == revision:
+        return
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    (command.downgrade if back else command.upgrade)(config, revision)
 
 
 @contextmanager
 def _alone(database: Database) -> Iterator[None]:
-    """Hold the file's migration lock; PostgreSQL has a lock of its own, taken in `_upgrade`."""
+    """Hold the file's migration lock; PostgreSQL has a lock of its own, taken in `_migrate`."""
     if database.file is None:
         yield
         return

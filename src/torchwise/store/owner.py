@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
-import time
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import psutil
 
@@ -15,12 +17,26 @@ HEARTBEAT_LIMIT_S = 600.0
 _START_TOLERANCE_S = 1.0  # psutil derives the start from the boot time, which the kernel corrects by fractions
 
 
+@cache
+def this_host() -> str:
+    """Return this machine's name, and what tells it from another of the same name that shares the store.
+
+    The machine's own id is for the machine alone (machine-id(5)), and so is stored as a hash.
+    """
+    try:
+        machine = Path("/etc/machine-id").read_bytes().strip()
+    except OSError:
+        machine = b""
+    mark = hashlib.sha256(b"torchwise " + machine).hexdigest()[:8]
+    return f"{platform.node()}/{mark}" if machine else platform.node()
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A process, told apart from a later one that was given the same number.
 
     Attributes:
-        host: the machine's name.
+        host: the machine, as `this_host` has it.
         pid: the process id.
         started: when the process started, in seconds since the epoch.
     """
@@ -32,16 +48,16 @@ class Owner:
     @classmethod
     def current(cls) -> Owner:
         """Return this process."""
-        return cls(platform.node(), os.getpid(), psutil.Process().create_time())
+        return cls(this_host(), os.getpid(), psutil.Process().create_time())
 
-    def is_alive(self, heartbeat: float) -> bool:
+    def is_alive(self, silent_s: float) -> bool:
         """Whether the process still runs.
 
         On this host the process table says so: no such process, a zombie, or another start time is dead. On
-        another host `heartbeat` says so, by this host's clock: hosts that share a store keep their clocks in step.
+        another host it is dead when its last heartbeat lies back `silent_s`, by the store's clock, and that is long.
         """
-        if self.host != platform.node():
-            return time.time() - heartbeat <= HEARTBEAT_LIMIT_S
+        if self.host != this_host():
+            return silent_s <= HEARTBEAT_LIMIT_S
         try:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration: the schema that this version reads and writes."""
 
 VERSION_TABLE = "torchwise_schema"
@@ -34,6 +34,8 @@ studies = Table(
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),  # the study as created; the columns above hold what has changed since
     UniqueConstraint("identity", "fingerprint", "device", "mode", "objective", "allow", name="torchwise_studies_key"),
+    Index("torchwise_studies_created", "created_at", "id"),
+    Index("torchwise_studies_target", "target", "created_at"),
     sqlite_autoincrement=True,  # the number of a deleted study is never given to another
 )
 
@@ -68,4 +70,6 @@ decisions = Table(
     Column("speedup_high", Double),
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),
+    Index("torchwise_decisions_target", "target", "decided_at"),
+    Index("torchwise_decisions_identity", "identity"),
 )

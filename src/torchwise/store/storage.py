@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -11,12 +13,15 @@ from sqlalchemy.exc import IntegrityError
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import Decision, Study, StudyState, Trial
-from torchwise.store import claims, studies
+from torchwise.store import claims, copying, studies
+from torchwise.store.copying import Copied
 from torchwise.store.database import Database
 from torchwise.store.keys import StudyKey, StudySummary
 from torchwise.store.location import default_url, locate
-from torchwise.store.migrate import bring_to_head
+from torchwise.store.migrate import bring_to_head, take_back
 from torchwise.store.owner import Owner
+from torchwise.store.schema import HEAD
+from torchwise.store.trouble import UnreachableError
 from torchwise.workload import WorkloadSpec
 
 
@@ -34,11 +39,24 @@ def open_storage(url: str | None = None) -> Storage:
     return Storage(database)
 
 
+def downgrade_storage(url: str | None, schema: str) -> str:
+    """Take the store at `url` back to an older schema and return its place; see `migrate.take_back`.
+
+    Raises:
+        StorageError: it cannot be reached or written, or has no such older schema.
+    """
+    database = Database(locate(url or default_url()))
+    take_back(database, schema)
+    database.close()
+    return database.place
+
+
 class Storage:
     """Studies, trials and decisions, shared between processes, threads and forks.
 
     Each method is one transaction: when it returns, what it wrote survives `kill -9` and a power cut; when it
-    raises, nothing of it was written. A store that may not be written can be read.
+    raises, nothing of it was written. A store that may not be written can be read. A server that is lost in between
+    is waited for, some minutes long (`outage`), with a message to the log.
 
     A process claims a trial before it runs it, keeps the claim by a heartbeat, and finishes or releases it. A plan
     has one trial per study at most, so that no two processes try the same one; whose owner has died is reclaimed.
@@ -55,6 +73,11 @@ class Storage:
     def place(self) -> str:
         """The file or the URL without its password, for messages."""
         return self._database.place
+
+    @property
+    def schema(self) -> str:
+        """The schema of the tables, which is that of this version."""
+        return HEAD
 
     def find_study(self, key: StudyKey) -> Study | None:
         """Return the study under `key`, or None."""
@@ -95,9 +118,14 @@ class Storage:
         """Return the study with this id, its trials in the order of their numbers."""
         return self._database.read(lambda c: studies.get(c, study_id))
 
-    def list_studies(self, target: str | None = None) -> list[StudySummary]:
-        """List all studies, or those made for `target`, newest first, without reading their samples."""
-        return self._database.read(lambda c: studies.summaries(c, target))
+    def list_studies(self, target: str | None = None, *, limit: int | None = None) -> list[StudySummary]:
+        """List all studies, or those made for `target`, newest first, without reading their samples.
+
+        Args:
+            target: only studies made for this one.
+            limit: at most so many.
+        """
+        return self._database.read(lambda c: studies.summaries(c, target, limit))
 
     def claim_trial(self, study_id: int, plan: Plan, reason: str, owner: Owner) -> Trial | None:
         """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None where there is nothing to do.
@@ -134,8 +162,12 @@ class Storage:
         return self._database.write(lambda c: claims.reclaim(c, study_id))
 
     def heartbeat(self, owner: Owner) -> None:
-        """Say that `owner` lives, for all its RUNNING trials; to be called about once a minute."""
-        self._database.write(lambda c: claims.touch(c, owner))
+        """Say that `owner` lives, for all its RUNNING trials; to be called about once a minute.
+
+        A server that cannot be reached at the moment is no error: the next call says it, and is early enough.
+        """
+        with contextlib.suppress(UnreachableError):
+            self._database.write(lambda c: claims.touch(c, owner), patient=False)
 
     def conclude(
         self,
@@ -166,6 +198,21 @@ class Storage:
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials and its decision. Its id is never given to another."""
         self._database.write(lambda c: studies.remove(c, study_id))
+
+    def size(self) -> tuple[int, int]:
+        """Return how many studies and how many trials there are, running ones included."""
+        return self._database.read(studies.count)
+
+    def copy_to(self, other: Storage) -> Iterator[Copied]:
+        """Copy every study with its finished trials and its decision, oldest first, and yield what was done for each.
+
+        Each study is one transaction. What `other` holds already stays, so that a copy that was broken off, or that
+        lies some time back, is gone on with by copying again. Of a study that both have, the trials are put together
+        and the later decision counts.
+        """
+        for study_id in self._database.read(copying.ids):
+            if (found := self._database.read(partial(copying.read, study_id=study_id))) is not None:
+                yield copying.write(other._database, found)
 
     def close(self) -> None:
         """Give back what the store holds open; it must not be used afterwards."""

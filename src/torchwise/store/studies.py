@@ -15,6 +15,7 @@ from torchwise.records import Decision, Interval, Study, StudyState
 from torchwise.records.decision import SCHEMA as DECISION_FORMAT
 from torchwise.records.study import SCHEMA as STUDY_FORMAT
 from torchwise.store.claims import add_finished, read_trials, require
+from torchwise.store.clock import now
 from torchwise.store.keys import StudyKey, StudySummary
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import decisions, studies, trials
@@ -82,7 +83,7 @@ def get(connection: Connection, study_id: int) -> Study:
     )
 
 
-def summaries(connection: Connection, target: str | None) -> list[StudySummary]:
+def summaries(connection: Connection, target: str | None, limit: int | None) -> list[StudySummary]:
     """List studies, newest first, by their columns alone: no record is read."""
     count = select(func.count()).where(trials.c.study_id == studies.c.id).scalar_subquery()
     query = (
@@ -101,10 +102,17 @@ def summaries(connection: Connection, target: str | None) -> list[StudySummary]:
         )
         .outerjoin(decisions, decisions.c.study_id == studies.c.id)
         .order_by(studies.c.created_at.desc(), studies.c.id.desc())
+        .limit(limit)
     )
     if target is not None:
         query = query.where(studies.c.target == target)
     return [_summary(row) for row in connection.execute(query)]
+
+
+def count(connection: Connection) -> tuple[int, int]:
+    """Count studies and trials."""
+    counts = (connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (studies, trials))
+    return next(counts), next(counts)
 
 
 def _summary(row: Any) -> StudySummary:
@@ -156,7 +164,7 @@ def _decide(connection: Connection, study_id: int, decision: Decision) -> None:
         "study_id": study_id,
         "target": decision.workload.target,
         "identity": decision.identity,
-        "decided_at": time.time(),
+        "decided_at": now(connection),
         "plan": str(decision.plan),
         "speedup_low": interval.low if interval else None,
         "speedup_mid": interval.mid if interval else None,

@@ -18,19 +18,74 @@ _MEANINGS = (
     ),
     (("disk is full", "disk i/o"), "cannot be written: the disk is full or failing"),
 )
-_BUSY = ("database is locked", "database table is locked", "deadlock detected", "could not serialize")
+
+# By PostgreSQL's codes, as its words are those of the server's language: a code or the class that it begins with.
+_CODES = (
+    (("42501",), "denies this user what it needs; have its owner GRANT it (making the tables needs CREATE)"),
+    (("25006",), "is read-only, as a replica is, but this writes; give the URL of the server that takes writes"),
+    (("55P03", "40001", "40P01"), "stayed locked by another process; wait for it, end it, or give another store"),
+    (("42P01", "42703"), "lacks a table or column: it was replaced while in use; try again"),
+    (("53100",), "cannot be written: the server's disk is full"),
+    (("0A000", "42883"), "is on a server that lacks what is needed: it must be PostgreSQL 13 or later"),
+)
+
+# A refused connection has no code, only words. These it will say again, however long one waits.
+_REFUSALS = (
+    (
+        ("authentication failed", "no password supplied", "no pg_hba.conf entry", 'role "'),
+        "refuses this user or password; the password may stand in the URL, in PGPASSWORD or in ~/.pgpass",
+    ),
+    (('database "',), "names a database that is not there, or that this user may not enter; createdb NAME makes one"),
+)
+
+_BUSY = ("database is locked", "database table is locked")
+_BUSY_CODES = ("40001", "40P01", "55P03")  # serialisation failure, deadlock, a lock not had in time
+# The connection broke; the server stops, crashed, starts or has no connection left; it took us for dead.
+_LOST_CODES = ("08", "57P01", "57P02", "57P03", "53300", "25P03")
+
+
+class UnreachableError(StorageError):
+    """The database's server does not answer, which may pass."""
 
 
 def is_busy(error: BaseException) -> bool:
     """Whether trying the same transaction again may help: another process was in the way."""
-    text = str(error).lower()
-    return any(words in text for words in _BUSY)
+    return _code(error) in _BUSY_CODES or any(words in str(error).lower() for words in _BUSY)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection to a server was lost, or is not to be had at present."""
+    raised = getattr(error, "orig", None)
+    if not hasattr(raised, "sqlstate"):  # a file's: nothing to connect to
+        return False
+    if code := _code(error):
+        return code.startswith(_LOST_CODES)
+    return type(raised).__name__ == "OperationalError" and _refusal(str(raised)) is None
 
 
 def explain(error: BaseException, place: str) -> StorageError:
     """Return the error to raise instead of `error`, which the database at `place` gave."""
-    said = str(getattr(error, "orig", None) or error).strip()
-    for words, meaning in _MEANINGS:
-        if any(word in said.lower() for word in words):
-            return StorageError(f"store {place} {meaning} ({said})")
-    return StorageError(f"store {place} cannot be used: {said}")
+    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    if is_lost(error):
+        return UnreachableError(
+            f"store {place} cannot be reached: the server must be up, and host, port and network right ({said})"
+        )
+    meaning = _meaning(error, said)
+    return StorageError(f"store {place} {meaning} ({said})" if meaning else f"store {place} cannot be used: {said}")
+
+
+def _meaning(error: BaseException, said: str) -> str | None:
+    if hasattr(getattr(error, "orig", None), "sqlstate"):
+        code = _code(error)
+        by_code = (meaning for codes, meaning in _CODES if code.startswith(codes)) if code else iter(())
+        return next(by_code, None) or _refusal(said)
+    return next((meaning for words, meaning in _MEANINGS if any(word in said.lower() for word in words)), None)
+
+
+def _refusal(said: str) -> str | None:
+    return next((meaning for words, meaning in _REFUSALS if any(word in said for word in words)), None)
+
+
+def _code(error: BaseException) -> str:
+    """Return PostgreSQL's code for an error, "" where it has none."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""

@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from torchwise import environment
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide, prune_below
 from torchwise.environment import Environment
+from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
 from torchwise.records import Decision, Inspection, Study, StudyState, Trial, TrialState
@@ -111,7 +112,8 @@ class _Loop:
             if not self._tried:
                 self._listener.note("decided from what is stored; --fresh measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
-            self._conclude(StudyState.INTERRUPTED)
+            with suppress(StorageError):  # a store that is lost holds what is finished all the same
+                self._conclude(StudyState.INTERRUPTED)
             raise
         return self._conclude(StudyState.DECIDED)
 
@@ -134,7 +136,8 @@ class _Loop:
         try:
             finished = self._launch(trial)
         except BaseException:  # raised again: whatever it was, this trial did not happen
-            self._storage.release_trial(self._id, trial.number)
+            with suppress(StorageError):  # whoever goes on takes back the claims of the dead
+                self._storage.release_trial(self._id, trial.number)
             raise
         self._storage.finish_trial(self._id, finished)
         self._listener.finished(finished)

@@ -67,8 +67,8 @@ class MatchedNoise(TorchDispatchMode):
     PyTorch's generators give other numbers for another dtype, so without this a stochastic model could be compared
     with its reference in distribution only.
 
-    What asks for a narrower dtype by name gets float64 too: `outputs.float()` before a loss, written for autocast, would
-    round the reference, or leave it in two dtypes that no backward pass takes.
+    What asks for a narrower dtype by name gets float64 too: `outputs.float()` before a loss, written for autocast,
+    would round the reference, or leave it in two dtypes that no backward pass takes.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,0 +1,9 @@
+"""The lock file of a team: the plan of each target on each kind of hardware, reviewed like code and proven again in CI.
+
+Reading it takes neither torch nor a store; `collect` and `check`, which take those, are not loaded here.
+"""
+
+from torchwise.lock.entry import Entry
+from torchwise.lock.file import DEFAULT, Lock, decision, read, write
+
+__all__ = ["DEFAULT", "Entry", "Lock", "decision", "read", "write"]

@@ -1,0 +1,171 @@
+"""Whether what is locked for this machine is still fresh, still right and not slower: each plan in a worker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torchwise import environment
+from torchwise.errors import BaselineError, InputError
+from torchwise.lock import commands
+from torchwise.lock.checked import Check, Checked, State
+from torchwise.lock.entry import Entry, is_same_hardware
+from torchwise.lock.file import Lock
+from torchwise.lock.judge import THRESHOLD, Judge
+from torchwise.records import Decision, Inspection, Trial, TrialState
+from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
+from torchwise.trial.job import EFFORTS, Effort
+
+LIMIT_S = 600.0
+"""Seconds after which a worker is ended, as in a search of effort "standard"."""
+
+
+class Listener(Protocol):
+    """Hears how a check goes on."""
+
+    def phase(self, name: str) -> None:
+        """A section is begun."""
+
+    def stage(self, name: str) -> None:
+        """The worker entered a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """One request to check.
+
+    Attributes:
+        targets: which; all that the file holds where there are none.
+        measure: whether plans are timed; without, they are proven all the same.
+        threshold: relative change of speed that is not worth a word.
+        effort: how carefully a plan is proven and timed: "quick", "standard" or "thorough".
+        limit_s: seconds after which a worker is ended.
+    """
+
+    targets: tuple[str, ...] = ()
+    measure: bool = True
+    threshold: float = THRESHOLD
+    effort: str = "standard"
+    limit_s: float = LIMIT_S
+
+    def __post_init__(self) -> None:
+        Judge(1, self.threshold)  # which refuses what is no threshold
+        if self.effort not in EFFORTS:
+            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+        if not self.limit_s > 0:
+            raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
+
+
+def run_check(lock: Lock, request: CheckRequest, launcher: Launcher, listener: Listener) -> Check:
+    """Check every section that is for this machine.
+
+    Raises:
+        InputError: a target is named that the lock does not hold.
+    """
+    return _Checks(request, launcher, listener).run(lock)
+
+
+class _Checks:
+    def __init__(self, request: CheckRequest, launcher: Launcher, listener: Listener) -> None:
+        self._request = request
+        self._launcher = launcher
+        self._listener = listener
+
+    def run(self, lock: Lock) -> Check:
+        named = tuple(dict.fromkeys(self._request.targets))
+        entries = [entry for target in named or lock.targets for entry in lock.of(target)]
+        found = [(entry, self._without_running(entry) or self._proven(entry)) for entry in entries]
+        judge = Judge(sum(isinstance(result, Trial) for _, result in found), self._request.threshold)
+        rows = [self._judged(e, result, judge) if isinstance(result, Trial) else result for e, result in found]
+        here = {row.target for row in rows if row.state is not State.ELSEWHERE}
+        rows += [_missing(target) for target in named if target not in here]
+        return Check(tuple(rows), self._request.threshold, judge.confidence)
+
+    def _without_running(self, entry: Entry) -> Checked | None:
+        """Return what the machine and its software tell by themselves."""
+        locked = entry.decision.environment
+        here = environment.detect(locked.device)
+        if not is_same_hardware(locked, here):
+            return _row(entry, State.ELSEWHERE, "not for this machine")
+        if different := locked.differences(here):
+            return _row(entry, State.STALE, "; ".join(different), commands.anew(entry))
+        return None
+
+    def _proven(self, entry: Entry) -> Checked | Trial:
+        """Look at the plain model, then try the plan; return the trial of one that is proven, if it is to be timed."""
+        decision = entry.decision
+        self._listener.phase(f"{decision.workload.target}: {decision.plan}")
+        job = Job("inspect", decision.workload, effort=self._effort(measure=False), environment=dict(os.environ))
+        try:
+            inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
+            if changed := _changed(decision, inspection):
+                return _row(entry, State.STALE, changed, commands.anew(entry))
+            if decision.plan.is_eager:
+                return _row(entry, State.GOOD, "fresh; eager is the model as it is, and is not timed")
+            trial = self._tried(replace(job, traits=inspection.traits), decision)
+        except (InputError, BaselineError) as error:  # of this target: the others are checked all the same
+            return _row(entry, State.UNKNOWN, str(error), "mend the target, and check again")
+        if not trial.is_proven:
+            return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, commands.from_scratch(entry))
+        if self._request.measure:
+            return trial
+        return _row(entry, State.GOOD, f"fresh and right ({trial.verdict.reason if trial.verdict else ''}); not timed")
+
+    def _tried(self, job: Job, decision: Decision) -> Trial:
+        job = replace(job, task="try", effort=self._effort(measure=self._request.measure))
+        trial = Trial(0, decision.plan, TrialState.RUNNING)
+        return try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
+
+    def _judged(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
+        """Judge the speed of a proven plan; one that is slower is timed once more, and counts only if it is so again.
+
+        What differs from one process to the next is in no interval.
+        """
+        row = _timed(entry, trial, judge)
+        if row.state is not State.SLOWER:
+            return row
+        again = self._proven(entry)
+        return _timed(entry, again, judge) if isinstance(again, Trial) else again
+
+    def _effort(self, *, measure: bool) -> Effort:
+        effort = EFFORTS[self._request.effort]
+        return effort if measure else replace(effort, measure_s=0.0)
+
+    def _limits(self) -> Limits:
+        return Limits.of_this_machine(self._request.limit_s)
+
+
+def _changed(decision: Decision, inspection: Inspection) -> str:
+    """Return in what the model or its inputs are others than the decision was made for; nothing where they are not."""
+    if inspection.structure != decision.structure:
+        return "the model's code, mode or structure of weights is another"
+    if inspection.inputs != decision.inputs:
+        return f"the inputs are others: {' | '.join(decision.inputs)} there, {' | '.join(inspection.inputs)} here"
+    if inspection.identity != decision.identity:
+        return "the inputs come in another mix, or are used in another mode"
+    return ""
+
+
+def _timed(entry: Entry, trial: Trial, judge: Judge) -> Checked:
+    assert trial.measurement is not None, "a proven trial is timed"
+    found = judge.of(entry, trial.measurement)
+    row = _row(entry, State.GOOD, f"fresh and right; {found.detail}")
+    if found.is_slower:
+        row = _row(entry, State.SLOWER, found.detail, commands.from_scratch(entry))
+    return replace(
+        row,
+        found=trial.measurement.speedup,
+        speedup=found.speedup,
+        time=found.time,
+        notes=trial.measurement.notes,
+    )
+
+
+def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:
+    plan, locked = str(entry.decision.plan), entry.decision.speedup
+    return Checked(*entry.key, state, detail, way_out, plan=plan, locked=locked)
+
+
+def _missing(target: str) -> Checked:
+    return Checked(target, "", "", State.UNKNOWN, "no section is for this machine", commands.first(target))

@@ -1,0 +1,91 @@
+"""What a check found, section by section: frozen data, and the exit code that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchwise.records import Interval, codec
+
+SCHEMA = "torchwise.check/1"
+
+
+class State(StrEnum):
+    """What a check found of a section."""
+
+    STALE = "stale"
+    WRONG = "wrong"
+    LOST = "lost"
+    SLOWER = "slower"
+    UNKNOWN = "not checked"
+    GOOD = "good"
+    ELSEWHERE = "other hardware"
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether it fails a check."""
+        return self in (State.STALE, State.WRONG, State.LOST, State.SLOWER)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One section.
+
+    Attributes:
+        target: of the section.
+        mode: likewise.
+        hardware: likewise, in words.
+        state: what was found.
+        detail: the figures or the reason, in words.
+        way_out: what to type; empty where nothing is to be done.
+        plan: in a few words; empty where there is no such section.
+        locked: the speed-up over eager that is locked; None for eager, whose plans are not timed.
+        found: the speed-up that was measured now; None where it was not.
+        speedup: `found` over `locked`; None where either is.
+        time: seconds per call of the plan now over those that are locked; likewise.
+        notes: what the measurement says against itself.
+    """
+
+    target: str
+    mode: str
+    hardware: str
+    state: State
+    detail: str
+    way_out: str = ""
+    plan: str = ""
+    locked: Interval | None = None
+    found: Interval | None = None
+    speedup: Interval | None = None
+    time: Interval | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A lock file, checked on one machine.
+
+    Attributes:
+        rows: every section that was asked for, and of those asked for by name also what has none here.
+        threshold: the relative change beyond which a plan is slower: 0.05 is 5 %.
+        confidence: of every interval by itself, so that all hold together with 95 %.
+    """
+
+    rows: tuple[Checked, ...]
+    threshold: float
+    confidence: float
+    schema: str = SCHEMA
+
+    def of(self, state: State) -> tuple[Checked, ...]:
+        """Return the rows of one state."""
+        return tuple(row for row in self.rows if row.state is state)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all is well; 1 where anything is stale, wrong, lost or slower; 2 where something was not checked."""
+        if any(row.state.is_regression for row in self.rows):
+            return 1
+        return 0 if self.of(State.GOOD) and not self.of(State.UNKNOWN) else 2
+
+    def to_json(self) -> str:
+        """Return schema `torchwise.check/1`."""
+        return codec.to_json(self)

@@ -1,0 +1,66 @@
+"""From the store to entries: what was last decided for a target on this machine, with the software that is here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from torchwise import environment
+from torchwise.errors import InputError
+from torchwise.lock.entry import Entry, entry_of
+from torchwise.records import Decision, Study, StudyState
+from torchwise.store import Storage
+
+LIVE = "live:"
+
+
+def collect(storage: Storage, targets: Iterable[str]) -> list[Entry]:
+    """Return the entries of `targets`: of each the last decision for each device and mode.
+
+    Raises:
+        InputError: a target has no decision that holds here, or cannot be checked from a command line; the message has
+            the command to run.
+    """
+    return [entry for target in dict.fromkeys(targets) for entry in _of(storage, target)]
+
+
+def _of(storage: Storage, target: str) -> list[Entry]:
+    if target.startswith(LIVE):
+        raise InputError(
+            f"{target} is a model of a running program, which `torchwise check` could not load: tune a factory, as "
+            "package.module:factory or path/file.py:factory, and lock that"
+        )
+    newest: dict[tuple[str, str], Decision] = {}
+    differences: list[str] = []
+    for decision in storage.decisions(target=target):
+        device = decision.environment.device
+        if different := decision.environment.differences(environment.detect(device)):
+            differences += different[:1]
+        else:
+            newest.setdefault((device, decision.workload.mode), decision)
+    if not newest:
+        other = f" (what it has is for another, {differences[0]})" if differences else ""
+        raise InputError(
+            f"{storage.place} has no decision for {target} on this machine and software{other}: "
+            f"torchwise tune {shlex.quote(target)}"
+        )
+    return [entry_of(_study(storage, decision)) for decision in newest.values()]
+
+
+def _study(storage: Storage, decision: Decision) -> Study:
+    """Return the study that a decision was made by.
+
+    Raises:
+        InputError: its search was interrupted, so that another decision may come of it; or the study is gone.
+    """
+    target = decision.workload.target
+    found = [storage.get_study(summary.id) for summary in storage.list_studies(target) if summary.plan is not None]
+    study = next((study for study in found if study.decision == decision), None)
+    if study is None:
+        raise InputError(f"{storage.place} has no study by which {target} was decided: it was changed meanwhile; again")
+    if study.state is not StudyState.DECIDED:
+        raise InputError(
+            f"study {study.id} of {target} is {study.state}, and may come to another decision: "
+            f"torchwise tune {shlex.quote(target)} goes on with it"
+        )
+    return study

@@ -1,0 +1,31 @@
+"""What to type where a lock does not hold, quoted so that it can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+
+from torchwise.lock.entry import Entry
+from torchwise.plan import Legality
+from torchwise.report.command_line import command_line
+
+
+def anew(entry: Entry, *more: str) -> str:
+    """Return what tunes as before, for a model, inputs or software that changed, and locks what comes of it."""
+    spec = entry.decision.workload
+    allowed = () if entry.allow == Legality.REORDERED else ("--allow", entry.allow)
+    limit = () if spec.memory_limit is None else ("--memory-limit", f"{spec.memory_limit / 2**30:.6g}")
+    return f"{command_line('tune', spec, *allowed, *limit, *more)} && {_lock(spec.target)}"
+
+
+def from_scratch(entry: Entry) -> str:
+    """Return the same for what did not change: what is stored would be decided for once more."""
+    return anew(entry, "--fresh")
+
+
+def first(target: str) -> str:
+    """Return what tunes and locks a target that is not locked on this hardware."""
+    return f"torchwise tune {shlex.quote(target)} && {_lock(target)}"
+
+
+def _lock(target: str) -> str:
+    return f"torchwise lock {shlex.quote(target)}"

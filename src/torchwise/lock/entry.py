@@ -1,0 +1,93 @@
+"""One plan that is locked: the decision, what it was allowed, and the proof in a line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+
+from torchwise.environment import Environment
+from torchwise.records import Decision, Interval, Study
+
+DIGITS = 4
+"""Significant digits that are kept: more than any measurement has, and few enough to be read."""
+HARDWARE = ("device", "system", "cpu", "cpus", "gpu", "gpu_memory_mib", "gpu_capability")
+"""What of an environment is the machine; a section of equal hardware is replaced, whatever its software."""
+SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+"""What of an environment is installed. The host's name is neither: equal machines share a section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One plan that is locked.
+
+    Attributes:
+        decision: what to do, its figures rounded to four digits; the environment has no host name.
+        allow: the furthest legality that was allowed.
+        verdict: what verification found, in a line.
+        plan_s: seconds per call of the plan; None for eager.
+        notes: what the measurement says against itself.
+    """
+
+    decision: Decision
+    allow: str
+    verdict: str
+    plan_s: Interval | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Target, mode and hardware: what a file holds one section of."""
+        return self.decision.workload.target, self.decision.workload.mode, self.hardware
+
+    @property
+    def hardware(self) -> str:
+        """The machine in words."""
+        return hardware(self.decision.environment)
+
+
+def hardware(environment: Environment) -> str:
+    """Return a machine in words: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
+    host = f"{environment.cpus} × {environment.cpu}, {environment.system}"
+    if environment.device == "cpu":
+        return host
+    memory = f", {environment.gpu_memory_mib} MiB" if environment.gpu_memory_mib else ""
+    return f"{environment.gpu or environment.device}{memory}; {host}"
+
+
+def is_same_hardware(one: Environment, other: Environment) -> bool:
+    """Whether two machines are of one kind."""
+    a, b = asdict(one), asdict(other)
+    return all(a[name] == b[name] for name in HARDWARE)
+
+
+def entry_of(study: Study) -> Entry:
+    """Return what is locked of a decided study."""
+    decision = study.decision
+    assert decision is not None, "only decided studies are locked"
+    trial = next((t for t in study.trials if t.plan == decision.plan and t.is_proven), None)
+    verdict = trial.verdict.reason if trial and trial.verdict else "eager is the model as it is"
+    timed = trial.measurement if trial else None
+    plan_s, notes = (timed.candidate_time, timed.notes) if timed else (None, ())
+    return Entry(_rounded(decision), study.allow, verdict, _interval(plan_s), notes)
+
+
+def _rounded(decision: Decision) -> Decision:
+    return replace(
+        decision,
+        speedup=_interval(decision.speedup),
+        break_even_calls=_interval(decision.break_even_calls),
+        saved_s=_number(decision.saved_s),
+        baseline_s=_number(decision.baseline_s),
+        cold_s=_number(decision.cold_s),
+        warm_s=None if decision.warm_s is None else _number(decision.warm_s),
+        error=None if decision.error is None or math.isnan(decision.error) else _number(decision.error),
+        environment=replace(decision.environment, hostname=""),
+    )
+
+
+def _interval(interval: Interval | None) -> Interval | None:
+    return None if interval is None else Interval(*map(_number, (interval.low, interval.mid, interval.high)))
+
+
+def _number(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

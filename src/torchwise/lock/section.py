@@ -1,0 +1,157 @@
+"""An entry as a section of the file, and back: every field once, none as a blob, so that what is reviewed is what runs.
+
+Each section ends with a digest of all that stands in it. It finds a slip of the hand and a merge that mixed two
+sections, so that no plan is ever taken together with the evidence of another. It is no signature: whoever edits on
+purpose can write it anew, and is found by review, and by `check`, which proves the plan again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torchwise.environment import Environment
+from torchwise.errors import InputError
+from torchwise.lock.entry import HARDWARE, SOFTWARE, Entry
+from torchwise.plan import Legality, Plan
+from torchwise.plan.plan import SCHEMA as PLAN_SCHEMA
+from torchwise.plan.space import legality_of
+from torchwise.records import Decision, Interval, codec
+from torchwise.workload import WorkloadSpec
+
+Key = tuple[str, str, str]
+Range = tuple[float, float, float]
+"""Low, middle and high of an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Section:
+    """The fields in the order in which they are written; those that are None are left out."""
+
+    reason: str
+    plan: dict[str, Any]
+    verdict: str
+    legality: str
+    allow: str
+    objective: str
+    calls: int
+    restarts: int
+    seed: int
+    memory_limit: int | None = None
+    speedup: Range | None = None
+    plan_s: Range | None = None
+    baseline_s: float
+    break_even_calls: Range | None = None
+    saved_s: float
+    cold_s: float
+    warm_s: float | None = None
+    error: float | None = None
+    notes: tuple[str, ...] | None = None
+    inputs: tuple[str, ...]
+    identity: str
+    structure: str
+    hardware: dict[str, str | int]
+    software: dict[str, str | int]
+
+
+def section_of(entry: Entry) -> dict[str, Any]:
+    """Return what is written of an entry, its digest last."""
+    decision, spec = entry.decision, entry.decision.workload
+    environment = asdict(decision.environment)
+    plan = decision.plan.to_dict()
+    del plan["schema"]  # the schema of the file stands for that of its plans
+    found = _Section(
+        reason=decision.reason,
+        plan=plan,
+        verdict=entry.verdict,
+        legality=legality_of(decision.plan).value,
+        allow=str(entry.allow),
+        objective=spec.objective,
+        calls=spec.calls,
+        restarts=spec.restarts,
+        seed=spec.seed,
+        memory_limit=spec.memory_limit,
+        speedup=_range(decision.speedup),
+        plan_s=_range(entry.plan_s),
+        baseline_s=decision.baseline_s,
+        break_even_calls=_range(decision.break_even_calls),
+        saved_s=decision.saved_s,
+        cold_s=decision.cold_s,
+        warm_s=decision.warm_s,
+        error=decision.error,
+        notes=entry.notes or None,
+        inputs=decision.inputs,
+        identity=decision.identity,
+        structure=decision.structure,
+        hardware={name: environment[name] for name in HARDWARE if environment[name] is not None},
+        software={name: environment[name] for name in SOFTWARE if environment[name] is not None},
+    )
+    data = {f.name: value for f in fields(found) if (value := getattr(found, f.name)) is not None}
+    return {**data, "digest": _digest(entry.key, data)}
+
+
+def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
+    """Return the entry of a section.
+
+    Raises:
+        InputError: something was edited, is missing or of another type, or the plan is not allowed or not known here.
+    """
+    data = dict(data)
+    digest = data.pop("digest", None)
+    if digest != (found := _digest(key, data)):
+        raise InputError(
+            f"it was edited: its digest is {digest!r}, but what stands there has {found!r}, and a plan is only taken "
+            "with its own evidence"
+        )
+    section = codec.from_builtins(data, _Section)
+    plan = Plan.from_dict({"schema": PLAN_SCHEMA, **section.plan})
+    if not Legality.of(section.allow).allows(level := legality_of(plan)):
+        raise InputError(f"its plan {plan} is {level}, but only up to {section.allow} is allowed")
+    if plan.is_eager is not (section.speedup is None):
+        raise InputError(f"its plan is {plan}, but a plan has a speedup, and eager has none")
+    time = _interval("plan_s", section.plan_s)
+    entry = Entry(_decision(key, section, plan), section.allow, section.verdict, time, section.notes or ())
+    if entry.key != key:
+        raise InputError(f"its hardware is {entry.hardware!r}, but its heading says {key[2]!r}")
+    return entry
+
+
+def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
+    asked = {name: getattr(section, name) for name in ("objective", "calls", "restarts", "seed", "memory_limit")}
+    device = section.hardware.get("device")
+    return Decision(
+        plan=plan,
+        reason=section.reason,
+        speedup=_interval("speedup", section.speedup),
+        break_even_calls=_interval("break_even_calls", section.break_even_calls),
+        saved_s=section.saved_s,
+        baseline_s=section.baseline_s,
+        cold_s=section.cold_s,
+        warm_s=section.warm_s,
+        workload=codec.from_builtins({"target": key[0], "mode": key[1], "device": device, **asked}, WorkloadSpec),
+        identity=section.identity,
+        structure=section.structure,
+        inputs=section.inputs,
+        environment=codec.from_builtins({"hostname": "", **section.hardware, **section.software}, Environment),
+        error=section.error,
+    )
+
+
+def _digest(key: Key, data: Mapping[str, Any]) -> str:
+    text = json.dumps([*key, data], sort_keys=True, ensure_ascii=False, default=str)  # TOML has dates; no section does
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _range(interval: Interval | None) -> Range | None:
+    return None if interval is None else (interval.low, interval.mid, interval.high)
+
+
+def _interval(name: str, found: Range | None) -> Interval | None:
+    if found is None:
+        return None
+    if not 0 <= found[0] <= found[1] <= found[2] or (found[0] == 0 and name in ("speedup", "plan_s")):
+        raise InputError(f"its {name} is {list(found)}, but must be low, middle and high, above 0")
+    return Interval(*found)

@@ -1,0 +1,54 @@
+"""Values as TOML, one way to write each, so that equal contents are equal files.
+
+Python reads TOML (`tomllib`) and has nothing to write it; what a lock file holds takes no more than this. Writers that
+are there put every interval and every plan on lines of its own, which nobody would review.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def header(path: Iterable[str]) -> str:
+    """Return the line that begins a table."""
+    return f"[{'.'.join(map(key, path))}]"
+
+
+def key(name: str) -> str:
+    """Return a name as a key, quoted where it must be."""
+    return name if _BARE.fullmatch(name) else _text(name)
+
+
+def pair(name: str, value: Any) -> str:
+    """Return `name = value`, on one line; of several texts each has a line of its own.
+
+    Raises:
+        TypeError: TOML has no such value.
+    """
+    if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, str) for item in value):
+        return "\n".join([f"{key(name)} = [", *(f"  {_text(item)}," for item in value), "]"])
+    return f"{key(name)} = {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, (int, float)):
+        return repr(value)  # of floats the shortest text that is read as the same number; `inf` and `nan` as in TOML
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key(name)} = {_value(item)}' for name, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    raise TypeError(f"{value!r} is of type {type(value).__name__}, which TOML does not have")
+
+
+def _text(text: str) -> str:
+    """Return a basic string. TOML has JSON's escapes, and wants one more character escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

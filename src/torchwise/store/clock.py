@@ -1,0 +1,14 @@
+"""The time by which owners count as dead, and decisions as newer: one clock for all who share a store."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection, text
+
+
+def now(connection: Connection) -> float:
+    """Return seconds since the epoch: the server's, since its clients' clocks differ; for a file, this host's."""
+    if connection.dialect.name != "postgresql":
+        return time.time()
+    return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())

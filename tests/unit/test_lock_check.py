@@ -1,0 +1,345 @@
+"""A check, with a worker that answers from a table: stale, wrong, lost, slower, not checked; and its exit code."""
+
+from __future__ import annotations
+
+import io
+import math
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from lock_samples import EAGER_S, FAR, HERE, INDUCTOR, TARGET, Worker, an_entry, measured
+from rich.console import Console
+
+from torchwise.errors import BaselineError, InputError, TargetError
+from torchwise.lock import Entry, Lock
+from torchwise.lock import judge as judging
+from torchwise.lock.check import CheckRequest, run_check
+from torchwise.lock.checked import Check, Checked, State
+from torchwise.lock.judge import Judge, ratio_of
+from torchwise.lock.show import render_check, sentence
+from torchwise.plan import EAGER
+from torchwise.records import Check as VerdictCheck
+from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict, codec
+from torchwise.records.statistics import median_interval, unpaired_ratio_interval
+from torchwise.trial import Job, Launcher
+
+WRONG = Verdict((VerdictCheck("values", Outcome.FAIL, "output[0] is off by 0.3", error=0.3, floor=1e-7),))
+UNCLEAR = Verdict((VerdictCheck("values", Outcome.NOT_COMPARABLE, "eager disagrees with itself"),))
+
+
+class Silent:
+    def phase(self, name: str) -> None:
+        pass
+
+    def stage(self, name: str) -> None:
+        pass
+
+
+def checked(worker: Launcher, *entries: Entry, **options: object) -> Check:
+    lock = Lock().with_entries(entries or (an_entry(),))
+    return run_check(lock, CheckRequest(**options), worker, Silent())  # type: ignore[arg-type]
+
+
+def only(check: Check) -> Checked:
+    (row,) = check.rows
+    return row
+
+
+# Fresh, right and as fast.
+
+
+def test_a_plan_that_is_as_it_was_is_good() -> None:
+    worker = Worker(measured(2.0))
+    check = checked(worker)
+    assert only(check).state is State.GOOD
+    assert only(check).detail.startswith("fresh and right; 2.00× [")
+    assert (check.exit_code, worker.tasks) == (0, ["inspect", "try"])
+
+
+def test_the_plan_and_what_the_inspection_found_are_what_is_tried() -> None:
+    worker = Worker(measured(2.0), traits=frozenset({"stochastic"}))
+    checked(worker, an_entry(calls=7, seed=3))
+    job = worker.ran[1]
+    assert (job.plan, job.traits, job.workload.seed, job.prune_below) == (INDUCTOR, {"stochastic"}, 3, None)
+    assert job.cache_dir
+
+
+def test_eager_is_looked_at_and_not_tried() -> None:
+    worker = Worker()
+    assert only(checked(worker, an_entry(plan=EAGER))).state is State.GOOD
+    assert worker.tasks == ["inspect"]
+
+
+def test_without_timing_a_plan_is_proven_all_the_same() -> None:
+    worker = Worker(measured(0.1), WRONG)
+    check = checked(worker, an_entry(), an_entry("b:c"), measure=False)
+    assert [row.state for row in check.rows] == [State.GOOD, State.WRONG]
+    assert [job.effort.measure_s for job in worker.ran] == [0.0] * 4
+    assert check.rows[0].detail == "fresh and right (1 checks passed); not timed"
+
+
+# Stale.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("torch", "1.13.0"), ("python", "3.8.1"), ("triton", "1.0"), ("driver", "1.2")]
+)
+def test_other_software_is_stale_and_nothing_is_run(name: str, value: str) -> None:
+    worker = Worker()
+    check = checked(worker, an_entry(here=replace(HERE, **{name: value})))
+    assert only(check).state is State.STALE
+    assert only(check).detail == f"{name}: {value} there, {getattr(HERE, name)} here"
+    assert (check.exit_code, worker.ran) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"structure": "other"}, "the model's code"),
+        ({"inputs": ("float32[9]",)}, r"the inputs are others: [0][0] float32[8, 16] (16, 1) there, float32[9] here"),
+        ({"identity": "other"}, "the inputs come in another mix"),
+    ],
+)
+def test_another_model_or_other_inputs_are_stale_and_not_tried(changes: dict[str, object], why: str) -> None:
+    worker = Worker(**changes)
+    check = checked(worker)
+    assert only(check).state is State.STALE
+    assert why in only(check).detail
+    assert (check.exit_code, worker.tasks) == (1, ["inspect"])
+
+
+def test_a_stale_eager_is_stale() -> None:
+    assert only(checked(Worker(structure="other"), an_entry(plan=EAGER))).state is State.STALE
+
+
+# Wrong and lost.
+
+
+@pytest.mark.parametrize(("verdict", "why"), [(WRONG, "values: output[0] is off by 0.3"), (UNCLEAR, "disagrees")])
+def test_what_is_not_proven_is_wrong(verdict: Verdict, why: str) -> None:
+    check = checked(Worker(verdict))
+    assert only(check).state is State.WRONG
+    assert why in only(check).detail
+    assert check.exit_code == 1
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_plan_that_no_longer_runs_is_lost(kind: FailureKind) -> None:
+    check = checked(Worker(Failure(kind, "compile", "SIGSEGV")))
+    assert only(check).state is State.LOST
+    assert only(check).detail == f"{kind} in compile: SIGSEGV"
+    assert check.exit_code == 1
+
+
+# Slower.
+
+
+def test_slower_beside_eager_and_by_itself_twice_is_slower() -> None:
+    worker = Worker(measured(1.5), measured(1.4))
+    check = checked(worker)
+    row = only(check)
+    assert row.state is State.SLOWER
+    assert row.found is not None
+    assert row.found.mid == pytest.approx(1.4)
+    assert row.speedup is not None
+    assert row.speedup.low < 0.7 < row.speedup.high < 0.71
+    assert row.time is not None
+    assert row.time.low < 1 / 0.7 < row.time.high
+    assert "1.40× [" in row.detail
+    assert "2.00× [" in row.detail
+    assert (check.exit_code, worker.tasks) == (1, ["inspect", "try"] * 2)
+
+
+def test_slower_once_is_not_slower() -> None:
+    check = checked(Worker(measured(1.5), measured(2.0)))
+    assert (only(check).state, check.exit_code) == (State.GOOD, 0)
+
+
+def test_what_the_second_look_finds_counts() -> None:
+    assert only(checked(Worker(measured(1.5), WRONG))).state is State.WRONG
+
+
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        (measured(2.0, 3 * EAGER_S), State.GOOD),  # a slower machine slows both
+        (measured(1.5, 0.75 * EAGER_S), State.GOOD),  # eager became faster, the plan did not become slower
+        (measured(0.9, 0.45 * EAGER_S), State.SLOWER),  # eager has overtaken the plan
+        (measured(1.93), State.GOOD),  # within the threshold
+        (measured(1.5, noise=0.4), State.GOOD),  # within the noise
+        (measured(4.0), State.GOOD),
+    ],
+)
+def test_what_is_slower_and_what_is_not(now: Measurement, state: State) -> None:
+    assert only(checked(Worker(now, now))).state is state
+
+
+def test_a_plan_that_never_was_faster_is_not_overtaken() -> None:
+    judged = Judge(1).of(an_entry(speedup=0.8), measured(0.8))
+    assert not judged.is_slower
+
+
+def test_a_wider_threshold_lets_more_pass() -> None:
+    assert only(checked(Worker(measured(1.5)), threshold=0.5)).state is State.GOOD
+
+
+def test_without_a_locked_time_the_speedup_alone_counts() -> None:
+    assert Judge(1).of(replace(an_entry(), plan_s=None), measured(1.5, 0.5 * EAGER_S)).is_slower
+
+
+def test_more_plans_make_wider_intervals() -> None:
+    one, many = (Judge(count).of(an_entry(), measured(1.5)).speedup for count in (1, 100))
+    assert many.low < one.low < one.high < many.high
+    assert Judge(4).confidence == pytest.approx(1 - 0.05 / 4)
+
+
+def test_the_check_counts_the_plans_that_it_timed() -> None:
+    check = checked(Worker(measured(2.0), measured(2.0)), an_entry(), an_entry("b:c"), an_entry("e:f", plan=EAGER))
+    assert check.confidence == pytest.approx(1 - 0.05 / 2)
+
+
+# The ratio of intervals.
+
+
+def test_a_ratio_of_exact_values_is_exact() -> None:
+    assert ratio_of(Interval(3, 3, 3), Interval(2, 2, 2)) == Interval(1.5, 1.5, 1.5)
+
+
+def test_the_ratio_is_as_wide_as_that_of_the_samples() -> None:
+    rng = np.random.default_rng(1)
+    a, b = 1.5 * rng.lognormal(0, 0.1, 200), rng.lognormal(0, 0.1, 200)
+    for confidence in (0.95, 0.999):
+        found = ratio_of(median_interval(a), median_interval(b), confidence)
+        expected = unpaired_ratio_interval(a, b, confidence)
+        assert found.mid == pytest.approx(expected.mid)
+        assert math.log(found.high / found.low) == pytest.approx(math.log(expected.high / expected.low), rel=0.25)
+
+
+def test_the_ratio_holds_the_true_one_about_95_times_in_100() -> None:
+    rng = np.random.default_rng(2)
+    pairs = [(1.25 * rng.lognormal(0, 0.2, 30), rng.lognormal(0, 0.2, 30)) for _ in range(200)]
+    found = [ratio_of(median_interval(a), median_interval(b)) for a, b in pairs]
+    assert np.mean([interval.low <= 1.25 <= interval.high for interval in found]) >= 0.9
+
+
+# Other hardware, and what cannot be checked.
+
+
+def test_a_section_of_other_hardware_is_listed_and_not_run() -> None:
+    worker = Worker(measured(2.0))
+    check = checked(worker, an_entry(), an_entry(here=FAR))
+    assert {row.hardware: row.state for row in check.rows} == {
+        an_entry().hardware: State.GOOD,
+        an_entry(here=FAR).hardware: State.ELSEWHERE,
+    }
+    assert (check.exit_code, len(worker.ran)) == (0, 2)
+
+
+def test_where_nothing_is_for_this_machine_nothing_was_checked() -> None:
+    check = checked(Worker(), an_entry(here=FAR))
+    assert check.exit_code == 2
+    assert sentence(check).endswith("torchwise tune TARGET && torchwise lock TARGET.")
+
+
+def test_a_named_target_without_a_section_here_is_not_checked() -> None:
+    check = checked(Worker(measured(2.0)), an_entry(), an_entry("b:c", here=FAR), targets=(TARGET, "b:c"))
+    missing = check.of(State.UNKNOWN)[0]
+    assert missing.way_out == "torchwise tune b:c && torchwise lock b:c"
+    assert check.exit_code == 2
+
+
+def test_only_what_is_named_is_checked() -> None:
+    worker = Worker(measured(2.0))
+    check = checked(worker, an_entry(), an_entry("b:c"), targets=("b:c", "b:c"))
+    assert [row.target for row in check.rows] == ["b:c"]
+
+
+def test_a_target_that_is_not_locked_is_refused() -> None:
+    with pytest.raises(InputError, match="no section of 'nothing:here'"):
+        checked(Worker(), targets=("nothing:here",))
+
+
+class Refusing(Worker):
+    def run(self, job: Job, *rest: object) -> str | Failure:
+        if job.workload.target != "b:c":
+            return super().run(job, *rest)  # type: ignore[arg-type]
+        raise TargetError("there is no module 'b'")
+
+
+def test_a_target_that_cannot_be_loaded_is_not_checked_and_the_others_are() -> None:
+    check = checked(Refusing(measured(2.0)), an_entry(), an_entry("b:c"))
+    assert [row.state for row in check.rows] == [State.GOOD, State.UNKNOWN]
+    assert check.rows[1].detail == "there is no module 'b'"
+    assert check.exit_code == 2
+
+
+def test_a_model_that_itself_fails_is_not_checked() -> None:
+    class Failing(Worker):
+        def run(self, *_arguments: object) -> str | Failure:
+            raise BaselineError("the model raised ValueError: no")
+
+    assert only(checked(Failing())).state is State.UNKNOWN
+
+
+def test_a_regression_outweighs_what_was_not_checked() -> None:
+    assert checked(Refusing(WRONG), an_entry(), an_entry("b:c")).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"threshold": -0.1}, "threshold is -0.1, but must be at least 0"),
+        ({"threshold": math.nan}, "threshold is nan"),
+        ({"effort": "heroic"}, "effort is 'heroic', but must be one of quick, standard, thorough"),
+        ({"limit_s": 0.0}, "limit is 0.0 s, but must be above 0"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused(options: dict[str, float], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        CheckRequest(**options)  # type: ignore[arg-type]
+
+
+# What is told.
+
+
+def test_what_to_type_is_what_was_asked_before_and_anew_where_nothing_changed() -> None:
+    entry = an_entry("odd name.py:make", calls=5, memory_limit=3 * 2**29, objective="throughput")
+    words = shlex.split(only(checked(Worker(structure="other"), replace(entry, allow="reduced"))).way_out)
+    tune, lock = words[: words.index("&&")], words[words.index("&&") + 1 :]
+    assert lock == ["torchwise", "lock", "odd name.py:make"]
+    assert tune[:3] == ["torchwise", "tune", "odd name.py:make"]
+    for option in ("--calls 5", "--allow reduced", "--memory-limit 1.5", "--objective throughput", "--device cpu"):
+        assert option in " ".join(tune)
+    assert "--fresh" not in tune
+    assert "--fresh" in only(checked(Worker(WRONG))).way_out
+
+
+def test_every_state_is_shown_under_its_heading_and_counted() -> None:
+    noisy = replace(measured(1.5), notes=("the machine is noisy",))
+    rows = (
+        *checked(Worker(noisy, noisy)).rows,
+        *(Checked("a:b", "inference", "CPU", state, f"because {state}") for state in State),
+    )
+    out = io.StringIO()
+    Console(file=out, width=80).print(render_check(Check(rows, 0.05, 0.95)), soft_wrap=True)
+    text = out.getvalue()
+    for state in State:
+        assert f"  a:b (inference on CPU): because {state}\n" in text
+    assert "\n    note: the machine is noisy\n    torchwise tune app.py:make --device cpu --fresh && " in text
+    counts = "1 stale, 1 wrong, 1 lost, 2 slower, 1 not checked, 1 good, 1 other hardware"
+    assert text.splitlines()[-1] == f"The lock does not hold here: {counts}."
+
+
+def test_as_json_a_check_is_read_again() -> None:
+    check = checked(Worker(measured(1.5), measured(1.5)))
+    assert codec.of_schema(check.to_json(), Check, "torchwise.check/1") == check
+
+
+def test_the_command_has_the_limits_of_the_check() -> None:
+    from torchwise.cli.check import LIMIT_S
+    from torchwise.lock import check as checking
+
+    assert LIMIT_S == checking.LIMIT_S
+    assert judging.THRESHOLD == 0.05
