@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,11 +138,12 @@ def files(folder: Path) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture
-def visit(browser: Any, files: dict[str, Path], folder: Path, request: pytest.FixtureRequest) -> Any:
-    """Open a page by name, at a width and in a colour scheme, with every part of it unfolded."""
+@pytest.fixture(scope="session")
+def visit(browser: Any, files: dict[str, Path], folder: Path) -> Any:
+    """Open a page by name, at a width and in a colour scheme, with every part of it unfolded; once for all tests."""
     opened = []
 
+    @functools.cache
     def open_it(name: str, width: int, scheme: str = "light", media: str = "screen") -> Visit:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         opened.append(context)
@@ -150,7 +153,8 @@ def visit(browser: Any, files: dict[str, Path], folder: Path, request: pytest.Fi
         found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
         found.page.on("request", lambda asked: found.requests.append(asked.url))
         found.page.goto(files[name].as_uri())
-        found.page.screenshot(path=folder / f"{name}-{width}-{scheme}-{media}.png", full_page=True)
+        if "SCREENSHOTS" in os.environ:
+            found.page.screenshot(path=folder / f"{name}-{width}-{scheme}-{media}.png", full_page=True)
         found.page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
         return found
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 import torchwise
 from torchwise import shapes
 from torchwise.plan import Plan
+from torchwise.trial.job import EFFORTS
 
 ONE_THREAD = Plan(threads=1)
 
@@ -95,6 +97,12 @@ def of_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"program": Program(), "carry": lambda x: x + 1, "stream": [torch.randn(2, 8)]}
 
 
+def of_training(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    # Two studies and a batch: loss curves that compare nothing surely, and times that say little, are enough.
+    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], measure_s=0.2, extra_draws=0, noise_s=0.2))
+    return {}
+
+
 def of_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     only_captured(monkeypatch)
     monkeypatch.chdir(ROOT)
@@ -152,6 +160,7 @@ OF_PAGE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/parts.md": of_parts,
     "docs/serving.md": of_serving,
     "docs/shapes.md": of_shapes,
+    "docs/training.md": of_training,
     "docs/tutorial.md": of_tutorial,
     "docs/watch.md": of_watch,
 }

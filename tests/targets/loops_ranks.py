@@ -5,6 +5,7 @@ Each rank writes what it saw to FOLDER/SCENE.RANK.json.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -25,6 +26,7 @@ from live_decisions import decided
 from torchwise.plan import Plan
 from torchwise.records import Decision
 from torchwise.training import step as ranked_step
+from torchwise.trial.job import EFFORTS
 
 PLANNED = ranked_step.RankedStep._plan
 EXACT = Plan(recompute="blocks")
@@ -201,7 +203,8 @@ def odd_batch() -> dict[str, Any]:
 
 
 def tune() -> dict[str, Any]:
-    """Rank 0 tunes for all."""
+    """Rank 0 tunes for all, in a hurry: what it decides for does not matter here."""
+    EFFORTS["quick"] = dataclasses.replace(EFFORTS["quick"], measure_s=0.2, extra_draws=0, noise_s=0.2)
     os.environ["LOOPS_KEPT"] = "1"
     step = step_of(DistributedDataParallel(model()))
     options = {"plans": [EXACT], "effort": "quick", "store": sys.argv[2] + "/store.db", "progress": False}

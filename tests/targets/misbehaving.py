@@ -12,16 +12,18 @@ GOOD, BAD = 1, 3
 
 
 class Misbehaving(torch.nn.Module):
-    def __init__(self, fault: str) -> None:
+    """Has its faults at `BAD` threads and, one thread more each, beyond."""
+
+    def __init__(self, *faults: str) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(16, 16)
-        self.fault = fault
+        self.faults = dict(enumerate(faults, BAD))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         threads = torch.get_num_threads()
         time.sleep(0.0005 if threads == GOOD else 0.003)
         answer = self.linear(x)
-        return getattr(self, self.fault)(answer) if threads == BAD else answer
+        return getattr(self, self.faults[threads])(answer) if threads in self.faults else answer
 
     def segfaults(self, answer: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -58,9 +60,9 @@ class Misbehaving(torch.nn.Module):
         raise KeyboardInterrupt
 
 
-def _make(fault: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+def _make(*faults: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
-    return Misbehaving(fault).eval(), (torch.randn(4, 16),)
+    return Misbehaving(*faults).eval(), (torch.randn(4, 16),)
 
 
 def segfaults() -> object:
@@ -101,6 +103,10 @@ def wrong_dtype() -> object:
 
 def interrupts() -> object:
     return _make("interrupts")
+
+
+def several() -> object:
+    return _make("wrong", "nan", "segfaults", "raises")
 
 
 def refuses() -> object:

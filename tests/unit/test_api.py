@@ -51,7 +51,7 @@ def test_tune_and_apply_a_live_model_of_this_file(store: str, tmp_path: Path) ->
     study.save_json(tmp_path / "study.json")
     assert "<html" in study._repr_html_()
     assert "Run" in repr(study)
-    again = torchwise.optimize(model, (x,), store=store, effort="quick", progress=False)
+    again = torchwise.optimize(model, (x,), plans=FAST, store=store, effort="quick", progress=False)
     assert again.decision.plan == FAST[0]
 
 
@@ -60,7 +60,13 @@ def test_kwargs_and_nested_inputs(store: str) -> None:
         return [batch["a"] + pair[0] * pair[1]]
 
     study = torchwise.tune(
-        call, ({"a": torch.randn(3)},), {"pair": (torch.randn(3), 2)}, plans=FAST, store=store, progress=False
+        call,
+        ({"a": torch.randn(3)},),
+        {"pair": (torch.randn(3), 2)},
+        plans=FAST,
+        effort="quick",
+        store=store,
+        progress=False,
     )
     assert study.trials[0].verdict is not None
     assert study.trials[0].verdict.outcome == "pass"
@@ -68,14 +74,20 @@ def test_kwargs_and_nested_inputs(store: str) -> None:
 
 def test_several_examples_with_weights(store: str) -> None:
     examples = [torchwise.Example((torch.randn(n),), weight=w) for n, w in ((10, 3.0), (1000, 1.0))]
-    study = torchwise.tune(torch.tanh, examples=examples, plans=FAST, store=store, progress=False)
+    study = torchwise.tune(torch.tanh, examples=examples, plans=FAST, effort="quick", store=store, progress=False)
     assert len(study.decision.inputs) == 2
     assert "several_shapes" in study.record.inspection.traits
 
 
 def test_training_mode_compares_gradients(store: str) -> None:
     study = torchwise.tune(
-        torch.nn.Linear(4, 4), (torch.randn(2, 4),), mode="training", plans=FAST, store=store, progress=False
+        torch.nn.Linear(4, 4),
+        (torch.randn(2, 4),),
+        mode="training",
+        plans=FAST,
+        effort="quick",
+        store=store,
+        progress=False,
     )
     assert study.trials[0].verdict is not None
     assert study.trials[0].verdict.outcome == "pass"
@@ -126,7 +138,9 @@ def test_settings_of_the_users_process_hold_in_the_workers(store: str) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        study = torchwise.tune(threads, (torch.ones(2),), plans=(Plan(threads=1),), store=store, progress=False)
+        study = torchwise.tune(
+            threads, (torch.ones(2),), plans=(Plan(threads=1),), effort="quick", store=store, progress=False
+        )
     finally:
         torch.set_num_threads(before)
     assert study.trials[0].verdict is not None

@@ -20,14 +20,15 @@ import torch
 import torchwise
 from live_decisions import decided
 from torchwise import artefact, environment
-from torchwise.artefact import caches, package
+from torchwise.artefact import build, caches, package
 from torchwise.artefact.build import Build, Built
 from torchwise.artefact.manifest import SCHEMA, Manifest
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import isa
 from torchwise.records import Decision, Failure, FailureKind, codec
-from torchwise.trial import Limits
+from torchwise.trial import Job, Limits
+from torchwise.workload import WorkloadSpec
 
 X = torch.randn(3, 4)
 NET = torch.nn.Linear(4, 4).eval()
@@ -382,6 +383,16 @@ def test_instruction_sets_are_checked_once_and_then_known(monkeypatch: pytest.Mo
     assert Set.check_build.__qualname__.endswith("Set.check_build")
 
 
+def test_what_inductor_itself_finds_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config, cpu_vec_isa
+
+    monkeypatch.setattr(build, "_first_calls", lambda given: float(bool(cpu_vec_isa.VecAVX2())))
+    compiling = Build("compile", Job("try", WorkloadSpec("m:f")), "")
+    with config.patch({"cpp.vec_isa_ok": None}):  # which the tests set, so that no worker finds it out
+        told = build.compile(compiling, lambda stage: None)
+    assert list(told.checks.values()) == [bool(told.seconds)]
+
+
 def test_a_torch_without_the_check_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import cpu_vec_isa
 
@@ -424,7 +435,6 @@ def test_another_process_finds_everything_compiled(tmp_path: Path, live: bool) -
     decision = decided(workload.call, INDUCTOR, *workload.examples[0].args)
     made = artefact.save(tmp_path / "model.tw", workload if live else name, decision)
     assert made.manifest.compiled_anew == 0
-    assert made.manifest.checks
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches")}
     command = [sys.executable, "-c", START, str(tmp_path / "model.tw"), name]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)

@@ -27,14 +27,19 @@ from torchwise.workload.identity import structure
 THREADS = Plan(threads=torch.get_num_threads() + 1)
 PROGRAM = """
 import sys
+from dataclasses import replace
 import torch
 from torchwise.dynamo import backend, decide
+from torchwise.plan import Plan
 
-def search(*_):
-    raise SystemExit("it is tuned again")
+run_study = decide.run_study
 
-if sys.argv[2] == "stored":
-    decide.run_study = search
+def search(request, *given):
+    if sys.argv[2] == "stored":
+        raise SystemExit("it is tuned again")
+    return run_study(replace(request, plans=(Plan(threads=1),)), *given)
+
+decide.run_study = search
 with torch.no_grad():
     torch.compile(torch.nn.Linear(3, 3), backend=backend, options={"store": sys.argv[1]})(torch.ones(2, 3))
 print("decided", decide.SPENT.seconds > 0)

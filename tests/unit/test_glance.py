@@ -90,3 +90,33 @@ def test_a_watch_looks_closely_only_where_a_glance_does_not_do(net: Net, monkeyp
     net.scale = 3.0
     look.changed()
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_write_that_changes_nothing_hides_no_later_one(what: str, net: Net) -> None:
+    unchanged = glance_at(net)
+    net.eval()  # writes `training` as it was
+    assert unchanged()
+    assert unchanged()
+    CHANGES[what](net)
+    assert not unchanged()
+    assert not unchanged()
+
+
+def test_it_looks_closely_only_where_something_was_written(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr("torchwise.realize.glance.is_", lambda a, b: looked.append(1) or a is b)
+    unchanged = glance_at(net)
+    assert unchanged()
+    assert not looked
+    net.eval()
+    assert unchanged()
+    assert looked
+
+
+def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchwise.realize.glance.DICT_VERSION", ("torch._C._dynamo.guards", "no_such_name"))
+    unchanged = glance_at(net)
+    assert unchanged()
+    net.scale = 3.0
+    assert not unchanged()

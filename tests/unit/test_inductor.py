@@ -137,7 +137,7 @@ def test_more_signatures_than_dynamo_allows_are_all_compiled() -> None:
 
     compiled = compile(function, Plan(backend="inductor"))
     before = compiled_graphs()
-    for length in range(2, 14):
+    for length in range(2, 12):
         x = torch.randn(length)
         torch.testing.assert_close(compiled(x), function(x))
-    assert compiled_graphs() - before == 12
+    assert compiled_graphs() - before == 10

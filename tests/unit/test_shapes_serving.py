@@ -420,7 +420,15 @@ def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_pa
     rule, only = Padding({"x": 1, "mask": 1}), (Plan(backend="inductor"),)
     store = str(tmp_path / "store.db")
     tuned = bucketed(
-        model, (x, mask), padding=rule, sizes=range(1, 17), count=2, plans=only, store=store, progress=False
+        model,
+        (x, mask),
+        padding=rule,
+        sizes=range(1, 17),
+        count=2,
+        plans=only,
+        effort="quick",
+        store=store,
+        progress=False,
     )
     assert tuned._dispatcher.proof.buckets == (8, 16)
     # Whether the plan pays depends on the machine; it is served here in any case.

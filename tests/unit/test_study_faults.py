@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from torchwise.cli import main
 from torchwise.plan import Plan
 from torchwise.records import TrialState
 from torchwise.store import open_storage
@@ -45,12 +46,12 @@ def tune(folder: Path, factory: str, *plans: Plan) -> dict[str, object]:
     return study
 
 
-@pytest.mark.parametrize("fault", ["wrong", "nan", "segfaults", "raises"])
-def test_a_planted_fault_ends_alone_and_the_good_plan_is_decided_for(tmp_path: Path, fault: str) -> None:
-    study = tune(tmp_path, fault, BAD, GOOD)
-    bad, good = study["trials"]  # type: ignore[misc]
-    assert bad["state"] == ("complete" if fault in ("wrong", "nan") else "fail")
-    assert bad["reason"]
+def test_each_planted_fault_ends_alone_and_the_good_plan_is_decided_for(tmp_path: Path) -> None:
+    study = tune(tmp_path, "several", *(Plan(threads=n) for n in (3, 4, 5, 6)), GOOD)
+    *bad, good = study["trials"]  # type: ignore[misc]
+    assert [trial["state"] for trial in bad] == ["complete", "complete", "fail", "fail"]
+    for trial, word in zip(bad, ("off by", "finite", "SIGSEGV", "no answer on three threads"), strict=True):
+        assert word in trial["reason"]
     assert good["state"] == "complete"
     assert study["decision"]["plan"]["threads"] == 1  # type: ignore[index]
 
@@ -59,7 +60,7 @@ def test_kill_9_at_any_moment_loses_no_finished_trial_and_the_same_command_goes_
     plans = (GOOD, *(Plan(threads=n) for n in (4, 5, 6)))
     rng = random.Random(20)
     finished: dict[str, dict[str, object]] = {}
-    for delay in [rng.uniform(2.0, 9.0) for _ in range(4)]:
+    for delay in [rng.uniform(2.0, 9.0) for _ in range(3)]:
         process = subprocess.Popen(
             command(tmp_path, "wrong", *plans),
             stdout=subprocess.DEVNULL,
@@ -122,17 +123,23 @@ def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_and_a_failing_model_have_exit_codes_of_their_own(
-    tmp_path: Path, target: str, code: int, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    code: int,
+    said: str,
 ) -> None:
-    line = [sys.executable, "-m", "torchwise.cli", "tune", target, "--store", str(tmp_path / "s.db"), "--device", "cpu"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    line = ["torchwise", "tune", target, "--store", str(tmp_path / "s.db"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert said in capsys.readouterr().err
 
 
 def test_processes_tuning_into_one_file_lose_nothing(tmp_path: Path) -> None:
-    """Eight at once on one study: every plan is tried exactly once, by whoever claims it first."""
+    """Four at once on one study: every plan is tried exactly once, by whoever claims it first."""
     plans = [GOOD, *(Plan(threads=n) for n in (4, 5, 6, 7, 8))]
     running = [
         subprocess.Popen(
@@ -142,7 +149,7 @@ def test_processes_tuning_into_one_file_lose_nothing(tmp_path: Path) -> None:
             text=True,
             env=ENVIRONMENT,
         )
-        for _ in range(8)
+        for _ in range(4)
     ]
     for process in running:
         _, said = process.communicate(timeout=250)

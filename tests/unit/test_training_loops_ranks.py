@@ -68,9 +68,9 @@ def seen(scene: str, folder: Path) -> list[dict[str, Any]]:
 
 
 class Scenes:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, names: str, folder: Path) -> None:
         self.folder = folder
-        self.output = ended(start(TOGETHER, folder))
+        self.output = ended(start(names, folder))
 
     def __call__(self, scene: str) -> list[dict[str, Any]]:
         assert (self.folder / f"{scene}.1.json").exists(), self.output
@@ -79,7 +79,12 @@ class Scenes:
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    return Scenes(tmp_path_factory.mktemp("ranks"))
+    return Scenes(TOGETHER, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    return Scenes("compiled,sharded_compiled", tmp_path_factory.mktemp("compiled"))
 
 
 def weights_agree(ranks: list[dict[str, Any]]) -> bool:
@@ -153,13 +158,11 @@ def test_rank_0_tunes_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_run_a_compiled_plan(tmp_path: Path) -> None:
-    output = ended(start("compiled", tmp_path))
-    assert (tmp_path / "compiled.1.json").exists(), output
-    for rank in seen("compiled", tmp_path):
+def test_two_ranks_run_a_compiled_plan(compiled: Scenes) -> None:
+    for rank in compiled("compiled"):
         assert rank["optimized"] == 5
         assert rank["planned"]["losses"] == pytest.approx(rank["eager"]["losses"], rel=1e-4)
-    assert weights_agree(seen("compiled", tmp_path))
+    assert weights_agree(compiled("compiled"))
 
 
 @pytest.mark.slow
@@ -260,9 +263,7 @@ def test_where_the_best_plan_is_for_one_process_the_best_of_the_others_is_decide
 
 
 @pytest.mark.slow
-def test_sharded_blocks_are_compiled(tmp_path: Path) -> None:
-    output = ended(start("sharded_compiled", tmp_path))
-    assert (tmp_path / "sharded_compiled.1.json").exists(), output
-    for rank in seen("sharded_compiled", tmp_path):
+def test_sharded_blocks_are_compiled(compiled: Scenes) -> None:
+    for rank in compiled("sharded_compiled"):
         assert rank["optimized"] == 5
         assert rank["planned"]["losses"] == pytest.approx(rank["eager"]["losses"], rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from dataclasses import dataclass
@@ -76,8 +77,13 @@ def register(choice: Choice) -> Choice:
 
 def load_choices() -> dict[tuple[str, Any], Choice]:
     """Import every file in `choices/`, each of which registers its own, and return all choices."""
+    _import_choices()
+    return CHOICES
+
+
+@functools.cache  # a search asks for the choices a thousand times, and the folder was read each time
+def _import_choices() -> None:
     from torchwise.plan import choices
 
     for module in pkgutil.iter_modules(choices.__path__):
         importlib.import_module(f"{choices.__name__}.{module.name}")
-    return CHOICES
