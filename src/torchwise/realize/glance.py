@@ -69,7 +69,7 @@ def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
 def _writes_to(dicts: list[Any], hooks: list[Any], closely: Callable[[], bool]) -> Callable[[], bool]:
     """Return what tells whether dicts hold what they hold now: by their counts of writes, or else by looking closely.
 
-    A number set to what it was, such as `training`, is a write, after which a look finds that nothing changed.
+    What was set and put back, such as `training`, was written to, and a look then finds that nothing changed.
     """
     try:
         version = look_up("watching modules", DICT_VERSION)
