@@ -16,6 +16,8 @@ from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify import StepSubject, verify_step
+from torchwise.verify.gradients import Gradients
+from torchwise.verify.observe import Observation
 from torchwise.verify.scales import Scales
 from torchwise.verify.step import _updates, _weights
 from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee
@@ -470,6 +472,17 @@ def update(
     marks = {} if quiet is None else {"weight": quiet}
     sides = [After({"w": value}, {"w": "weight"}, marks) for value in (ours, floor, exact)]
     return _updates(*sides, rounding).outcome
+
+
+def test_zeros_for_weights_that_the_loss_does_not_use_are_no_missing_gradients() -> None:
+    def observed(gradient: torch.Tensor | None) -> Observation:
+        return Observation((("loss", torch.ones(())), ("gradient of head", gradient)), frozenset())
+
+    for ours, outcome in ((None, Outcome.PASS), (torch.zeros(2), Outcome.FAIL)):
+        found, eager = Gradients(None), observed(None)
+        found.add(observed(ours), eager, eager, eager)
+        assert found.checks()[-1].outcome is outcome
+    assert "weights that the loss does not use" in found.checks()[-1].detail
 
 
 def test_what_is_infinite_in_the_reference_must_be_so_alike() -> None:

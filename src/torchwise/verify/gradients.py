@@ -29,6 +29,10 @@ from torchwise.verify.scales import Scales, is_rounding
 
 NEGLIGIBLE = 1e-5
 """Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
+IDLE = (
+    ": a compiled model gives zeros to weights that the loss does not use, and weight decay then acts on them; with "
+    "scope 'loss' it does not"
+)
 
 
 @dataclass(slots=True)
@@ -82,7 +86,8 @@ class Gradients:
         """
         structure = check_structure(ours, native)
         if structure.outcome is not Outcome.PASS:
-            self._problem = Check("gradients' structure", structure.outcome, structure.detail)
+            hint = IDLE if structure.detail.endswith("in eager NoneType") else ""
+            self._problem = Check("gradients' structure", structure.outcome, structure.detail + hint)
             return
         usual, exact = dict(floor.leaves), dict((reference or native).leaves)
         rounding = {name for name, leaf in exact.items() if is_rounding(usual.get(name), leaf)}
@@ -138,7 +143,8 @@ def _without_roundings(
     import torch
 
     gradients = [t for t in reference.values() if isinstance(t, torch.Tensor) and t.dim() > 0]
-    whole = math.sqrt(sum(float(t.double().square().sum()) for t in gradients) / sum(t.numel() for t in gradients))
+    squares, count = sum(float(t.double().square().sum()) for t in gradients), sum(t.numel() for t in gradients)
+    whole = math.sqrt(squares / max(count, 1))
 
     def excused(name: str, leaf: Any) -> Any:
         if name not in names or not isinstance(leaf, torch.Tensor) or leaf.shape != reference[name].shape:
