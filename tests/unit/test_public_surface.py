@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -108,7 +109,8 @@ def test_the_public_names_need_no_torch() -> None:
 
 
 def test_importing_takes_less_than_50_ms() -> None:
-    code = "import time; start = time.perf_counter(); import torchwise; print(time.perf_counter() - start)"
+    # Seconds of the processor: those of the clock are also other tests'.
+    code = "import time; start = time.process_time(); import torchwise; print(time.process_time() - start)"
     took: list[float] = []
     while len(took) < ATTEMPTS and not (took and min(took) < 0.05):
         took.append(float(child(code)))
@@ -118,11 +120,12 @@ def test_importing_takes_less_than_50_ms() -> None:
 def test_help_takes_less_than_400_ms() -> None:
     took: list[float] = []
     while len(took) < ATTEMPTS and not (took and min(took) < 0.4):
-        start = time.perf_counter()
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-m", "torchwise.cli", "--help"], capture_output=True, text=True, timeout=60, check=False
         )
-        took.append(time.perf_counter() - start)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
         assert done.returncode == 0, done.stderr
         assert "Usage: " in done.stdout
         assert "tune" in done.stdout
