@@ -30,8 +30,8 @@ class Steady(Clock):
         ("cpu", True, 1.0, 1),
         ("cpu", False, 0.01, 1),  # nothing is queued there
         ("cuda", True, 0.01, 1),
-        ("cuda", False, 0.01, 20),  # enough that the host runs ahead
-        ("cuda", False, 0.05, 5),
+        ("cuda", False, 0.004, 20),  # enough that the host runs ahead
+        ("cuda", False, 0.05, 2),
         ("cuda", False, 2.0, 1),
         ("cuda", False, 1e-6, 2000),
     ],

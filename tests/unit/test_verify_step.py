@@ -409,6 +409,16 @@ def test_noise_of_another_kind_is_caught(make: Maker, where: str) -> None:
     assert failed(judged(workload, make, stochastic=True)).startswith(where)
 
 
+def test_a_relu_before_a_dropout_may_be_silent_for_many_calls() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 64), torch.nn.ReLU(),
+        torch.nn.Dropout(0.5), torch.nn.Linear(64, 3),
+    )  # fmt: skip
+    workload = started(a_step(model))
+    assert failed(judged(workload, by(Plan(optimizer="foreach"), workload), stochastic=True)) == ""
+    assert failed(judged(workload, other_rate, stochastic=True))
+
+
 def test_one_percent_of_a_gradient_is_caught_behind_dropout() -> None:
     workload = started(a_step(Blocks(dropout=0.2)))
     assert failed(judged(workload, with_gradient(one_percent), stochastic=True)).startswith("gradients")
@@ -483,6 +493,17 @@ def test_zeros_for_weights_that_the_loss_does_not_use_are_no_missing_gradients()
         found.add(observed(ours), eager, eager, eager)
         assert found.checks()[-1].outcome is outcome
     assert "weights that the loss does not use" in found.checks()[-1].detail
+
+
+@pytest.mark.parametrize(("taken", "outcome"), [(1.0, Outcome.PASS), (0.0, Outcome.FAIL), (0.3, Outcome.FAIL)])
+def test_an_update_left_out_is_caught_where_eager_is_far_off_too(taken: float, outcome: Outcome) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact, mine, theirs = (torch.randn(4096, generator=generator) for _ in range(3))
+    sides = [
+        After({"update of w": value}, {"update of w": "w"}, {})
+        for value in (taken * (exact + 0.3 * mine), exact + 0.3 * theirs, exact)
+    ]
+    assert _updates(*sides).outcome is outcome
 
 
 def test_what_is_infinite_in_the_reference_must_be_so_alike() -> None:

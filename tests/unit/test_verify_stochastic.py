@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +133,52 @@ def test_each_tensor_is_judged_by_its_own_size(small: float, faint: float, outco
     calibration, theirs = (a_loss_and_gradients(1.0, 1.0, seed=seed) for seed in (1, 2))
     checks = judge(a_loss_and_gradients(small, faint, seed=3), theirs, calibration, tensor_of, exact=True)
     assert checks[0].outcome is outcome, checks[0].detail
+
+
+@pytest.mark.parametrize(("rate", "outcome"), [(1.0, Outcome.PASS), (0.5, Outcome.FAIL), (0.0, Outcome.FAIL)])
+def test_noise_of_another_rate_in_a_small_tensor_is_not_lost_among_large_ones(rate: float, outcome: Outcome) -> None:
+    def calls(of_small: float, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        return 1 + rng.normal(size=(60, 5016)) * np.repeat([1.0, of_small], [5000, 16])
+
+    tensor_of = np.repeat([0, 1], [5000, 16])
+    checks = judge(calls(rate, 3), calls(1.0, 2), calls(1.0, 1), tensor_of, exact=True)
+    assert checks[0].outcome is outcome, checks[0].detail
+
+
+def test_elements_that_rarely_move_may_have_stood_still() -> None:
+    def calls(share: float, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        moves = rng.random((60, 2000)) < share
+        return np.concatenate([1 + rng.normal(size=(60, 100)), moves * rng.normal(size=(60, 2000))], axis=1)
+
+    tensor_of = np.repeat([0, 1], [100, 2000])
+    for share, outcome in ((0.01, Outcome.PASS), (0.1, Outcome.FAIL)):
+        checks = judge(calls(share, 3), calls(0.01, 2), calls(0.01, 1), tensor_of, exact=True)
+        assert checks[0].outcome is outcome, checks[0].detail
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.randn(8, dtype=torch.float32),
+        lambda x: torch.rand(8, dtype=torch.bfloat16),
+        lambda x: torch.randn(8),
+        lambda x: torch.randn_like(x),
+        lambda x: torch.randn_like(x, dtype=torch.float16),
+        lambda x: torch.normal(x, 0.5),
+        lambda x: torch.normal(0.0, 1.0, (8,)),
+    ],
+)
+def test_the_reference_draws_what_eager_draws_in_whatever_dtype(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.linspace(0, 1, 8)
+    torch.manual_seed(3)
+    eager = draw(x)
+    torch.manual_seed(3)
+    with as_reference():
+        reference = draw(x.double())
+    assert reference.dtype is torch.float64
+    assert torch.allclose(eager.double(), reference, atol=1e-6)
 
 
 def test_elements_of_unlike_sizes_may_hold_still() -> None:

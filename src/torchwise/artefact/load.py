@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from torchwise import environment
 from torchwise.artefact import caches, package
+from torchwise.artefact.folder import Folder
 from torchwise.artefact.manifest import Info
-from torchwise.errors import InputError, StalePlanError
+from torchwise.artefact.package import Package
+from torchwise.artefact.place import Place, is_folder, is_url, shown
+from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.realize import isa
 from torchwise.records import Decision
+from torchwise.workload import Workload, trees
+from torchwise.workload.given import device_of
+from torchwise.workload.identity import describe_example, structure
+
+logger = logging.getLogger("torchwise")
 
 COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torchwise.runtime")
 """What the first call of a compiled plan would import otherwise, which takes seconds."""
@@ -18,29 +30,130 @@ COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torchw
 def info(path: str | Path) -> Info:
     """Read what an artefact says of itself, and its decision; nothing in it is run, wherever it is from.
 
+    Args:
+        path: a file, or the URL of one.
+
     Raises:
         InputError: there is no such file, it is damaged, or it is of another schema.
+        UnsupportedError: a library for the URL is missing.
     """
-    return package.read(Path(path)).info
+    return _read(path, None).info
 
 
-def load(path: str | Path, *, trust: bool = False, sha256: str | None = None) -> Decision:
+def load(
+    path: str | Path,
+    model: Callable[..., Any] | Workload | None = None,
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    trust: bool = False,
+    sha256: str | None = None,
+) -> Decision:
     """Put the code of an artefact where PyTorch looks for it, and return the decision, to be given to `apply`.
 
     The compiler is imported here, too. Load before the model's weights, and the first call has only to find what is
     compiled. Code that PyTorch does not take for its own there is compiled anew, and never used in its place.
 
     Args:
-        path: what `save` wrote.
+        path: what `save` wrote: a file, its URL, or the URL of the folder that it was saved in.
+        model: for a folder, what is to be run: a module or a function. Its structure is compared, and not its weights,
+            so that one on the device "meta" will do, for the machine's GPU where it has one.
+        args: for a folder, example arguments: of what was saved for several inputs, the newest that was proven on these
+            is taken. Without them it is the newest of all.
+        kwargs: example keyword arguments.
         trust: whether code from this file may run in this process.
         sha256: what the file must hash to, where that is known from elsewhere than the file's own source.
 
     Raises:
-        InputError: it is not trusted, damaged, was tampered with, or is of another schema; or it cannot be unpacked.
+        InputError: it is not trusted, damaged, was tampered with, or is of another schema; it cannot be read or
+            unpacked; or the folder has none for this model, machine and software.
         StalePlanError: the code was compiled on another machine or by other software; every factor is named.
-        UnsupportedError: this torch keeps its code elsewhere.
+        UnsupportedError: this torch keeps its code elsewhere, or a library for the URL is missing.
     """
-    found = package.read(Path(path), sha256)
+    if not is_folder(path):
+        if model is not None:
+            raise InputError(f"{shown(path)} is one artefact, but a model is given, which is for the URL of a folder")
+        return _used(shown(path), _read(path, sha256), trust)
+    if model is None:
+        raise InputError(f"{shown(path)} is a folder, so the model must be given: load(url, model)")
+    workload = model if isinstance(model, Workload) else _workload(model, args, kwargs)
+    where, found = _found(Folder(str(path)), workload, sha256, any_inputs=args is None and kwargs is None)
+    return _used(where, found, trust)
+
+
+def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
+    """Load everything in a folder that is for this machine and its software; return the decisions by URL.
+
+    One that cannot be used is said in the log, and left out, as long as there is another.
+
+    Args:
+        url: of the folder.
+        trust: whether code from there may run in this user's processes.
+
+    Raises:
+        InputError: it is no folder, cannot be read, or holds nothing for this machine; or nothing in it can be used.
+        UnsupportedError: a library for the URL is missing.
+    """
+    if not is_folder(url):
+        raise InputError(f"{shown(url)} is no URL of a folder: load a file by load(path)")
+    folder, loaded = Folder(url), {}
+    failures: list[TorchwiseError] = []
+    for name in (n for device in dict.fromkeys((environment.default_device(), "cpu")) for n in folder.find(device)):
+        where = f"{folder.place.url}/{name}"
+        try:
+            loaded[where] = _used(where, package.unpack(where, folder.read(name)), trust)
+        except TorchwiseError as error:
+            failures.append(error)
+    if not loaded:
+        nothing = InputError(f"{folder.place.url} has no artefact for this machine and its software: save one here")
+        raise failures[0] if failures else nothing
+    for failure in failures:
+        logger.warning("torchwise: %s", failure)
+    return loaded
+
+
+def _read(path: str | Path, sha256: str | None) -> Package:
+    """Read one artefact from a file or a URL; raises as `info` does."""
+    if not is_url(path):
+        return package.read(Path(path), sha256)
+    if is_folder(path):
+        raise InputError(f"{shown(path)} is a folder, but must be an artefact in it: `torchwise cache list` names them")
+    folder, _, name = str(path).rpartition("/")
+    return package.unpack(shown(path), Place(folder).read(name), sha256)
+
+
+def _workload(model: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None) -> Workload:
+    from torchwise.runtime import unwrap
+
+    if isinstance(model, str):
+        raise InputError(f"model is {model!r}, but must be the module or function itself, which is compared")
+    return Workload.of((unwrap(model), () if args is None else args, kwargs or {}))
+
+
+def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: bool) -> tuple[str, Package]:
+    """Return the newest artefact for a model on this machine, proven on these inputs where they are given."""
+    inputs = set() if any_inputs else {describe_example(example) for example in workload.examples}
+    for name in folder.find(_device(workload), structure(workload.call)):
+        where = f"{folder.place.url}/{name}"
+        found = package.unpack(where, folder.read(name), sha256)
+        if inputs <= set(found.info.decision.inputs):
+            return where, found
+    raise InputError(
+        f"{folder.place.url} has no artefact for this model{' and these inputs' if inputs else ''} on this machine and "
+        "its software: save one here, or go on without it"
+    )
+
+
+def _device(workload: Workload) -> str:
+    """Return where the model runs: on the GPU, where there is one, if neither weights nor inputs lie anywhere yet."""
+    weights: list[Any] = list(workload.module.parameters()) if workload.module is not None else []
+    tensors = weights or [t for e in workload.examples for t in trees.tensors((e.args, dict(e.kwargs)))]
+    nowhere = all(tensor.is_meta for tensor in tensors)
+    return environment.default_device() if nowhere else device_of(workload)
+
+
+def _used(path: str, found: Package, trust: bool) -> Decision:
+    """Put the code of what was read where PyTorch looks for it; raises as `load` does."""
     manifest = found.info.manifest
     if not found.code:  # the plan compiles nothing
         return found.info.decision

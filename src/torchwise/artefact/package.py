@@ -40,14 +40,21 @@ class Package:
 def write(path: Path, manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> Info:
     """Write an artefact, beside `path` first, so that what lies there is the old file or the new one, and whole.
 
+    Raises:
+        InputError: it cannot be written.
+    """
+    found, data = pack(manifest, decision, code)
+    put(path, data)
+    return found
+
+
+def pack(manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> tuple[Info, bytes]:
+    """Return an artefact, and what it tells of itself.
+
     Args:
-        path: the file.
         manifest: all but its members, which are filled in here.
         decision: what the code was compiled for.
         code: files of compiled code by name.
-
-    Raises:
-        InputError: it cannot be written.
     """
     members = {DECISION: decision.to_json().encode(), **code}
     described = {name: Member(len(data), _digest(data)) for name, data in members.items()}
@@ -56,24 +63,34 @@ def write(path: Path, manifest: Manifest, decision: Decision, code: Mapping[str,
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {MANIFEST: codec.to_json(manifest).encode(), **members}.items():
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)  # without the time of day
-    put(path, packed.getvalue())
-    return Info(decision, manifest, _digest(packed.getvalue()), len(packed.getvalue()))
+    data = packed.getvalue()
+    return Info(decision, manifest, _digest(data), len(data)), data
 
 
 def read(path: Path, sha256: str | None = None) -> Package:
-    """Read an artefact, and hold every byte against its manifest.
-
-    Args:
-        path: the file.
-        sha256: what the whole file must hash to, from a source that is trusted; None for any.
+    """Read an artefact from a file, and unpack it.
 
     Raises:
-        InputError: there is no such file, it is damaged or was tampered with, or it is of another schema.
+        InputError: there is no such file; or as `unpack` does.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    return unpack(str(path), data, sha256)
+
+
+def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
+    """Hold every byte of an artefact against its manifest.
+
+    Args:
+        path: where it was read, for messages.
+        data: the artefact.
+        sha256: what all of it must hash to, from a source that is trusted; None for any.
+
+    Raises:
+        InputError: it is damaged or was tampered with, or it is of another schema.
+    """
     digest = _digest(data)
     if sha256 is not None and sha256.strip().lower() != digest:
         raise InputError(f"the SHA-256 of {path} is {digest}, but must be {sha256}: it is another file, or was changed")

@@ -11,7 +11,9 @@ from typing import Any
 from torchwise import __version__, environment
 from torchwise.artefact import caches, package
 from torchwise.artefact.build import Build, Built
+from torchwise.artefact.folder import Folder
 from torchwise.artefact.manifest import Info, Manifest
+from torchwise.artefact.place import is_folder, is_url, shown
 from torchwise.errors import InputError, StalePlanError, UnsupportedError
 from torchwise.records import Decision, Failure, codec
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, ProcessSettings, own_caches
@@ -31,37 +33,70 @@ def save(
     *,
     examples: Sequence[Example] | None = None,
     limit_s: float = LIMIT_S,
+    limit_bytes: int | None = None,
     launcher: Launcher | None = None,
 ) -> Info:
-    """Write a decision and the code compiled for it to one file.
+    """Write a decision and the code compiled for it to one file, or into a folder for a fleet.
 
     The plan is compiled in a worker, as it will be used, and then started once more in another from what the first one
     left: what that start costs is in the manifest. Nothing is compiled in this process, and the model is not changed.
 
     Args:
-        path: the file; one that is there is replaced when the new one is complete.
+        path: the file, or the URL of a folder, such as s3://bucket/models, where each machine finds its own (`folder`);
+            an artefact that is there is replaced when the new one is complete.
         model: what the decision was made for: a module, a function, a `Workload`, or the target.
         decision: of `tune`, on this machine.
         args: example arguments that the plan was proven on, a tuple (or one tensor); none for a target or a Workload.
         kwargs: example keyword arguments.
         examples: several examples, in place of `args`.
         limit_s: seconds that each worker may take.
+        limit_bytes: for a folder, how much all artefacts in it may take together: those that were not used for longest
+            are removed, but never the one just saved. None removes nothing.
         launcher: where the workers run; by default processes on this machine.
 
     Raises:
         InputError: an argument cannot be used, or the file cannot be written.
         StalePlanError: the decision was made for another machine, another software or another model.
-        UnsupportedError: the plan cannot be compiled, or does not answer these examples.
+        UnsupportedError: the plan cannot be compiled, or does not answer these examples; or a library for the URL is
+            missing.
     """
-    path = Path(path)
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no folder {path.resolve().parent}")
+    folder = _folder(path, limit_bytes)
     Decision.from_json(decision.to_json())  # what cannot be read again is refused before minutes are spent
     workload = _workload(model, args, kwargs, examples)
     _check_holds(workload, decision)
+    if folder is not None:
+        folder.prepare(decision)
+    made, data = _made(workload, decision, launcher or ProcessLauncher(), limit_s)
+    if folder is None:
+        package.put(Path(path), data)
+    else:
+        folder.save(decision, data, limit_bytes)
+    return made
+
+
+def _folder(path: str | Path, limit_bytes: int | None) -> Folder | None:
+    """Return the folder that a URL names, None for a file.
+
+    Raises:
+        InputError: the file cannot be written, or what was given does not fit together.
+    """
+    if is_url(path):
+        if not is_folder(path):
+            raise InputError(f"{shown(path)} names a file, but must name a folder: in it, each machine has its own")
+        if limit_bytes is not None and limit_bytes < 1:
+            raise InputError(f"limit_bytes is {limit_bytes}, but must be at least 1")
+        return Folder(str(path))
+    if limit_bytes is not None:
+        raise InputError(f"limit_bytes is {limit_bytes}, but {path} is one file: a limit is for a folder, given by URL")
+    if not (parent := Path(path).resolve().parent).is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {parent}")
+    return None
+
+
+def _made(workload: Workload | str, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Info, bytes]:
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as source, own_caches() as folder:
         job = _job(workload, decision, source, folder)
-        cold, warm = _built(job, decision, launcher or ProcessLauncher(), limit_s)
+        cold, warm = _built(job, decision, launcher, limit_s)
         manifest = Manifest(
             __version__,
             environment.detect(decision.workload.device),
@@ -71,7 +106,7 @@ def save(
             warm.seconds if warm else None,
             warm.compiled if warm else 0,
         )
-        return package.write(path, manifest, decision, caches.collect(Path(folder)))
+        return package.pack(manifest, decision, caches.collect(Path(folder)))
 
 
 def _workload(

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from torchwise.artefact import Info
 
-cache = typer.Typer(help="Compiled code in one file: save, load, info.", no_args_is_help=True)
+cache = typer.Typer(
+    help="Compiled code in one file, or in a folder for a fleet: save, load, list, info.", no_args_is_help=True
+)
 
-FileArgument = Annotated[Path, typer.Argument(help="The artefact, such as model.tw.")]
+PlaceArgument = Annotated[
+    str, typer.Argument(help="A file, such as model.tw, or the URL of a folder, such as s3://bucket/models.")
+]
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @cache.command("save")
 def save(
     study: Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a .json file.")],
-    file: FileArgument,
+    place: PlaceArgument,
     store: Annotated[
         str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            help="For a folder: how much all artefacts in it may take, such as 10GiB; those that were not used for "
+            "longest are removed.",
+            show_default="none, nothing is removed",
+        ),
+    ] = None,
 ) -> None:
-    """Compile what a study decided for, and write it to a file with the decision."""
+    """Compile what a study decided for, and write it with the decision to a file, or to a folder for a fleet."""
     from torchwise import artefact
+    from torchwise.artefact.place import is_url
     from torchwise.cli.lookup import find_study
     from torchwise.cli.tune import check_writable
     from torchwise.errors import InputError
 
-    check_writable(file)
+    if not is_url(place):
+        check_writable(Path(place))
+    options: dict[str, Any] = {} if limit is None else {"limit_bytes": size_of(limit)}
     found = find_study(study, store)
     if found.decision is None:
         raise InputError(f"study {study} is {found.state}, and has no decision yet: tune it again to go on")
@@ -38,29 +55,55 @@ def save(
         raise InputError(
             f"study {study} is of {target}, a model of a running program: save it there, by torchwise.artefact.save"
         )
-    made = artefact.save(file, target, found.decision)
-    typer.echo(f"Wrote {file}: {_described(made)}")
+    made = artefact.save(place, target, found.decision, **options)
+    typer.echo(f"Wrote {_shown(place)}: {_described(made)}")
     typer.echo(f"SHA-256 {made.sha256}")
 
 
 @cache.command("load")
 def load(
-    file: FileArgument,
+    place: PlaceArgument,
     trust: Annotated[bool, typer.Option("--trust", help="Take out compiled code, which runs when it is used.")] = False,
     sha256: Annotated[str | None, typer.Option(help="What the file must hash to.")] = None,
 ) -> None:
-    """Put the compiled code of a file where PyTorch looks for it, for every later process of this user."""
-    from torchwise import artefact
+    """Put compiled code where PyTorch looks for it, for every later process of this user.
 
-    decision = artefact.load(file, trust=trust, sha256=sha256)
-    typer.echo(f"Loaded {file}: plan {decision.plan}.")
+    From a file, what is in it; from a folder, all that is for this machine and its software.
+    """
+    from torchwise import artefact
+    from torchwise.artefact.place import is_folder
+    from torchwise.errors import InputError
+
+    if not is_folder(place):
+        decision = artefact.load(place, trust=trust, sha256=sha256)
+        typer.echo(f"Loaded {_shown(place)}: plan {decision.plan}.")
+    else:
+        if sha256 is not None:
+            raise InputError("--sha256 is of one file, but a folder is given: load one of those that `list` names")
+        for url, decision in artefact.load_all(place, trust=trust).items():
+            typer.echo(f"Loaded {url}: {decision.workload.target}, plan {decision.plan}.")
+    model = ", model" if is_folder(place) else ""
     typer.echo("In the program: from torchwise import artefact")
-    typer.echo(f"                torchwise.apply(model, artefact.load({str(file)!r}, trust=True))")
+    typer.echo(f"                torchwise.apply(model, artefact.load({_shown(place)!r}{model}, trust=True))")
+
+
+@cache.command("list")
+def list_(
+    url: Annotated[str, typer.Argument(help="URL of a folder, such as s3://bucket/models.")],
+) -> None:
+    """List the artefacts in a folder, the last used first, and say which are for this machine; none is read."""
+    from torchwise.artefact.folder import Folder
+
+    found = Folder(url).entries()
+    for entry in found:
+        used = f"{entry.used:%Y-%m-%d %H:%M} UTC" if entry.used else "gone"
+        typer.echo(f"{entry.url}  {entry.size / 2**20:.1f} MiB  used {used}  {entry.device or 'for others'}")
+    typer.echo(f"{len(found)} artefacts, {sum(entry.size for entry in found) / 2**20:.1f} MiB")
 
 
 @cache.command("info")
 def info(
-    file: FileArgument,
+    file: Annotated[str, typer.Argument(help="The artefact, such as model.tw, or its URL.")],
     json: Annotated[bool, typer.Option("--json", help="Print manifest and decision as JSON.")] = False,
 ) -> None:
     """Say what is in a file and whether it is for this machine; nothing in it is run."""
@@ -71,11 +114,32 @@ def info(
         typer.echo(found.to_json())
         return
     different = found.manifest.differences()
-    typer.echo(f"{file}: {_described(found)}")
+    typer.echo(f"{_shown(file)}: {_described(found)}")
     typer.echo(f"Decision: {found.decision.reason}")
     typer.echo(f"Written by torchwise {found.manifest.torchwise} for {found.decision.workload.target}")
     typer.echo(f"For this machine and software: {'no, ' + '; '.join(different) if different else 'yes'}")
     typer.echo(f"SHA-256 {found.sha256}")
+
+
+def size_of(text: str) -> int:
+    """Return the bytes that "10GiB", "500 MB" or "1000" means.
+
+    Raises:
+        InputError: it means none, or less than one.
+    """
+    from torchwise.errors import InputError
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B|B)?", text.strip())
+    size = int(float(found[1]) * UNITS.get(found[2], 1)) if found else 0
+    if size < 1:
+        raise InputError(f"--limit is {text!r}, but must be a size of at least one byte, such as 10GiB")
+    return size
+
+
+def _shown(place: str) -> str:
+    from torchwise.artefact.place import shown
+
+    return shown(place)
 
 
 def _described(found: Info) -> str:

@@ -20,7 +20,7 @@ from torchwise.records import Measurement
 
 LEAST_ROUND_S = 0.002
 """A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
-QUEUED_CALLS, QUEUED_S = 20, 0.25
+QUEUED_CALLS, QUEUED_S = 20, 0.1
 """For throughput on a GPU a block has so many calls, or lasts so long: the host then runs ahead of the device as in a
 loop, where in a block of one call it would wait for each."""
 LEAST_ROUNDS = 12

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from torchwise.verify.compare import (
     granted_for,
 )
 from torchwise.verify.observe import Observation
-from torchwise.verify.scales import Scales, is_rounding
+from torchwise.verify.scales import TINY, Scales, is_rounding
 
 NEGLIGIBLE = 1e-5
 """Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
@@ -64,8 +65,6 @@ class Gradients:
     Args:
         epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
 
-    Attributes:
-        rounding: names of the gradients that are nothing but rounding in eager, on some draw.
     """
 
     def __init__(self, epsilon: float | None) -> None:
@@ -73,7 +72,8 @@ class Gradients:
         self._seen: dict[str, _Seen] = {}
         self._scales = Scales()
         self._problem: Check | None = None
-        self.rounding: set[str] = set()
+        self._rounding = Counter[str]()
+        self._draws = 0
 
     def add(self, ours: Observation, native: Observation, floor: Observation, reference: Observation | None) -> None:
         """Add a draw.
@@ -91,7 +91,8 @@ class Gradients:
             return
         usual, exact = dict(floor.leaves), dict((reference or native).leaves)
         rounding = {name for name, leaf in exact.items() if is_rounding(usual.get(name), leaf)}
-        self.rounding |= rounding
+        self._rounding.update(rounding)
+        self._draws += 1
         for name, leaf in _without_roundings(ours, usual, exact, rounding).leaves:
             if (true := exact[name]) is not None:
                 self._compare(name, leaf, usual[name], true, has_reference=reference is not None)
@@ -116,6 +117,17 @@ class Gradients:
         """Whether the candidate fails, but further draws might show that eager does the same."""
         fails = self.checks()[-1].outcome is not Outcome.PASS
         return fails and self._problem is None and not any(seen.is_off_always for seen in self._seen.values())
+
+    @property
+    def rounding(self) -> set[str]:
+        """Names of the gradients that are nothing but rounding in eager, on most draws."""
+        return {name for name, times in self._rounding.items() if 2 * times > self._draws}
+
+    @property
+    def decides(self) -> bool:
+        """Whether eager's own errors differ from draw to draw as those of a model that decides something do."""
+        errors = [[one.rms for one in seen.usual] for seen in self._seen.values()]
+        return statistics.median(max(e) / max(min(e), TINY) for e in errors) > RMS_FACTOR if errors else False
 
     def _values(self) -> Check:
         for name, seen in self._seen.items():

@@ -77,14 +77,15 @@ class MatchedNoise(TorchDispatchMode):
 
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        if name in _LIKE and args[0].dtype is torch.float64 and kwargs.get("dtype") in (None, torch.float64):
-            narrow = {k: v for k, v in kwargs.items() if k != "dtype"}
-            return func(args[0].float(), *args[1:], **narrow).double()
+        if name in _LIKE and (asked := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
+            return widened(func(args[0], *args[1:], **{**kwargs, "dtype": _drawn_in(asked)}))
         if name in _IN_PLACE and args[0].dtype is torch.float64:
             drawn = func(args[0].float(), *_narrowed(args[1:]), **kwargs)
             return args[0].copy_(drawn)
-        if name in _FACTORIES and kwargs.get("dtype", torch.get_default_dtype()) in (None, torch.float64):
-            return func(*args, **{**kwargs, "dtype": torch.float32}).double()
+        if name == "normal" and "dtype" not in [argument.name for argument in func._schema.arguments]:
+            return widened(func(*_narrowed(args), **kwargs))
+        if name in _FACTORIES and (asked := kwargs.get("dtype") or torch.float64) in (torch.float64, *_wide()):
+            return widened(func(*args, **{**kwargs, "dtype": _drawn_in(asked)}))
         if name == "bernoulli" and args[0].dtype is torch.float64:
             return func(args[0].float(), *args[1:], **kwargs).double()
         if name == "native_dropout" and args[0].dtype is torch.float64:
@@ -109,6 +110,13 @@ def _wide() -> dict[Any, torch.dtype]:
 
     narrow = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
     return {**narrow, torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+
+def _drawn_in(asked: torch.dtype) -> torch.dtype:
+    """Return the dtype in which eager draws what the reference is asked for."""
+    import torch
+
+    return torch.float32 if asked is torch.float64 else asked
 
 
 def _narrowed(args: Any) -> Any:

@@ -41,7 +41,7 @@ class Scales:
                 continue
             if not is_rounding(floor[name], exact):
                 noise = errors_of(floor[name], exact).rms / max(exact.shape) ** 0.5
-                draw[name] = _along(ours[name], exact), _along(floor[name], exact), noise
+                draw[name] = along(ours[name], exact), along(floor[name], exact), noise
         if draw:
             self._draws.append(draw)
 
@@ -67,7 +67,7 @@ class Scales:
             found[name] = ours, theirs, max(noise, TINY) / len(draws) ** 0.5
         times = max((abs(theirs) / noise for _, theirs, noise in found.values()), default=1.0)
         for name, (ours, theirs, noise) in found.items():
-            if not abs(ours) <= max(SCALE, 4 * max(times, 1.0) * noise):
+            if not abs(ours) <= max(SCALE, max(4.0, 2 * times) * noise):
                 detail = f"{name} is {1 + ours:.4f} times as large as the reference's, eager's off by {abs(theirs):.4f}"
                 return Check("gradients' scale", Outcome.FAIL, detail, abs(ours), abs(theirs))
             worst = max(worst, abs(ours))
@@ -82,7 +82,8 @@ def is_rounding(floor: Any, exact: Any) -> bool:
     return is_one and errors_of(floor, exact).rms >= MOST_ROUNDING
 
 
-def _along(tensor: torch.Tensor, exact: torch.Tensor) -> float:
+def along(tensor: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return how large a tensor is along another: 1 where they agree."""
     from torchwise.verify.reference import widened
 
     direction, value = widened(exact).flatten(), widened(tensor).flatten().to(exact.device)

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
     import torch
 
 MOST_DRAWS, PATIENCE = 12, 4.0
-"""Draws of the batch on which gradients that do not pass at once are compared at most, and for how many times the
-budget: slow models get fewer."""
+"""Further draws of each example on which gradients are compared where the first do not settle it, and for how many
+times the budget: slow models get fewer."""
 STEPS = 4
 """Steps after which all state is compared: enough for momenta to matter, too few for roundings to grow."""
 ORDERS = 4
 """Orders of the batches in which those steps are tried at most: one has to pass."""
 GRANTED = 1e-3
+ASTRAY = 0.5
+"""Relative error of an update's size along the reference's that no rounding explains: one that is left out has 1."""
 LEAST_STEPS, MOST_STEPS = 6, 40
 LEAST_SEEDS = 4
 LOOSE, LOOSE_REDUCED = 1e-3, 5e-2
@@ -130,12 +132,15 @@ def _arithmetic(
     native = _settled(Trainee(base), inputs)
     floor = _settled(Trainee(base, subject.floor), inputs) if subject.floor else native
     reference = _reference(base, inputs[0])
-    gradients, start = Gradients(subject.epsilon), time.perf_counter()
+    gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
     for seed, example in enumerate(itertools.chain(inputs, _further(subject.workload, len(inputs)))):
         own, plain, usual = (who.gradients(example, seed) for who in (ours, native, floor))
         gradients.add(own, plain, usual, reference.gradients(example, seed) if reference else None)
-        more_may_settle_it = gradients.is_open and time.perf_counter() - start < PATIENCE * budget_s
-        if seed + 1 >= len(inputs) and not more_may_settle_it:
+        if seed + 1 < len(inputs):
+            continue
+        # Once asked for, all further draws count: to stop at the first that lets it pass would let faults pass.
+        is_open = is_open or gradients.is_open or gradients.decides
+        if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break
     yield from gradients.checks()
     rounding = {name.removeprefix("gradient of ") for name in gradients.rounding}
@@ -192,6 +197,11 @@ def _updates(ours: After, floor: After, reference: After, rounding: Collection[s
         if off > RMS_FACTOR * normal + GRANTED:
             detail = f"after {STEPS} steps {name} is off by {off:.2g} (root mean square), eager by {normal:.2g}"
             return Check("state", Outcome.FAIL, detail, off, normal)
+        if name.startswith("update of") and parameter not in rounding:
+            moved, normally = (_along(side, exact) for side in (value, floor.state[name]))
+            if abs(normally - 1) < ASTRAY / 2 and not abs(moved - 1) < ASTRAY:
+                detail = f"after {STEPS} steps {name} is {moved:.2g} times the reference's, eager's {normally:.2g}"
+                return Check("state", Outcome.FAIL, detail, abs(moved - 1), abs(normally - 1))
         if off > worst:
             worst, usual = off, normal
     detail = (
@@ -199,6 +209,13 @@ def _updates(ours: After, floor: After, reference: After, rounding: Collection[s
         f"{usual:.2g}"
     )
     return Check("state", Outcome.PASS, detail, worst, usual)
+
+
+def _along(update: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return how large an update is along the reference's; 1 where that is nothing."""
+    from torchwise.verify.scales import along
+
+    return along(update, exact) if bool(exact.any()) else 1.0
 
 
 def _equal(value: Any, exact: Any) -> bool:

@@ -1,0 +1,266 @@
+"""Searches over 10, 100 and 1,000 devices, simulated: what the store, the samplers and the artefacts bear.
+
+    python benchmarks/fleet_simulation.py [--store URL] [--json FILE]
+
+Times here, on the store at URL (a new SQLite file where none is given; an empty PostgreSQL database otherwise), what a
+search asks of it for each trial, how long a sampler thinks, and how large an artefact is; and then simulates a sweep in
+which each device has a study of its own, one after another. What is assumed is an option, and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import simpy
+from store_scale import a_study, a_trial
+
+from torchwise.decide import History, StagedSampler
+from torchwise.plan import Legality, Plan, PlanSpace
+from torchwise.records import Study, StudyState
+from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.study.run import HEARTBEAT_S
+
+FLEETS = (1, 10, 100, 1000)
+TRIALS = 16
+"""Of a study: what effort standard tries at most."""
+RUNS = 30
+SPREAD = 0.5
+MEAN = math.exp(SPREAD**2 / 2)
+"""Of the log-normal distribution by which trials differ in length, with a median of 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What requests take when nothing else is asked, in seconds, and how far the store serves them side by side.
+
+    Attributes:
+        read: a study with its trials, as a search reads it before each proposal.
+        write: one short transaction: a claim, a result, a heartbeat.
+        share: of a request's seconds, in which no other can be served: 1 for one after another, less for side by side.
+        think: a sampler's proposal.
+        artefact_bytes: what a decided plan's package takes.
+        bandwidth: bytes per second of the place where artefacts lie.
+    """
+
+    read: float
+    write: float
+    share: float
+    think: float
+    artefact_bytes: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a fleet of so many devices came to.
+
+    Attributes:
+        devices: how many.
+        trials_per_hour: that ended.
+        efficiency: that, over what as many devices would do if the store and the sampler took no time.
+        store_busy: share of the time in which the store could not have served more.
+        wait_s: 95th percentile of the seconds that a request waited for the store.
+        roll_out_s: seconds until all have one artefact that they ask for at once.
+    """
+
+    devices: int
+    trials_per_hour: float
+    efficiency: float
+    store_busy: float
+    wait_s: float
+    roll_out_s: float
+
+
+class Fleet:
+    """A sweep over some devices; each searches for one target after another."""
+
+    def __init__(self, service: Service, devices: int, trial_s: float, seed: int = 0) -> None:
+        self._service, self._devices, self._trial_s = service, devices, trial_s
+        self._random = random.Random(seed)
+        self._world = simpy.Environment()
+        self._store = simpy.Resource(self._world)
+        self._waits: list[float] = []
+        self._busy, self._ended = 0.0, 0
+
+    def run(self, hours: float) -> Outcome:
+        """Run for so many simulated hours."""
+        for _ in range(self._devices):
+            self._world.process(self._device())
+            self._world.process(self._heartbeats())
+        span = hours * 3600
+        self._world.run(until=span)
+        rate = self._ended / hours
+        ideal = self._devices * 3600 / self._trial_s
+        waits = sorted(self._waits) or [0.0]
+        return Outcome(
+            self._devices,
+            rate,
+            rate / ideal,
+            self._busy / span,
+            waits[int(0.95 * (len(waits) - 1))],
+            self._devices * self._service.artefact_bytes / self._service.bandwidth,
+        )
+
+    def _device(self) -> Generator[simpy.Event, Any, None]:
+        """Search study after study: what `torchwise.study.run` asks of the store for each trial, in that order."""
+        yield self._world.timeout(self._random.uniform(0, self._trial_s))  # devices do not begin in step
+        service = self._service
+        while True:
+            for _ in range(TRIALS):
+                yield from self._ask(service.write)  # take back the claims of the dead
+                yield from self._ask(service.read)
+                yield self._world.timeout(service.think)  # in the process of the search: nobody else waits for it
+                yield from self._ask(service.write)  # claim
+                yield from self._ask(service.read)
+                yield self._world.timeout(self._random.lognormvariate(0, SPREAD) * self._trial_s / MEAN)
+                yield from self._ask(service.write)  # result
+                yield from self._ask(service.read)
+                self._ended += 1
+            yield from self._ask(service.write)  # decision
+
+    def _heartbeats(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            yield self._world.timeout(HEARTBEAT_S)
+            yield from self._ask(self._service.write)
+
+    def _ask(self, seconds: float) -> Generator[simpy.Event, Any, None]:
+        asked = self._world.now
+        with self._store.request() as turn:
+            yield turn
+            self._waits.append(self._world.now - asked)
+            yield self._world.timeout(seconds * self._service.share)
+            self._busy += seconds * self._service.share
+        yield self._world.timeout(seconds * (1 - self._service.share))
+
+
+def most_devices(service: Service, trial_s: float) -> int:
+    """Return with how many devices the store is at work all the time: more finish no more trials."""
+    each = 3 * service.read + (3 + 1 / TRIALS) * service.write
+    return int(1 / service.share / (each / trial_s + service.write / HEARTBEAT_S))
+
+
+# ---- what is measured
+
+
+def measured(url: str, artefact_bytes: float, bandwidth: float, clients: int) -> Service:
+    """Time the store at `url` and a sampler, here and now."""
+    with open_storage(url) as storage:
+        study = filled(storage)
+        read = middle(lambda: storage.get_study(study.id))
+        write = middle(lambda: claimed_and_released(storage, study.id)) / 2
+        think = middle(lambda: proposed(study))
+    share = min(1 / side_by_side(url, study.id, clients) / (read + 2 * write), 1.0)
+    return Service(read, write, share, think, artefact_bytes, bandwidth)
+
+
+def filled(storage: Storage) -> Study:
+    """Make a study with as many trials as a search of effort standard leaves."""
+    example = a_study(0)
+    study = storage.create_study(StudyKey.of(example), replace(example, state=StudyState.RUNNING))
+    for number in range(TRIALS):
+        trial = storage.claim_trial(study.id, Plan(threads=number + 1), "worth a try", Owner.current())
+        if trial is not None:
+            storage.finish_trial(study.id, replace(a_trial(number), number=trial.number))
+    return storage.get_study(study.id)
+
+
+def claimed_and_released(storage: Storage, study: int) -> None:
+    """Do two writes of a trial, with a plan that no other process has."""
+    trial = storage.claim_trial(study, Plan(threads=1000 + os.getpid()), "worth a try", Owner.current())
+    assert trial is not None
+    storage.release_trial(study, trial.number)
+
+
+def proposed(study: Study) -> object:
+    """Ask a sampler what to try next, knowing half of the trials."""
+    known = tuple(study.trials[: TRIALS // 2])
+    space = PlanSpace("cpu", "inference", study.inspection.traits, Legality.REORDERED, "standard")
+    return StagedSampler(space).ask(History(study.workload, study.inspection, known))
+
+
+def middle(call: Callable[[], object]) -> float:
+    """Return the median of some runs in seconds."""
+    seconds = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def side_by_side(url: str, study: int, clients: int) -> float:
+    """Return how often in a second the store serves two writes and a read, asked by so many processes."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(clients) as pool:
+        return sum(pool.starmap(cycles, [(url, study)] * clients))
+
+
+def cycles(url: str, study: int, seconds: float = 5.0) -> float:
+    """Write twice and read, in turns; return how often in a second."""
+    count = 0
+    with open_storage(url) as storage:
+        storage.get_study(study)
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            claimed_and_released(storage, study)
+            storage.get_study(study)
+            count += 1
+        return count / (time.perf_counter() - start)
+
+
+# ---- what is printed
+
+
+def table(service: Service, outcomes: list[Outcome], trial_s: float) -> Iterator[str]:
+    """Say what was measured, what is assumed, and what comes of it."""
+    yield (
+        f"measured: read {service.read * 1e3:.2f} ms, write {service.write * 1e3:.2f} ms, of which {service.share:.0%} "
+        f"one after another; a proposal {service.think * 1e3:.2f} ms"
+    )
+    yield (
+        f"assumed: a trial of {trial_s:g} s, {TRIALS} a study; artefacts of {service.artefact_bytes / 1e6:g} MB, "
+        f"from where {service.bandwidth / 1e9:g} GB/s come"
+    )
+    yield f"{'devices':>8}{'trials/h':>12}{'efficiency':>12}{'store busy':>12}{'waits, p95':>13}{'roll-out':>11}"
+    for o in outcomes:
+        yield (
+            f"{o.devices:>8,}{o.trials_per_hour:>12,.0f}{o.efficiency:>12.1%}{o.store_busy:>12.1%}"
+            f"{o.wait_s * 1e3:>10.1f} ms{o.roll_out_s:>9.2f} s"
+        )
+    yield f"the store is at work all the time from {most_devices(service, trial_s):,} devices on"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", default="", help="URL of an empty store; a new SQLite file where none is given")
+    parser.add_argument("--trial-s", type=float, default=20.0, help="mean seconds of a trial")
+    parser.add_argument("--artefact-mb", type=float, default=10.0, help="megabytes of a package")
+    parser.add_argument("--bandwidth", type=float, default=1.25, help="GB/s of the place of artefacts: 10 Gbit/s")
+    parser.add_argument("--clients", type=int, default=4, help="processes that ask the store at once, to time it")
+    parser.add_argument("--hours", type=float, default=0.5, help="simulated")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        url = options.store or f"{folder}/fleet.db"
+        service = measured(url, options.artefact_mb * 1e6, options.bandwidth * 1e9, options.clients)
+    outcomes = [Fleet(service, devices, options.trial_s).run(options.hours) for devices in FLEETS]
+    print("\n".join(table(service, outcomes, options.trial_s)))
+    if options.json:
+        found = {"service": asdict(service), "trial_s": options.trial_s, "fleets": [asdict(o) for o in outcomes]}
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

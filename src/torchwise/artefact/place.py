@@ -1,0 +1,135 @@
+"""Files by URL: on a shared disk, in S3, or wherever else fsspec leads to.
+
+No reader sees half a file. An object store shows an object when all of it has arrived; elsewhere a file is written
+under another name first, and then moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torchwise.artefact import package
+from torchwise.errors import InputError, UnsupportedError
+
+SUFFIX = ".tw"
+ARRIVES_WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
+S3 = ("s3", "s3a")
+
+
+def is_url(path: str | Path) -> bool:
+    """Say whether this is a URL, and not a path."""
+    return isinstance(path, str) and "://" in path
+
+
+def is_folder(path: str | Path) -> bool:
+    """Say whether this is the URL of a folder, and not of one artefact."""
+    return is_url(path) and not str(path).endswith(SUFFIX)
+
+
+def shown(path: str | Path) -> str:
+    """Return a path or URL for messages, without the password that it may hold."""
+    return re.sub(r"://[^/]*@", "://", str(path))
+
+
+class Place:
+    """A folder given by URL; its files are named relative to it.
+
+    Every method raises InputError, with the URL and the cause, where the store refuses or cannot be reached.
+
+    Raises:
+        InputError: the URL cannot be used.
+        UnsupportedError: a library is missing, and which.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not is_url(url):
+            raise InputError(f"url is {url!r}, but must be a URL, such as s3://bucket/models or file:///mnt/models")
+        self.url = shown(url).rstrip("/")
+        self._scheme = url.partition("://")[0]
+        fsspec = _fsspec()
+        try:
+            self._store, root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            extra = ": pip install 'torchwise[s3]'" if self._scheme in S3 else ""
+            raise UnsupportedError(f"{self.url} cannot be used: {error}{extra}") from None
+        except Exception as error:  # each store's library has its own errors for a URL that it cannot read
+            raise InputError(f"{self.url} cannot be used: {error}") from None
+        self._root: str = root.rstrip("/")
+
+    def read(self, name: str) -> bytes:
+        """Return what a file holds."""
+        with self._asking(name, "read"):
+            return bytes(self._store.cat_file(self._path(name)))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, and replace what is there when all of it is written."""
+        path = self._path(name)
+        with self._asking(name, "written"):
+            if self._scheme in ARRIVES_WHOLE:
+                self._store.pipe_file(path, data)
+                return
+            folder, _, last = path.rpartition("/")
+            self._store.makedirs(folder, exist_ok=True)
+            if self._scheme in ("file", "local"):
+                package.put(Path(path), data)
+                return
+            beside = f"{folder}/.{last}.{uuid.uuid4().hex}"
+            self._store.pipe_file(beside, data)
+            self._store.mv(beside, path)
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Return the size of each file in the folder, or in one within it, by name; none where there is no folder."""
+        path = self._path(folder).rstrip("/")
+        with self._asking(folder, "listed"):
+            self._store.invalidate_cache()  # what others wrote meanwhile is to be seen
+            try:
+                found = self._store.find(path, detail=True)
+            except FileNotFoundError:
+                return {}
+        return {name[len(self._root) + 1 :]: int(entry["size"]) for name, entry in found.items()}
+
+    def modified(self, name: str) -> datetime | None:
+        """Return when a file was written, by the store's clock; None where it is gone."""
+        with self._asking(name, "looked at"):
+            try:
+                found: datetime = self._store.modified(self._path(name))
+            except FileNotFoundError:
+                return None
+        return found
+
+    def remove(self, name: str) -> None:
+        """Remove a file, which may be gone already."""
+        with self._asking(name, "removed"), contextlib.suppress(FileNotFoundError):
+            self._store.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextlib.contextmanager
+    def _asking(self, name: str, what: str) -> Iterator[None]:
+        where = f"{self.url}/{name}".rstrip("/")
+        try:
+            yield
+        except InputError:
+            raise
+        except FileNotFoundError:
+            raise InputError(f"{where} cannot be {what}: it, or what it lies in, is not there") from None
+        except Exception as error:  # each store's library has its own errors: the cause is named
+            raise InputError(
+                f"{where} cannot be {what} ({type(error).__name__}: {error}): see whether the address, the "
+                "credentials and the network are right"
+            ) from error
+
+
+def _fsspec() -> Any:
+    try:
+        return importlib.import_module("fsspec")
+    except ImportError:
+        raise UnsupportedError("fsspec is missing, which URLs need: pip install 'torchwise[remote]'") from None
