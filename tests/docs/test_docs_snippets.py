@@ -54,9 +54,12 @@ class Runner:
 
 @pytest.fixture
 def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder and a store of its own; searches that try one plan which compiles nothing, and wait for no other's."""
+    """A folder and a store of its own; searches that try one plan which compiles nothing.
+
+    Not a TMPDIR of its own: the server of workers, which lives as long as this process of tests, would keep it, and the
+    workers of later tests would take their turns in a folder where nobody else does.
+    """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where turns are taken (`torchwise.measure.turns`)
     monkeypatch.setenv("TORCHWISE_STORE", str(tmp_path / "store.db"))
     doc_reader.hurry(monkeypatch)
 

@@ -114,15 +114,12 @@ def test_waiting_is_not_on_the_workers_account() -> None:
     other = turns.Turns("cpu", bool)
     heard: list[str] = []
     with contextlib.ExitStack() as held:
+        held.callback(other.leave)  # whatever fails here: the workers of other tests would wait for ever
         held.enter_context(other.alone())
-
-        def end() -> None:
-            held.close()
-            other.leave()
 
         def hear(stage: str) -> None:
             if stage == WAITING and WAITING not in heard:  # not before: a server of workers takes seconds to start
-                threading.Timer(6, end).start()
+                threading.Timer(6, held.close).start()
             heard.append(stage)
 
         answer = ProcessLauncher().run(JOB, Limits(5, 8 * 2**30), hear)
