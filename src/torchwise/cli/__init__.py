@@ -20,6 +20,7 @@ from torchwise.cli.lock import lock
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
 from torchwise.cli.store import store
+from torchwise.cli.sweep import sweep
 from torchwise.cli.tune import tune
 from torchwise.cli.zoo import zoo
 from torchwise.errors import TorchwiseError
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(tune)
+app.command()(sweep)
 app.command()(doctor)
 app.command()(analyze)
 app.command()(explain)

@@ -11,6 +11,12 @@ from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Seed, Store, Target
 from torchwise.workload.spec import DEFAULT_CALLS
 
+Launcher = Annotated[str, typer.Option(help="process, on this machine, or ray, on one device of a Ray cluster.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.", show_default="RAY_ADDRESS, or here"),
+]
+
 
 def tune(
     target: Target,
@@ -39,6 +45,8 @@ def tune(
         list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching; may be repeated.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is stored; measure anew.")] = False,
+    launcher: Launcher = "process",
+    address: Address = None,
     store: Store = None,
     json: Annotated[Path | None, typer.Option(help="Write the study as JSON (schema torchwise.study/1).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the study as a self-contained page.")] = None,
@@ -49,19 +57,19 @@ def tune(
     """
     from rich.console import Console
 
-    from torchwise.environment import default_device
+    from torchwise.cluster import choice
     from torchwise.plan import Legality, Plan
     from torchwise.report import Progress, render_study, write_html, write_json
     from torchwise.store import open_storage
     from torchwise.study import Request, run_study
-    from torchwise.trial import ProcessLauncher
     from torchwise.workload import WorkloadSpec
     from torchwise.workload.target import check_form
 
     check_form(target)
+    choice.check(launcher, address)
     spec = WorkloadSpec(
         target,
-        device=device or default_device(),  # type: ignore[arg-type]
+        device=device or choice.default_device(launcher, address),  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
         objective=objective,  # type: ignore[arg-type]
         calls=calls,
@@ -74,8 +82,13 @@ def tune(
     for file in (json, html):
         check_writable(file)
     kept = "; finished trials are kept, and the same command goes on"
-    with interruptible(lambda: kept), open_storage(store) as storage, Progress() as progress:
-        study = run_study(request, storage, ProcessLauncher(), progress)
+    with (
+        interruptible(lambda: kept),
+        open_storage(store) as storage,
+        Progress() as progress,
+        choice.opened(launcher, spec.device, address, progress.note) as (opened, here),
+    ):
+        study = run_study(request, storage, opened, progress, here)
     Console().print(render_study(study))
     if json:
         write_json(study, json)

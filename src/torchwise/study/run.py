@@ -34,18 +34,27 @@ CALLS_PER_TRIAL = 100
 """Calls of eager that a trial may take on top of its limit: a slow model is verified and timed as well."""
 
 
-def run_study(request: Request, storage: Storage, launcher: Launcher, listener: Listener) -> Study:
+def run_study(
+    request: Request, storage: Storage, launcher: Launcher, listener: Listener, here: Environment | None = None
+) -> Study:
     """Tune: inspect, try candidates until nothing more is worth it, decide, and store all of it.
 
     A study of the same workload, machine and rules is gone on with: where nothing more is worth trying for the calls
     asked for now, it is decided from what is stored.
+
+    Args:
+        request: what is asked.
+        storage: where it is kept.
+        launcher: where candidates run.
+        listener: is told of every step.
+        here: what the measurements hold for, where the launcher's workers run elsewhere; None for this machine.
 
     Raises:
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model fails.
         KeyboardInterrupt: the user interrupted; what is finished is kept, and the same request goes on from there.
     """
-    here = environment.detect(request.workload.device)
+    here = here or environment.detect(request.workload.device)
     listener.inspecting()
     inspection = inspect_workload(
         launcher, _job(request, "inspect"), Limits.of_this_machine(INSPECTIONS * request.trial_s), listener.stage

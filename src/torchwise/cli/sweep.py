@@ -1,0 +1,83 @@
+"""`torchwise sweep`: tune many targets, as many at once as there are devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchwise.cli.interrupts import interruptible
+from torchwise.cli.options import Device, Store
+from torchwise.cli.tune import Address, Launcher, check_writable
+
+if TYPE_CHECKING:
+    from torchwise.cluster import Swept
+
+
+def sweep(
+    manifest: Annotated[Path, typer.Argument(help="TOML file with targets, sizes, devices and the options of tune.")],
+    launcher: Launcher = "process",
+    address: Address = None,
+    device: Device = "",
+    parallel: Annotated[
+        int | None, typer.Option(help="Studies at once, at most.", show_default="one for each device")
+    ] = None,
+    store: Store = None,
+    json: Annotated[Path | None, typer.Option(help="Write all studies as JSON (schema torchwise.sweep/1).")] = None,
+) -> None:
+    """Tune every target of a manifest, each as `torchwise tune` does, side by side and one for each device.
+
+    Results are stored as they come. The same command goes on where a sweep ended, however that was.
+
+    Exit codes: 0 all are decided; 2 bad input, or that of a target; 3 a model itself fails; 1 a study ended otherwise;
+    130 interrupted.
+    """
+    from torchwise.cluster import choice, read_manifest, run_sweep
+
+    check_writable(json)
+    choice.check(launcher, address)
+    tasks = read_manifest(manifest).on(device or choice.default_device(launcher, address)).tasks
+    for task in tasks:
+        task.check()
+    slots = choice.slots(launcher, address, parallel)
+    choice.check_fit(tasks, slots)
+    kept = "; finished trials are kept, and the same command goes on"
+    with interruptible(lambda: kept):
+        done = run_sweep(tasks, slots, _command(), _environment(store), lambda line: typer.echo(line, err=True))
+    if json:
+        _write(done, json)
+    for swept in done:
+        typer.echo(f"{swept.task.name}: {swept.reason}")
+    raise typer.Exit(_exit_code(done))
+
+
+def _command() -> list[str]:
+    """Return how the command line is called in a process that ends with this one."""
+    own = (
+        f"from torchwise.cluster.following import follow; follow({os.getpid()}); from torchwise.cli import main; main()"
+    )
+    return [sys.executable, "-c", own]
+
+
+def _environment(store: str | None) -> dict[str, str]:
+    """Return what the studies inherit; the store goes here, as its URL may hold a password, which a list would show."""
+    from torchwise.store.location import VARIABLE
+
+    return {**os.environ, **({VARIABLE: store} if store else {})}
+
+
+def _exit_code(done: list[Swept]) -> int:
+    codes = {swept.exit_code for swept in done if swept.exit_code}
+    return min(codes & {2, 3}, default=1) if codes else 0
+
+
+def _write(done: list[Swept], file: Path) -> None:
+    import json
+
+    from torchwise.report.json_export import write_whole
+
+    found = {"schema": "torchwise.sweep/1", "studies": [swept.to_dict() for swept in done]}
+    write_whole(f"{json.dumps(found, indent=1)}\n", file)

@@ -1,0 +1,10 @@
+"""Beyond one device: the trials of a study on a node of a Ray cluster, and many studies side by side.
+
+Ray itself is imported on first use alone (the extra `ray`).
+"""
+
+from torchwise.cluster.launcher import RayLauncher
+from torchwise.cluster.manifest import Manifest, Task, read_manifest
+from torchwise.cluster.sweep import Slot, Swept, run_sweep
+
+__all__ = ["Manifest", "RayLauncher", "Slot", "Swept", "Task", "read_manifest", "run_sweep"]

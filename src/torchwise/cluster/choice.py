@@ -1,0 +1,110 @@
+"""Where trials run, as the command line names it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+from torchwise import environment
+from torchwise.cluster.launcher import RayLauncher
+from torchwise.cluster.library import connect, devices_of
+from torchwise.cluster.manifest import Task
+from torchwise.cluster.sweep import Slot
+from torchwise.environment import Environment
+from torchwise.errors import InputError
+from torchwise.trial import Launcher, ProcessLauncher
+
+LAUNCHERS = ("process", "ray")
+
+
+def check(launcher: str, address: str | None) -> None:
+    """Refuse what names no launcher.
+
+    Raises:
+        InputError: naming the value and the rule.
+    """
+    if launcher not in LAUNCHERS:
+        raise InputError(f"launcher is {launcher!r}, but must be one of {', '.join(LAUNCHERS)}")
+    if address and launcher != "ray":
+        raise InputError(f"address is {address!r}, but only a cluster has one: --launcher ray")
+
+
+def default_device(launcher: str, address: str | None) -> str:
+    """Return "cuda" where there is a GPU to use, on this machine or in the cluster, else "cpu"."""
+    if launcher == "ray":
+        return "cuda" if devices_of(connect(address), "cuda") else "cpu"
+    return environment.default_device()
+
+
+@contextlib.contextmanager
+def opened(
+    launcher: str, device: str, address: str | None, note: Callable[[str], None]
+) -> Iterator[tuple[Launcher, Environment | None]]:
+    """Give a launcher for a study on `device`, and what its measurements hold for: None for this machine.
+
+    Raises:
+        InputError: no cluster answers, or it has no such device.
+        UnsupportedError: Ray is not installed.
+    """
+    if launcher != "ray":
+        yield ProcessLauncher(), None
+        return
+    with RayLauncher(device, address, note=note) as held:
+        yield held, held.environment
+
+
+def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot]:
+    """Return what a sweep may use at once: every GPU and every node of a cluster, or of this machine.
+
+    Args:
+        launcher: "process" or "ray".
+        address: of the cluster.
+        parallel: at most so many; None for all.
+
+    Raises:
+        InputError: `parallel` is not above 0, or no cluster answers.
+        UnsupportedError: Ray is not installed.
+    """
+    if parallel is not None and parallel < 1:
+        raise InputError(f"parallel is {parallel}, but must be at least 1")
+    return (_of_cluster(address) if launcher == "ray" else _of_this_machine())[:parallel]
+
+
+def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
+    """Refuse tasks for a device that no slot has.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    there = frozenset().union(*(slot.devices for slot in slots))
+    if missing := next((task for task in tasks if task.device not in there), None):
+        raise InputError(f"{missing.target} is to be tuned on {missing.device!r}, but there is only {', '.join(there)}")
+
+
+def _of_cluster(address: str | None) -> list[Slot]:
+    ray = connect(address)
+    # Without an address this process may have begun a cluster, which those of the studies are to join.
+    words = ("--launcher=ray", f"--address={address or ray.get_runtime_context().gcs_address}")
+    gpus, nodes = devices_of(ray, "cuda"), devices_of(ray, "cpu")
+    # Ray gives the devices out: a slot is no more than one study that may wait for one.
+    both = [Slot(frozenset({"cuda", "cpu"}), words)] * min(gpus, nodes)
+    rest = Slot(frozenset({"cuda"} if gpus > nodes else {"cpu"}), words)
+    return [*both, *[rest] * abs(gpus - nodes)]
+
+
+def _of_this_machine() -> list[Slot]:
+    """Return a slot for each GPU, of which the first serves the CPU's studies, too: these disturb each other."""
+    gpus = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in _visible_gpus()] if environment.torch_cuda_version() else []
+    first, *others = gpus or [{}]
+    return [
+        Slot(frozenset({"cpu", "cuda"}), variables=first),
+        *(Slot(frozenset({"cuda"}), variables=v) for v in others),
+    ]
+
+
+def _visible_gpus() -> list[str]:
+    """Return each GPU by a name for CUDA_VISIBLE_DEVICES: those that the user named there, else all."""
+    found = [row[0] for row in environment.query_gpu("uuid")]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in named.split(",")] if found and named else found

@@ -1,0 +1,144 @@
+"""Trials on a real Ray cluster of several nodes: what a lost worker, node or driver costs, and what it does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from torchwise.cluster.launcher import RETRIES, RayLauncher
+from torchwise.environment import detect
+from torchwise.plan import Plan
+from torchwise.records import FailureKind, Trial, TrialState
+from torchwise.store import open_storage
+from torchwise.trial import Job, Limits, ProcessSettings, try_plan
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import WorkloadSpec
+
+TARGETS = Path(__file__).parent.parent / "targets" / "misbehaving.py"
+GOOD, BAD = Plan(threads=1), Plan(threads=3)
+SETTINGS = ProcessSettings("highest", "float32", 2, False, True, False)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without devices, and two nodes with one CPU each, which Ray believes to be two machines."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the names of sockets must be
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 5}
+    patched = pytest.MonkeyPatch()
+    patched.setenv("RAY_TMPDIR", folder)
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, include_dashboard=False, _system_config=quick)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        patched.undo()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def job(factory: str) -> Job:
+    spec = WorkloadSpec(f"{TARGETS}:{factory}")
+    traits = frozenset({"module"})
+    return Job("try", spec, traits=traits, effort=EFFORTS["quick"], settings=SETTINGS, environment=dict(os.environ))
+
+
+def ask(launcher: RayLauncher, question: Callable[[Any], Any]) -> Any:
+    """Have the seat answer something about its process."""
+    return ray.get(launcher._seat.__ray_call__.remote(question), timeout=30)
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(cluster: Cluster) -> None:
+    """One candidate hangs on its own account, and is ended at its limit, worded as anywhere, once it is let."""
+    heard: list[str] = []
+    notes: list[str] = []
+    with RayLauncher("cpu", cluster.address, note=notes.append) as launcher:
+        assert launcher.environment == detect("cpu")
+        ended: list[Trial] = []
+        trial = Trial(1, BAD, TrialState.RUNNING)
+
+        def hang() -> None:
+            ended.append(try_plan(launcher, job("hangs"), trial, Limits(3, 0), heard.append))
+
+        thread = threading.Thread(target=hang)
+        thread.start()
+        works = lambda seat: "torchwise-job" in {thread.name for thread in threading.enumerate()}  # noqa: E731 - by value
+        until(lambda: ask(launcher, works), 30, "the candidate never started")
+        os.kill(ask(launcher, lambda seat: os.getpid()), signal.SIGKILL)
+        until(lambda: "compile" in heard, 60, "the candidate was not tried again after its worker died")
+        here = ask(launcher, lambda seat: ray.get_runtime_context().get_node_id())
+        (node,) = (node for node in cluster.worker_nodes if node.node_id == here)
+        cluster.remove_node(node, allow_graceful=False)
+        until(lambda: heard.count("compile") == 2, 90, "the candidate was not tried again after its node died")
+        assert ask(launcher, lambda seat: ray.get_runtime_context().get_node_id()) != here
+        thread.join(60)
+        (failed,) = ended
+    assert failed.failure is not None
+    assert failed.failure.kind is FailureKind.TIMED_OUT
+    assert "passed its limit of 3 s, in" in failed.failure.message
+    assert len(notes) == RETRIES, notes
+    cluster.add_node(num_cpus=1)
+
+
+def test_a_sweep_whose_driver_is_killed_loses_no_finished_trial_and_the_same_command_goes_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "sweep.toml"
+    plans = [GOOD.to_json(), Plan(threads=4).to_json()]
+    target = f"{TARGETS}:wrong"
+    manifest.write_text(f"targets = ['{target}']\neffort = 'quick'\nplan = {json.dumps(plans)}\n")
+    store = tmp_path / "store.db"
+    command = [sys.executable, "-m", "torchwise.cli", "sweep", str(manifest), "--launcher", "ray", "--device", "cpu"]
+    command += ["--address", cluster.address, "--store", str(store), "--json", str(tmp_path / "sweep.json")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
+        until(lambda: bool(finished(store)), 90, "no trial ever ended")
+        driver.kill()
+    before = finished(store)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    after = finished(store)
+    assert before.items() <= after.items()
+    assert len(after) == len(plans)
+    (study,) = json.loads((tmp_path / "sweep.json").read_text())["studies"]
+    assert study["task"]["target"] == target
+    assert study["study"]["decision"]["plan"]["threads"] == 1
+
+
+def finished(store: Path) -> dict[tuple[str, str], Trial]:
+    if not store.exists():
+        return {}
+    with open_storage(str(store)) as storage:
+        studies = [storage.get_study(summary.id) for summary in storage.list_studies()]
+    return {
+        (study.workload.target, trial.plan.id): trial
+        for study in studies
+        for trial in study.trials
+        if trial.state.is_finished
+    }

@@ -1,0 +1,110 @@
+"""What the node's side of a cluster does with a job, without Ray."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchwise.cluster import seat as module
+from torchwise.cluster.seat import Seat
+from torchwise.errors import BaselineError
+from torchwise.records import Failure, FailureKind
+from torchwise.trial import Job, Limits
+from torchwise.workload import WorkloadSpec
+
+JOB = Job("try", WorkloadSpec("zoo:tutorial.fusion_demo"), cache_dir="/on/the/users/machine")
+
+
+class Launched:
+    """Takes the place of the launcher of processes."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.jobs, self.limits = list(answers), [], []  # type: ignore[var-annotated]
+
+    def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+        self.jobs.append(job)
+        self.limits.append(limits)
+        on_stage("compile")
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def seat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seat]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made = Seat("/no/such/folder", {})
+    yield made
+    made.close()
+
+
+def run(seat: Seat, launched: Launched, job: Job = JOB) -> list[tuple[str, Any]]:
+    seat._launcher = launched  # type: ignore[assignment]
+    seat.begin(job, Limits(60, 1))
+    heard: list[tuple[str, Any]] = []
+    deadline = time.monotonic() + 10
+    while not heard or heard[-1][0] == "stage":
+        assert time.monotonic() < deadline
+        heard += seat.hear()
+    return heard
+
+
+def test_a_job_runs_with_caches_and_memory_of_the_node(seat: Seat) -> None:
+    launched = Launched("{}", "1.5")
+    assert run(seat, launched) == [("stage", "compile"), ("answer", "{}")]
+    assert run(seat, launched, replace(JOB, task="warm"))[-1] == ("answer", "1.5")
+    cold, warm = launched.jobs
+    assert cold.cache_dir == warm.cache_dir != JOB.cache_dir
+    assert Path(cold.cache_dir).is_dir()
+    assert launched.limits[0].time_s == 60
+    assert launched.limits[0].memory_bytes > 1
+    run(seat, Launched("{}"), replace(JOB, cache_dir="another candidate's"))
+    assert not Path(cold.cache_dir).exists()
+
+
+def test_a_warm_start_elsewhere_compiles_first_what_the_lost_node_had_compiled(seat: Seat) -> None:
+    launched = Launched("{}", "1.5")
+    assert run(seat, launched, replace(JOB, task="warm"))[-1] == ("answer", "1.5")
+    assert [job.task for job in launched.jobs] == ["try", "warm"]
+    failure = Failure(FailureKind.DIED, "compile", "SIGSEGV")
+    again = replace(JOB, task="warm", cache_dir="another candidate's")
+    assert run(seat, Launched(failure), again)[-1] == ("answer", failure)
+
+
+def test_what_the_users_own_fault_raises_comes_back(seat: Seat) -> None:
+    error = BaselineError("the model raises")
+    assert run(seat, Launched(error))[-1] == ("error", error)
+
+
+def test_silence_is_answered(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARD_S", 0.05)
+    assert seat.hear() == []
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_the_number_of_threads_is_the_administrators_and_not_rays(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    raylet = {} if chosen is None else {"OMP_NUM_THREADS": chosen}
+    monkeypatch.setattr(module.psutil.Process, "environ", lambda process: raylet)
+    Seat("/no/such/folder", {"TORCH_LOGS": "+dynamo"})
+    assert os.environ.get("OMP_NUM_THREADS") == chosen
+    assert os.environ["TORCH_LOGS"] == "+dynamo"
+    monkeypatch.delenv("TORCH_LOGS")
+
+
+def test_a_seat_stands_in_the_users_folder_where_the_node_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Seat(str(tmp_path), {})
+    assert Path.cwd() == tmp_path
