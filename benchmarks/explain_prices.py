@@ -123,7 +123,7 @@ class Case:
     Attributes:
         kind: of the finding.
         fault: builds the callable as it is and its inputs.
-        mended: makes of the callable what runs instead, compiled.
+        mended: makes of the callable what runs instead, compiled, where the finding names no plan for it.
     """
 
     kind: str
@@ -142,9 +142,8 @@ def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], C
     return mended
 
 
-def _isolated(call: Call, args: tuple[torch.Tensor, ...]) -> Call:
-    """Return what `torchwise.apply` runs by the plan that the finding names."""
-    plan = Plan(backend="inductor", transforms=("isolate_rnn",))
+def _planned(plan: Plan, call: Call, args: tuple[torch.Tensor, ...]) -> Call:
+    """Return what `torchwise.apply` runs by the plan that a finding names."""
     made = realize(twin(call), plan, Example(args), device="cpu", mode="inference")
     with torch.no_grad():
         for _ in range(4):
@@ -175,7 +174,7 @@ CASES = {
         lambda: (waves, (torch.randn(512, 64), torch.randn(512, 64, dtype=torch.complex64))),
         lambda _call, _args: torch.compile(waves_in_parts),
     ),
-    "rnn": Case("rnn", lambda: (Recurrent().eval(), (torch.randn(8, 6, 32),)), _isolated),
+    "rnn": Case("rnn", lambda: (Recurrent().eval(), (torch.randn(8, 6, 32),)), lambda call, _args: call),
     "tiny": Case("slower than eager", lambda: (tiny, (torch.randn(64),)), lambda call, _args: call),
 }
 
@@ -186,13 +185,18 @@ def check(name: str) -> bool:
     case = CASES[name]
     call, args = case.fault()
     told = explain(call, args, budget=float(os.environ.get("BUDGET", "45")))
-    price = next((one.price for one in told.findings if one.kind == case.kind and one.price), None)
-    if price is None:
+    found = next((one for one in told.findings if one.kind == case.kind and one.price), None)
+    if found is None or found.price is None:
         print(f"{name}: no finding of kind {case.kind!r} with a price; {'; '.join(told.notes)}")
         return False
-    saved = _saved(call, case.mended(call, args), args)
+    price, plan = found.price, found.plan
+    saved = _saved(call, _planned(plan, call, args) if plan else case.mended(call, args), args)
     honest = _is_honest(price, saved)
-    print(f"{name}: predicted {_shown(price.per_call_s)} {price.basis}, saved {_shown(saved)}: {honest}", flush=True)
+    mend = f"plan {plan}" if plan else "by hand"
+    print(
+        f"{name}, {mend}: predicted {_shown(price.per_call_s)} {price.basis}, saved {_shown(saved)}: {honest}",
+        flush=True,
+    )
     return honest
 
 
