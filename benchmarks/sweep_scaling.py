@@ -1,0 +1,140 @@
+"""How much sooner does a sweep end on several devices than on one, and are the decisions the same?
+
+    python benchmarks/sweep_scaling.py RESULT.json --devices 4 [--manifest FILE] [--launcher ray]
+
+Runs the sweep on that many devices and then on one, each with a store of its own, so that nothing is reused.
+RESULT.json is written after each; what it holds already is not run again, so that the two may run at different times on
+one machine. Then says the ratio of the two wall times, and of every study whether both sweeps decided for the same
+plan. Each wall time is of a single run; what a study takes beside others over what it takes alone is given with its
+interval over the studies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torchwise.environment import default_device, detect
+from torchwise.plan import Plan
+from torchwise.records import codec
+from torchwise.records.statistics import median_interval
+
+MANIFEST = Path(__file__).parent / "sweeps" / "zoo.toml"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--devices", type=int, required=True)
+    parser.add_argument("--manifest", type=Path, default=MANIFEST)
+    parser.add_argument("--launcher", default="process")
+    asked = parser.parse_args()
+    held = json.loads(asked.result.read_text()) if asked.result.exists() else {"runs": {}}
+    held |= {"manifest": asked.manifest.read_text(), "launcher": asked.launcher, **_here()}
+    for devices in (asked.devices, 1):
+        if str(devices) not in held["runs"]:
+            held["runs"][str(devices)] = _swept(asked.manifest, devices, asked.launcher)
+            asked.result.write_text(json.dumps(held, indent=1) + "\n")
+    print(report(held["runs"][str(asked.devices)], held["runs"]["1"], asked.devices))
+
+
+def _swept(manifest: Path, devices: int, launcher: str) -> dict[str, Any]:
+    """Run a sweep on so many devices; return its wall seconds and its studies in a few figures each."""
+    with tempfile.TemporaryDirectory(prefix="torchwise-sweep-") as folder:
+        told, store = Path(folder, "sweep.json"), Path(folder, "store.db")
+        command = [sys.executable, "-m", "torchwise.cli", "sweep", str(manifest), "--parallel", str(devices)]
+        command += ["--launcher", launcher, "--store", str(store), "--json", str(told)]
+        start = time.monotonic()
+        code = subprocess.run(command, check=False).returncode
+        seconds = time.monotonic() - start
+        if not told.exists():
+            sys.exit(f"the sweep ended with exit code {code} and no result")
+        studies = [_figures(study) for study in json.loads(told.read_text())["studies"]]
+    return {"seconds": seconds, "exit_code": code, "studies": studies}
+
+
+def _figures(swept: dict[str, Any]) -> dict[str, Any]:
+    study = swept["study"] or {}
+    decision = study.get("decision") or {}
+    trials = study.get("trials", [])
+    return {
+        "target": swept["task"]["target"],
+        "seconds": swept["seconds"],
+        "plan": decision.get("plan"),
+        "speedup": decision.get("speedup"),
+        "trials": len(trials),
+        "proven": {
+            json.dumps(trial["plan"], sort_keys=True): trial["speedup"] for trial in trials if trial.get("speedup")
+        },
+        "reason": swept["reason"],
+    }
+
+
+def report(several: dict[str, Any], one: dict[str, Any], devices: int) -> str:
+    """Return a Markdown table of the two sweeps, and what they come to."""
+    lines = [
+        f"| study | s, {devices} at once | s, alone | decided, {devices} at once | decided, alone | |",
+        "|---" * 6 + "|",
+    ]
+    verdicts = []
+    for a, b in zip(several["studies"], one["studies"], strict=True):
+        verdicts.append(agreement(a, b))
+        times = f"{a['seconds']:.0f} | {b['seconds']:.0f}"
+        lines.append(f"| {a['target']} | {times} | {_decided(a)} | {_decided(b)} | {verdicts[-1]} |")
+    ratio = one["seconds"] / several["seconds"]
+    slower = median_interval(
+        [a["seconds"] / b["seconds"] for a, b in zip(several["studies"], one["studies"], strict=True)]
+    )
+    same, tied = verdicts.count("same"), verdicts.count("tied")
+    return "\n".join(
+        [
+            f"{len(verdicts)} studies: {one['seconds']:.0f} s on one device, {several['seconds']:.0f} s on {devices}: "
+            f"{ratio:.2f} times sooner. A study took {slower} times as long beside others as alone.",
+            f"Decisions: {same} the same, {tied} tied, {len(verdicts) - same - tied} different.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def agreement(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Say whether two studies decided alike: for one plan, or for two whose speed-ups neither sweep tells apart."""
+    if a["plan"] is None or b["plan"] is None:
+        return "undecided"
+    if a["plan"] == b["plan"]:
+        return "same"
+    plans = [json.dumps(study["plan"], sort_keys=True) for study in (a, b)]
+    for proven in (a["proven"], b["proven"]):
+        found = [proven.get(plan, {"low": 1.0, "high": 1.0}) for plan in plans]
+        if found[0]["low"] > found[1]["high"] or found[1]["low"] > found[0]["high"]:
+            return "different"
+    return "tied"
+
+
+def _decided(study: dict[str, Any]) -> str:
+    if study["plan"] is None:
+        return "–"
+    plan, speedup = codec.from_builtins(study["plan"], Plan), study["speedup"]
+    return f"{plan}, {speedup['mid']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]" if speedup else str(plan)
+
+
+def _here() -> dict[str, Any]:
+    here = detect(default_device())
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "hardware": here.hardware,
+        "torch": here.torch,
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    main()

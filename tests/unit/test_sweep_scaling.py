@@ -1,0 +1,63 @@
+"""The benchmark of sweeps: ratio of times, and whether two sweeps decided alike, from figures alone."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOUND = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "sweep_scaling.py"))
+agreement, report, MANIFEST = FOUND["agreement"], FOUND["report"], FOUND["MANIFEST"]
+INDUCTOR, CAPTURE = {"backend": "inductor"}, {"capture": "call"}
+
+
+def study(plan: dict[str, str] | None, seconds: float = 10.0, **proven: tuple[float, float]) -> dict[str, Any]:
+    plans = {"inductor": INDUCTOR, "capture": CAPTURE}
+    found = {
+        json.dumps(plans[name], sort_keys=True): {"low": low, "mid": (low + high) / 2, "high": high}
+        for name, (low, high) in proven.items()
+    }
+    speedup = found.get(json.dumps(plan, sort_keys=True))
+    return {"target": "zoo:x", "seconds": seconds, "plan": plan, "speedup": speedup, "proven": found}
+
+
+FAST = study(INDUCTOR, inductor=(1.9, 2.1), capture=(1.4, 1.6))
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (study(INDUCTOR, inductor=(1.8, 2.2)), "same"),
+        (study(CAPTURE, inductor=(1.0, 1.2), capture=(1.4, 1.6)), "different"),
+        (study({}, inductor=(1.9, 2.1)), "different"),
+        (study(None), "undecided"),
+    ],
+)
+def test_two_decisions_are_told_apart_where_the_measurements_do(other: dict[str, Any], word: str) -> None:
+    assert agreement(FAST, other) == word
+
+
+def test_plans_that_neither_sweep_tells_apart_are_tied() -> None:
+    one = study(INDUCTOR, inductor=(1.4, 1.6), capture=(1.45, 1.55))
+    assert agreement(one, study(CAPTURE, inductor=(1.3, 1.5), capture=(1.4, 1.6))) == "tied"
+
+
+def test_the_ratio_is_of_the_wall_times() -> None:
+    several = {"seconds": 30.0, "studies": [FAST, {**FAST, "seconds": 12.0}]}
+    one = {"seconds": 100.0, "studies": [FAST, FAST]}
+    told = report(several, one, 4)
+    assert "2 studies: 100 s on one device, 30 s on 4: 3.33 times sooner." in told
+    assert "Decisions: 2 the same, 0 tied, 0 different." in told
+    assert told.count("inductor, 2.00 [1.90, 2.10]") == 4
+
+
+def test_the_manifest_has_twelve_studies() -> None:
+    from torchwise.cluster import read_manifest
+
+    tasks = read_manifest(MANIFEST).on("cpu").tasks
+    assert len(tasks) == 12
+    for task in tasks:
+        task.request()
