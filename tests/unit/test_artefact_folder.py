@@ -157,7 +157,12 @@ def test_of_several_inputs_the_newest_that_was_proven_on_these_is_taken(on_disk:
     for age, name in zip((300, 100, 200), names, strict=True):
         os.utime(tmp_path / "fleet" / name, (1e9 - age, 1e9 - age))
     assert artefact.load(on_disk, NET, trust=True).identity == "wide"
+    for name in names:
+        (tmp_path / "fleet" / (name + USED)).unlink()
     assert artefact.load(on_disk, NET, (X,), trust=True).identity == "new"
+    assert [name for name in Place(on_disk).sizes() if name.endswith(USED)] == [names[2] + USED], (
+        "used is what is taken"
+    )
     assert artefact.load(on_disk, NET, wide, trust=True).identity == "wide"
     with pytest.raises(InputError, match="no artefact for this model and these inputs"):
         artefact.load(on_disk, NET, torch.ones(5, 4), trust=True)
@@ -175,7 +180,7 @@ def test_readers_beside_two_writers_see_one_or_the_other_and_whole(url: str) -> 
             failures.append(error)
 
     def read() -> None:
-        seen.update(package.unpack(name, Folder(url).read(name)).code.values())
+        seen.update(package.unpack(name, Place(url).read(name)).code.values())
 
     acts = [read, read, *(lambda code=code: put(url, a_decision(), code) for code in codes)]
     threads = [threading.Thread(target=until_stopped, args=(act,)) for act in acts]
@@ -275,7 +280,7 @@ def test_what_was_not_used_for_longest_goes_first(on_disk: str, tmp_path: Path) 
     old, older, oldest = (put(on_disk, a_decision(name)) for name in ("old", "older", "oldest"))
     for age, name in enumerate((old, older, oldest), 1):
         aged(tmp_path / "fleet", name, 1000 * age)
-    Folder(on_disk).read(oldest)  # which makes it the last used, though the first written
+    Folder(on_disk).mark(oldest)  # which makes it the last used, though the first written
     size = len(packed(a_decision("new")))
     artefact.save(on_disk, NET, a_decision("new"), X, launcher=Recorded(), limit_bytes=4 * size)
     assert {n for n in Place(on_disk).sizes() if n.endswith(".tw")} == {name_of(a_decision("new")), old, oldest}

@@ -91,14 +91,12 @@ class Folder:
         ]
         return sorted(found, key=lambda entry: entry.used or NEVER, reverse=True)
 
-    def read(self, name: str) -> bytes:
-        """Return an artefact, and leave a mark that it was used."""
-        data = self.place.read(name)
+    def mark(self, name: str) -> None:
+        """Leave a mark that an artefact was used."""
         try:
             self.place.write(name + USED, b"\n")
         except InputError as error:  # who may only read the folder still can
             logger.debug("torchwise: %s", error)
-        return data
 
     def evict(self, limit_bytes: int, keep: str) -> None:
         """Remove what was not used for longest until the rest keeps to a limit; `keep` stays whatever its size.

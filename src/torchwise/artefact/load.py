@@ -101,7 +101,8 @@ def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
     for name in (n for device in dict.fromkeys((environment.default_device(), "cpu")) for n in folder.find(device)):
         where = f"{folder.place.url}/{name}"
         try:
-            loaded[where] = _used(where, package.unpack(where, folder.read(name)), trust)
+            loaded[where] = _used(where, package.unpack(where, folder.place.read(name)), trust)
+            folder.mark(name)
         except TorchwiseError as error:
             failures.append(error)
     if not loaded:
@@ -135,8 +136,9 @@ def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: b
     inputs = set() if any_inputs else {describe_example(example) for example in workload.examples}
     for name in folder.find(_device(workload), structure(workload.call)):
         where = f"{folder.place.url}/{name}"
-        found = package.unpack(where, folder.read(name), sha256)
+        found = package.unpack(where, folder.place.read(name), sha256)
         if inputs <= set(found.info.decision.inputs):
+            folder.mark(name)  # what was looked at and is for other inputs was not used
             return where, found
     raise InputError(
         f"{folder.place.url} has no artefact for this model{' and these inputs' if inputs else ''} on this machine and "
