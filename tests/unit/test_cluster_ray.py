@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from postgres_server import PostgresServer
 from torchwise.cluster.launcher import RETRIES, RayLauncher
 from torchwise.environment import detect
 from torchwise.plan import Plan
@@ -107,34 +109,52 @@ def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(c
     cluster.add_node(num_cpus=1)
 
 
-def test_a_sweep_whose_driver_is_killed_loses_no_finished_trial_and_the_same_command_goes_on(
-    cluster: Cluster, tmp_path: Path
+def test_a_sweep_whose_driver_and_then_database_are_killed_loses_no_trial_and_decides_as_one_left_alone(
+    cluster: Cluster, postgres: PostgresServer, tmp_path: Path
 ) -> None:
+    plans = (GOOD, Plan(threads=4), BAD)
     manifest = tmp_path / "sweep.toml"
-    plans = [GOOD.to_json(), Plan(threads=4).to_json()]
-    target = f"{TARGETS}:wrong"
-    manifest.write_text(f"targets = ['{target}']\neffort = 'quick'\nplan = {json.dumps(plans)}\n")
-    store = tmp_path / "store.db"
-    command = [sys.executable, "-m", "torchwise.cli", "sweep", str(manifest), "--launcher", "ray", "--device", "cpu"]
-    command += ["--address", cluster.address, "--store", str(store), "--json", str(tmp_path / "sweep.json")]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
-        until(lambda: bool(finished(store)), 90, "no trial ever ended")
+    asked = json.dumps([plan.to_json() for plan in plans])
+    manifest.write_text(f"targets = ['{TARGETS}:wrong']\neffort = 'quick'\nplan = {asked}\n")
+    words = [sys.executable, "-m", "torchwise.cli", "sweep", str(manifest), "--launcher", "ray", "--device", "cpu"]
+    words += ["--address", cluster.address]
+    log, store = tmp_path / "log", postgres.store()
+    disturbed = [*words, "--store", store, "--json", str(tmp_path / "disturbed.json")]
+    alone = [*words, "--store", str(tmp_path / "alone.db"), "--json", str(tmp_path / "alone.json")]
+    with ended(alone, tmp_path / "quiet") as left_alone, ended(disturbed, log) as driver:
+        until(lambda: bool(finished(store)), 120, "no trial ever ended")
         driver.kill()
-    before = finished(store)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
+        driver.wait()
+        before = finished(store)
+        with ended(disturbed, log) as again:
+            until(lambda: len(finished(store)) > len(before), 120, "the sweep did not go on")
+            before |= finished(store)
+            postgres.kill()
+            try:
+                until(lambda: "cannot be reached" in log.read_text(), 120, "nobody asked for the database")
+            finally:
+                postgres.start()
+            assert again.wait(150) == 0, log.read_text()
+        assert left_alone.wait(150) == 0
     after = finished(store)
     assert before.items() <= after.items()
-    assert len(after) == len(plans)
-    (study,) = json.loads((tmp_path / "sweep.json").read_text())["studies"]
-    assert study["task"]["target"] == target
-    assert study["study"]["decision"]["plan"]["threads"] == 1
+    assert {plan for _, plan in after} == {plan.id for plan in plans}
+    assert outcome(tmp_path / "disturbed.json") == outcome(tmp_path / "alone.json")
+    assert outcome(tmp_path / "alone.json")[0]["threads"] == GOOD.threads
 
 
-def finished(store: Path) -> dict[tuple[str, str], Trial]:
-    if not store.exists():
-        return {}
-    with open_storage(str(store)) as storage:
+@contextmanager
+def ended(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command whose end is seen to, and keep what it says."""
+    with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finished(store: str) -> dict[tuple[str, str], Trial]:
+    with open_storage(store) as storage:
         studies = [storage.get_study(summary.id) for summary in storage.list_studies()]
     return {
         (study.workload.target, trial.plan.id): trial
@@ -142,3 +162,10 @@ def finished(store: Path) -> dict[tuple[str, str], Trial]:
         for trial in study.trials
         if trial.state.is_finished
     }
+
+
+def outcome(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the plan that was decided for, and how each trial ended."""
+    (swept,) = json.loads(file.read_text())["studies"]
+    study = swept["study"]
+    return study["decision"]["plan"], {json.dumps(trial["plan"]): trial["state"] for trial in study["trials"]}

@@ -92,13 +92,13 @@ def test_silence_is_answered(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_number_of_threads_is_the_administrators_and_not_rays(
     chosen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("OMP_NUM_THREADS", "TORCH_LOGS"):
+        monkeypatch.setenv(name, "1")  # what a seat makes of them is undone with this
     raylet = {} if chosen is None else {"OMP_NUM_THREADS": chosen}
     monkeypatch.setattr(module.psutil.Process, "environ", lambda process: raylet)
     Seat("/no/such/folder", {"TORCH_LOGS": "+dynamo"})
     assert os.environ.get("OMP_NUM_THREADS") == chosen
     assert os.environ["TORCH_LOGS"] == "+dynamo"
-    monkeypatch.delenv("TORCH_LOGS")
 
 
 def test_a_seat_stands_in_the_users_folder_where_the_node_has_it(

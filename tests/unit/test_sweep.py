@@ -12,10 +12,10 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from torchwise import cluster
@@ -202,6 +202,8 @@ def test_lists_multiply_and_a_study_takes_from_the_head_what_it_does_not_give(tm
         ("effort = 'quick'", "has no targets"),
         ("targets = ['zoo:a.b']\ncolour = 1", "unknown field `colour`"),
         ("targets = 'zoo:a.b'", "Expected `array"),
+        ("targets = ['zoo:a.b']\nstudies = 1", "Expected `array"),
+        ("targets = ['zoo:a.b']\n[[studies]]\ntargets = []", "has no targets"),
         ("[[studies]]\ntargets = ['zoo:a.b']\ncalls = 'many'", r"Expected `int.*\$.studies\[0\].calls"),
     ],
 )
@@ -226,7 +228,7 @@ def test_what_tune_would_refuse_is_refused_before_anything_runs(tmp_path: Path, 
     file = manifest(tmp_path, f"targets = ['zoo:tutorial.fusion_demo']\n{given}\n")
     (task,) = read_manifest(file).on("cpu").tasks
     with pytest.raises(InputError, match=said):
-        task.check()
+        task.request()
 
 
 def test_a_task_is_the_words_of_tune_and_these_are_understood() -> None:
@@ -284,9 +286,9 @@ def test_the_command_shows_and_writes_every_study_and_its_exit_code_says_the_wor
     monkeypatch.setattr(
         cluster, "read_manifest", lambda file: Manifest(tuple(replace(asked[0], target=t) for t in targets))
     )
-    monkeypatch.setattr(Task, "check", lambda task: None)
+    monkeypatch.setattr(Task, "request", lambda task: None)
     monkeypatch.setattr(command, "_command", lambda: [sys.executable, "-S", str(sweep.folder / "tune.py")])
-    file, store = sweep.folder / "sweep.json", "sqlite:////tmp/none.db"
+    file, store = sweep.folder / "sweep.json", f"sqlite:///{sweep.folder}/none.db"
     done = CliRunner().invoke(app, ["sweep", "sweep.toml", "--device", "cpu", "--store", store, "--json", str(file)])
     assert done.exit_code == code, done.output
     found = json.loads(file.read_text())

@@ -36,14 +36,16 @@ def sweep(
     130 interrupted.
     """
     from torchwise.cluster import choice, read_manifest, run_sweep
+    from torchwise.store import open_storage
 
     check_writable(json)
     choice.check(launcher, address)
     tasks = read_manifest(manifest).on(device or choice.default_device(launcher, address)).tasks
     for task in tasks:
-        task.check()
+        task.request()  # what `tune` would refuse is refused before anything runs
     slots = choice.slots(launcher, address, parallel)
     choice.check_fit(tasks, slots)
+    open_storage(store).close()  # one that cannot be used is refused here, once
     kept = "; finished trials are kept, and the same command goes on"
     with interruptible(lambda: kept):
         done = run_sweep(tasks, slots, _command(), _environment(store), lambda line: typer.echo(line, err=True))
@@ -55,9 +57,11 @@ def sweep(
 
 
 def _command() -> list[str]:
-    """Return how the command line is called in a process that ends with this one."""
+    """Return how the command line is called in a process that ends with this one, and waits for a store as it may."""
     own = (
-        f"from torchwise.cluster.following import follow; follow({os.getpid()}); from torchwise.cli import main; main()"
+        f"from torchwise.cluster.following import follow; follow({os.getpid()}); "
+        "from torchwise.cluster.patience import patient; from torchwise.cli import app, main; "
+        "main(lambda: patient(app))"
     )
     return [sys.executable, "-c", own]
 

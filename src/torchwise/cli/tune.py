@@ -57,28 +57,28 @@ def tune(
     """
     from rich.console import Console
 
-    from torchwise.cluster import choice
-    from torchwise.plan import Legality, Plan
+    from torchwise.cluster import Task, choice
     from torchwise.report import Progress, render_study, write_html, write_json
     from torchwise.store import open_storage
-    from torchwise.study import Request, run_study
-    from torchwise.workload import WorkloadSpec
-    from torchwise.workload.target import check_form
+    from torchwise.study import run_study
 
-    check_form(target)
     choice.check(launcher, address)
-    spec = WorkloadSpec(
+    device = device or choice.default_device(launcher, address)
+    asked = Task(
         target,
-        device=device or choice.default_device(launcher, address),  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        objective=objective,  # type: ignore[arg-type]
+        device,
+        mode,
+        objective=objective,
         calls=calls,
         restarts=restarts,
+        allow=allow,
+        effort=effort,
+        budget=budget,
+        memory_limit=memory_limit,
         seed=seed,
-        memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
+        plan=tuple(plan or ()),
     )
-    plans = tuple(Plan.from_json(text) for text in plan) if plan else None
-    request = Request(spec, Legality.of(allow), effort, budget, plans, fresh=fresh)
+    request = asked.request(fresh=fresh)
     for file in (json, html):
         check_writable(file)
     kept = "; finished trials are kept, and the same command goes on"
@@ -86,7 +86,7 @@ def tune(
         interruptible(lambda: kept),
         open_storage(store) as storage,
         Progress() as progress,
-        choice.opened(launcher, spec.device, address, progress.note) as (opened, here),
+        choice.opened(launcher, device, address, progress.note) as (opened, here),
     ):
         study = run_study(request, storage, opened, progress, here)
     Console().print(render_study(study))

@@ -8,26 +8,22 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from torchwise.errors import InputError
-from torchwise.plan import Legality
+from torchwise.plan import Legality, Plan
 from torchwise.study import Request
 from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
 from torchwise.workload.target import check_form
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One study of a sweep: the options of `torchwise tune` that a manifest may give."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `torchwise tune` that a manifest may give, each as it is there."""
 
-    target: str
-    device: str = ""
-    mode: str = "inference"
     objective: str = "latency"
     calls: int = DEFAULT_CALLS
     restarts: int = 1
@@ -38,19 +34,28 @@ class Task:
     seed: int = 0
     plan: tuple[str, ...] = ()
 
+
+class Task(Options, frozen=True):
+    """One study of a sweep."""
+
+    target: str
+    device: str = ""
+    mode: str = "inference"
+
     @property
     def name(self) -> str:
         """What tells it from the others of its sweep, for a person."""
         return f"{self.target} on {self.device}"
 
-    def check(self) -> None:
-        """Refuse what `tune` would refuse, before anything runs.
+    def request(self, *, fresh: bool = False) -> Request:
+        """Return what is asked of a study.
+
+        Args:
+            fresh: forget what is stored.
 
         Raises:
             InputError: naming the value and the rule.
         """
-        from torchwise.plan import Plan
-
         check_form(self.target)
         workload = WorkloadSpec(
             self.target,
@@ -63,36 +68,33 @@ class Task:
             None if self.memory_limit is None else int(self.memory_limit * 2**30),
         )
         plans = tuple(map(Plan.from_json, self.plan)) or None
-        Request(workload, Legality.of(self.allow), self.effort, self.budget, plans)
+        return Request(workload, Legality.of(self.allow), self.effort, self.budget, plans, fresh=fresh)
 
     def words(self) -> list[str]:
         """Return what `torchwise` is called with for it."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, "") and name != "target"}
-        plans = given.pop("plan")
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
+        target, plans = given.pop("target"), given.pop("plan")
         options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-        return ["tune", *options, *(f"--plan={plan}" for plan in plans), "--", self.target]
+        return ["tune", *options, *(f"--plan={plan}" for plan in plans), "--", target]
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A table of a manifest. Lists multiply; what is not given is as at the head of the file, else as `tune` has it."""
+class Entry(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a manifest; its lists multiply."""
 
-    targets: list[str] | None = None
-    sizes: list[str] | None = None
-    devices: list[str] | None = None
-    modes: list[str] | None = None
-    objective: str | None = None
-    calls: int | None = None
-    restarts: int | None = None
-    allow: str | None = None
-    effort: str | None = None
-    budget: float | None = None
-    memory_limit: float | None = None
-    seed: int | None = None
-    plan: list[str] | None = None
+    targets: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ("",)
+    devices: tuple[str, ...] = ("",)
+    modes: tuple[str, ...] = ("inference",)
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield each study."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in Options.__struct_fields__}
+        for target, size, device, mode in itertools.product(self.targets, self.sizes, self.devices, self.modes):
+            yield Task(_sized(target, size), device, mode, **options)
 
 
-class _File(Entry, forbid_unknown_fields=True):
-    studies: list[Entry] = []
+class _File(msgspec.Struct):
+    studies: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +105,19 @@ class Manifest:
 
     def on(self, device: str) -> Manifest:
         """Return it with `device` where it names none."""
-        return Manifest(tuple(replace(task, device=task.device or device) for task in self.tasks))
+        return Manifest(tuple(msgspec.structs.replace(task, device=task.device or device) for task in self.tasks))
 
 
 def read_manifest(file: Path) -> Manifest:
-    """Read a manifest.
+    """Read a manifest: `[[studies]]`, which take from the head of the file what they do not give; or the head alone.
 
     Raises:
         InputError: it cannot be read, a key is unknown or of another type, or it names no targets.
     """
     try:
-        found = msgspec.convert(tomllib.loads(file.read_text()), _File)
+        head = tomllib.loads(file.read_text())
+        tables = msgspec.convert(head.pop("studies", []), list[dict[str, Any]]) or [{}]
+        entries = msgspec.convert({"studies": [{**head, **table} for table in tables]}, _File).studies
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -121,26 +125,9 @@ def read_manifest(file: Path) -> Manifest:
     except msgspec.ValidationError as error:
         keys = ", ".join(Entry.__struct_fields__)
         raise InputError(f"{file} is no manifest ({error}); it has {keys}, and [[studies]] with the same") from None
-    entries = found.studies or [found]
-    tasks = tuple(dict.fromkeys(task for entry in entries for task in _tasks(entry, found, file)))
-    return Manifest(tasks)
-
-
-def _tasks(entry: Entry, head: Entry, file: Path) -> Iterator[Task]:
-    given: dict[str, Any] = {}
-    for name in Entry.__struct_fields__:
-        value = getattr(entry, name) if getattr(entry, name) is not None else getattr(head, name)
-        if value is not None:
-            given[name] = value
-    lists = [given.pop(name, default) for name, default in _LISTS.items()]
-    if not lists[0]:
+    if not all(entry.targets for entry in entries):
         raise InputError(f'{file} has no targets, but a sweep needs some: targets = ["zoo:tutorial.fusion_demo"]')
-    given["plan"] = tuple(given.get("plan", ()))
-    for target, size, device, mode in itertools.product(*lists):
-        yield Task(_sized(target, size), device, mode, **given)
-
-
-_LISTS: dict[str, list[str]] = {"targets": [], "sizes": [""], "devices": [""], "modes": ["inference"]}
+    return Manifest(tuple(dict.fromkeys(task for entry in entries for task in entry.tasks())))
 
 
 def _sized(target: str, size: str) -> str:

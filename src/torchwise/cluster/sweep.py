@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from torchwise.cluster.manifest import Task
 
@@ -64,7 +66,8 @@ class Swept:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as one of the `studies` of schema `torchwise.sweep/1`."""
-        return asdict(self)
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
 
 def run_sweep(
