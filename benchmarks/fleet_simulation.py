@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import simpy
-from store_scale import a_study, a_trial
+from store_scale import a_study, a_trial, claim_and_release
 
 from torchwise.decide import History, StagedSampler
 from torchwise.plan import Legality, Plan, PlanSpace
@@ -151,9 +151,6 @@ def most_devices(service: Service, trial_s: float) -> int:
     return int(1 / service.share / (each / trial_s + service.write / HEARTBEAT_S))
 
 
-# ---- what is measured
-
-
 def measured(url: str, artefact_bytes: float, bandwidth: float, clients: int) -> Service:
     """Time the store at `url` and a sampler, here and now."""
     with open_storage(url) as storage:
@@ -178,9 +175,7 @@ def filled(storage: Storage) -> Study:
 
 def claimed_and_released(storage: Storage, study: int) -> None:
     """Do two writes of a trial, with a plan that no other process has."""
-    trial = storage.claim_trial(study, Plan(threads=1000 + os.getpid()), "worth a try", Owner.current())
-    assert trial is not None
-    storage.release_trial(study, trial.number)
+    claim_and_release(storage, study, Plan(threads=1000 + os.getpid()))
 
 
 def proposed(study: Study) -> object:
@@ -218,9 +213,6 @@ def cycles(url: str, study: int, seconds: float = 5.0) -> float:
             storage.get_study(study)
             count += 1
         return count / (time.perf_counter() - start)
-
-
-# ---- what is printed
 
 
 def table(service: Service, outcomes: list[Outcome], trial_s: float) -> Iterator[str]:

@@ -14,6 +14,14 @@ from postgres_server import PostgresServer, running_server
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have nobody's own store read or written: the default one is not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHWISE_STORE", str(tmp_path_factory.mktemp("default-store") / "none.db"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Start a PostgreSQL server, one for each process of tests; whoever stops it starts it again."""

@@ -32,12 +32,16 @@ from torchwise.records import (
     Interval,
     Measurement,
     Outcome,
+    Ruling,
+    Standing,
     Study,
     StudyState,
     Trial,
     TrialState,
     Verdict,
 )
+from torchwise.records.explanation import Capturable, Execution, Explanation, Finding, Kernel, Stage
+from torchwise.records.watched import Watched
 from torchwise.store import Owner, Storage, StudyKey, open_storage
 from torchwise.store.location import locate
 from torchwise.workload import WorkloadSpec
@@ -88,6 +92,28 @@ def a_decision(plan: Plan = INDUCTOR, **changes: Any) -> Decision:
         environment=HERE,
     )
     return replace(decision, **changes)
+
+
+def a_ruling(plan: Plan = INDUCTOR, standing: Standing = Standing.APPROVED, **changes: Any) -> Ruling:
+    ruling = Ruling("zoo:tutorial.fusion_demo", "inference", HERE.hardware, plan, standing, "bob", "it is calm", at=1e9)
+    return replace(ruling, **changes)
+
+
+def an_explanation(plan: Plan | None = None, **changes: Any) -> Explanation:
+    told = Explanation(
+        workload=WorkloadSpec("zoo:tutorial.fusion_demo"),
+        environment=HERE,
+        plan=plan,
+        measurement=FASTER,
+        stages=(Stage("graph capture", 0.25, "4 lines", "1 graph"),),
+        execution=Execution(Interval(0.5, 0.5, 0.5), 0.25, guards=7),
+        kernels=(Kernel("h\u00f6he", 2.0, 0.125),),
+        findings=(Finding("guards", "7 guards", "they are checked", "leave them out"),),
+        capturable=Capturable(None),
+        watched=Watched(0.5),
+        created_at=1e9,
+    )
+    return replace(told, **changes)
 
 
 def finished(trial: Trial) -> Trial:
@@ -185,6 +211,8 @@ def dump() -> str:
             storage.conclude(
                 2, state=StudyState.DECIDED, decision=a_decision(EAGER, speedup=None), excluded=[], seconds=1
             )
+            storage.rule(a_ruling(TUNED, Standing.PINNED))
+            storage.keep_explanation(an_explanation(TUNED))
         connection = sqlite3.connect(path)
         lines = "\n".join(connection.iterdump()) + "\n"
         connection.close()

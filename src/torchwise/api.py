@@ -220,7 +220,13 @@ def _save(workload: Workload, request: Request) -> None:
 
 @overload
 def apply(
-    model: TrainStep, decision: Decision | Study, *, strict: bool = False, borrow: bool = False, canary: None = None
+    model: TrainStep,
+    decision: Decision | Study,
+    *,
+    strict: bool = False,
+    borrow: bool = False,
+    canary: None = None,
+    store: str | None = None,
 ) -> OptimizedStep: ...
 
 
@@ -232,6 +238,7 @@ def apply(
     strict: bool = False,
     borrow: bool = False,
     canary: int | None = None,
+    store: str | None = None,
 ) -> OptimizedModule | OptimizedFunction: ...
 
 
@@ -242,26 +249,33 @@ def apply(
     strict: bool = False,
     borrow: bool = False,
     canary: int | None = None,
+    store: str | None = None,
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
     """Return `model` running by what was decided; the model itself is not changed.
 
     A decision for another machine, another torch or another model is stale and never trusted: the original then answers
-    every call, and a warning says why.
+    every call, and a warning says why. What people ruled about the plan (`torchwise plans pin`, `approve`, `reject`) is
+    heeded: it is looked up once, here, and a store that cannot be reached holds nothing up. Then a warning says so, and
+    the decision runs as it is.
 
     Args:
         model: what the decision was made for.
         decision: of `tune`, or read with `Decision.from_json`.
-        strict: raise for a stale decision instead.
+        strict: raise instead, for a stale decision, a plan that is not permitted, or a store that cannot be read.
         borrow: let a captured plan return the memory that its next call overwrites, which saves a copy of each output.
             Only for a program that is done with an answer before it asks for the next.
         canary: have one call in so many answered by the original as well, and give the plan up where the answers differ
             by more than rounding. None compares nothing.
+        store: URL or file of the store that rulings are in; by default in the user's data directory.
 
     Raises:
         InputError: `canary` is no number of calls, or the decision is one for training.
         StalePlanError: with `strict`, the decision does not hold here.
+        RefusedPlanError: with `strict`, no plan that is proven is permitted.
+        StorageError: with `strict`, the store cannot be read.
     """
     from torchwise.runtime import stale_because, unwrap
+    from torchwise.study.ruled import Ruled, in_force
 
     decision = decision.decision if isinstance(decision, Study) else decision
     model = unwrap(model)
@@ -270,8 +284,10 @@ def apply(
         raise StalePlanError(f"the decision is stale ({stale}): tune again")
     if stale:
         logger.warning("torchwise: the decision is stale (%s), so the original answers: tune again", stale)
-    refusal = f"the decision is stale ({stale})" if stale else None
-    return _wrapped(model, decision, refusal, borrow=borrow, canary=canary)
+        found = Ruled(decision, f"the decision is stale ({stale})")
+    else:
+        found = in_force(decision, store, strict=strict)
+    return _wrapped(model, found.decision, found.refusal, borrow=borrow, canary=canary)
 
 
 def _wrapped(
@@ -335,7 +351,7 @@ def optimize(
         raise InputError(f"model is of type {type(model).__name__}, but optimize needs the module or function itself")
     if background:
         return _optimize_in_background(model, args, kwargs, canary, **options)
-    return apply(model, tune(model, args, kwargs, **options), canary=canary)
+    return apply(model, tune(model, args, kwargs, **options), canary=canary, store=options.get("store"))
 
 
 def _optimize_in_background(

@@ -48,6 +48,15 @@ class Environment:
         del fields["hostname"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
+    @property
+    def hardware(self) -> str:
+        """The machine in words: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
+        host = f"{self.cpus} × {self.cpu}, {self.system}"
+        if self.device == "cpu":
+            return host
+        memory = f", {self.gpu_memory_mib} MiB" if self.gpu_memory_mib else ""
+        return f"{self.gpu or self.device}{memory}; {host}"
+
     def differences(self, other: Environment) -> list[str]:
         """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here"; `other` is here."""
         mine, theirs = asdict(self), asdict(other)

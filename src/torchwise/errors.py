@@ -10,7 +10,8 @@
     │   └── StorageError      the store cannot be opened, read or written
     ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
     ├── UnsupportedError      this torch or machine lacks what a plan needs
-    └── StalePlanError        a plan no longer fits the live model
+    ├── StalePlanError        a plan no longer fits the live model
+    └── RefusedPlanError      somebody's ruling permits no plan that is proven
 
 A message gives the value and the rule, and the way out where there is one:
 "calls is 0, but must be at least 1".
@@ -59,3 +60,7 @@ class UnsupportedError(TorchwiseError):
 
 class StalePlanError(TorchwiseError):
     """A plan was made for a model that has since changed (its weights, its structure, its mode)."""
+
+
+class RefusedPlanError(TorchwiseError):
+    """What people decided about plans (pinned, approved, rejected) permits none that is proven for this model."""

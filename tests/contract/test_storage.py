@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,24 @@ import pytest
 from sqlalchemy import text
 
 from postgres_server import PostgresServer
-from store_samples import FASTER, HERE, INDUCTOR, TUNED, a_decision, a_study, claim, create, failed, finished
+from store_samples import (
+    FASTER,
+    HERE,
+    INDUCTOR,
+    TUNED,
+    a_decision,
+    a_ruling,
+    a_study,
+    an_explanation,
+    claim,
+    create,
+    failed,
+    finished,
+)
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Interval, Study, StudyState, TrialState
-from torchwise.store import Owner, Storage, StudyKey, open_storage
+from torchwise.records import Interval, Ruling, Standing, Study, StudyState, TrialState
+from torchwise.store import ExplanationSummary, Owner, Storage, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
 ME = Owner.current()
@@ -297,7 +311,121 @@ class StorageContract:
             storage.import_study(a_study("2d" * 8, trials=(done, replace(done, number=1))))
         assert len(storage.list_studies()) == 1
 
+    # Rulings
+
+    def test_rulings_come_back_as_they_were_newest_first(self, storage: Storage) -> None:
+        rulings = [
+            a_ruling(),
+            a_ruling(TUNED, Standing.REJECTED, at=3e9, by="h\u00f6he", reason="\x00"),
+            a_ruling(EAGER, target="app:factory", at=2e9),
+            a_ruling(EAGER, mode="training", at=1.5e9, reason=""),
+            a_ruling(EAGER, hardware="another machine", at=1.25e9),
+        ]
+        for ruling in rulings:
+            storage.rule(ruling)
+        assert storage.rulings() == sorted(rulings, key=lambda ruling: -ruling.at)
+        assert storage.rulings(target="app:factory") == [rulings[2]]
+        assert storage.rulings(mode="training") == [rulings[3]]
+        assert storage.rulings(hardware="another machine") == [rulings[4]]
+        assert storage.rulings("zoo:tutorial.fusion_demo", "inference", HERE.hardware) == [rulings[1], rulings[0]]
+        assert storage.rulings("app:none") == []
+
+    def test_a_ruling_without_a_time_gets_the_store_s(self, storage: Storage) -> None:
+        before = time.time()
+        storage.rule(a_ruling(at=0.0))
+        (ruling,) = storage.rulings()
+        assert before - 60 <= ruling.at <= time.time() + 60  # a server has a clock of its own
+
+    def test_a_ruling_replaces_the_one_on_the_same_plan(self, storage: Storage) -> None:
+        storage.rule(a_ruling())
+        storage.rule(a_ruling(TUNED))
+        rejected = a_ruling(standing=Standing.REJECTED, by="ann", at=2e9)
+        storage.rule(rejected)
+        assert storage.rulings() == [rejected, a_ruling(TUNED)]
+
+    def test_a_new_pin_makes_the_older_an_approval(self, storage: Storage) -> None:
+        elsewhere = a_ruling(INDUCTOR, Standing.PINNED, hardware="another machine")
+        storage.rule(elsewhere)
+        storage.rule(a_ruling(INDUCTOR, Standing.PINNED))
+        storage.rule(a_ruling(EAGER, Standing.REJECTED))
+        storage.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
+        assert standings(storage.rulings(hardware=HERE.hardware)) == {
+            INDUCTOR: "approved",
+            EAGER: "rejected",
+            TUNED: "pinned",
+        }
+        assert storage.rulings(hardware="another machine") == [elsewhere]
+
+    def test_a_ruling_is_withdrawn_once(self, storage: Storage) -> None:
+        ruling = a_ruling()
+        storage.rule(ruling)
+        for other in (("app:none", "inference", HERE.hardware), (ruling.target, "training", HERE.hardware)):
+            assert not storage.withdraw(*other, INDUCTOR.id)
+        assert not storage.withdraw(ruling.target, ruling.mode, ruling.hardware, TUNED.id)
+        assert storage.rulings() == [ruling]
+        assert storage.withdraw(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
+        assert not storage.withdraw(ruling.target, ruling.mode, ruling.hardware, INDUCTOR.id)
+        assert storage.rulings() == []
+
+    def test_of_pins_that_come_at_once_one_stays(self, storage: Storage) -> None:
+        plans = [Plan(threads=count) for count in range(1, 9)]
+        with ThreadPoolExecutor(len(plans)) as pool:
+            list(pool.map(lambda plan: storage.rule(a_ruling(plan, Standing.PINNED)), plans))
+        assert sorted(standings(storage.rulings()).values()) == [*["approved"] * 7, "pinned"]
+
+    # Explanations
+
+    def test_an_explanation_comes_back_as_it_was(self, storage: Storage) -> None:
+        told = an_explanation(TUNED, notes=("\x00 and \u00e9",))
+        kept = storage.keep_explanation(told)
+        assert storage.get_explanation(kept) == told
+        assert storage.explanations() == [
+            ExplanationSummary(
+                kept, told.workload.target, "cpu", "inference", TUNED.id, str(TUNED), HERE.fingerprint, 1e9
+            )
+        ]
+
+    def test_the_last_explanation_of_a_plan_on_a_machine_is_kept(self, storage: Storage) -> None:
+        other = replace(HERE, torch="2.14.0")
+        for told in (an_explanation(), an_explanation(TUNED, created_at=3e9), an_explanation(environment=other)):
+            storage.keep_explanation(told)
+        first, second = storage.keep_explanation(an_explanation()), storage.keep_explanation(an_explanation())
+        assert first < second
+        found = [(summary.plan, summary.fingerprint) for summary in storage.explanations()]
+        assert found == [(str(TUNED), HERE.fingerprint), (None, HERE.fingerprint), (None, other.fingerprint)]
+        assert storage.explanations()[1].id == second
+        assert storage.explanations()[1].plan_id is None
+
+    def test_explanations_are_listed_by_target_and_up_to_a_limit(self, storage: Storage) -> None:
+        app = an_explanation(workload=WorkloadSpec("app:factory", mode="training"), created_at=0.5e9)
+        kept = storage.keep_explanation(app)
+        storage.keep_explanation(an_explanation())
+        assert [summary.id for summary in storage.explanations("app:factory")] == [kept]
+        assert [summary.mode for summary in storage.explanations(limit=1)] == ["inference"]
+        assert storage.explanations("app:none") == []
+
+    def test_a_missing_explanation_is_named_with_those_there_are(self, storage: Storage) -> None:
+        with pytest.raises(StorageError, match="there is no explanation 7; the store holds none yet: torchwise expl"):
+            storage.get_explanation(7)
+        kept = storage.keep_explanation(an_explanation())
+        with pytest.raises(StorageError, match=f"there is no explanation 4711; the newest are {kept}"):
+            storage.get_explanation(4711)
+
     # Rows that cannot be read
+
+    def test_a_broken_ruling_or_explanation_is_named_with_its_way_out(self, storage: Storage) -> None:
+        storage.rule(a_ruling())
+        kept = storage.keep_explanation(an_explanation())
+        for table in ("rulings", "explanations"):
+            spoil(storage, f"UPDATE torchwise_{table} SET record = '{{}}'")
+        with pytest.raises(StorageError, match=rf"the ruling on plan {INDUCTOR.id} of zoo:.* cannot be .*withdraw it"):
+            storage.rulings()
+        with pytest.raises(StorageError, match=rf"^explanation {kept} cannot be read: .*explain the target again"):
+            storage.get_explanation(kept)
+        assert len(storage.explanations()) == 1
+        spoil(storage, "UPDATE torchwise_rulings SET format = 'torchwise.newer/9'")
+        with pytest.raises(StorageError, match=r"has format 'torchwise.newer/9', but this version reads"):
+            storage.rulings()
 
     def test_a_broken_row_is_named_and_spoils_no_list(self, storage: Storage, study: Study) -> None:
         storage.finish_trial(study.id, finished(claim(storage, study.id)))
@@ -329,6 +457,10 @@ class StorageContract:
         spoil(storage, """UPDATE torchwise_trials SET record = replace(record, '"native"', '"nonsense"')""")
         with pytest.raises(StorageError, match=rf"trial 0 of study {study.id} cannot be read: .*nonsense"):
             storage.get_study(study.id)
+
+
+def standings(rulings: list[Ruling]) -> dict[Plan, str]:
+    return {ruling.plan: ruling.standing.value for ruling in rulings}
 
 
 def unused_pid() -> int:

@@ -19,6 +19,8 @@ from torchwise.cli import app
 
 ONLY_READ = {
     "pip install": "needs a network",
+    "ray start": "stays, for whoever comes next; tests/unit/test_cluster_ray.py starts a cluster of its own",
+    "sudo": "is the administrator's",
     "python service.py": "is the reader's own program",
     "torchwise check": "needs a lock file; run by tests/unit/test_lock_command.py",
     "torchwise lock": "needs a decided target; run by tests/unit/test_lock_command.py",
@@ -27,9 +29,11 @@ ONLY_READ = {
     "torchwise bisect": "looks for minutes; run by tests/unit/test_bisect.py",
     "torchwise cache": "compiles; run by tests/unit/test_cache_command.py",
     "torchwise compare": "needs two benchmarks; run by tests/unit/test_bench_compare.py",
+    "torchwise dashboard": "stays until Ctrl-C; run by tests/browser/test_dashboard.py",
     "torchwise doctor": "compiles for ten seconds; run by tests/unit/test_doctor.py",
     "torchwise explain": "compiles for half a minute; that of the tutorial is run below",
-    "torchwise store": "needs a server; run by tests/unit/test_store_copy.py",
+    "torchwise store": "needs a server; run by test_docs_ways.py",
+    "torchwise sweep": "searches for minutes; run with three plans by tests/unit/test_cluster_ray.py",
     "torchwise tune": "searches for minutes; run with one plan below",
 }
 """How a command begins that is not run, and why. What it is given must be understood all the same."""

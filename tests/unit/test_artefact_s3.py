@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import boto3
@@ -15,6 +13,7 @@ import torch
 from test_artefact import INDUCTOR, NET, Recorded, X
 
 from live_decisions import decided
+from local_server import serving
 from torchwise import artefact, environment
 from torchwise.artefact.folder import Folder, name_of
 from torchwise.artefact.place import Place
@@ -23,30 +22,19 @@ from torchwise.realize import isa
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[str, int]]:
-    """Start a server; return its address and the id of its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}", process.pid
-    process.kill()
-    process.wait()
+def server() -> Iterator[str]:
+    """Start a server and return its address."""
+    with serving(lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]) as (port, _):
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
-def client(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+def client(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """A client of the server's own, beside the one that Torchwise has, and an empty bucket."""
     import fsspec
 
     settings = {
-        "AWS_ENDPOINT_URL": server[0],
+        "AWS_ENDPOINT_URL": server,
         "AWS_ACCESS_KEY_ID": "me",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",

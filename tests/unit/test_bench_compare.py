@@ -21,7 +21,7 @@ from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.records.statistics import unpaired_ratio_interval
 from torchwise.report import compare, export, render_comparison
 from torchwise.report.bench.compared import sentence
-from torchwise.report.comparison import Change
+from torchwise.report.judged import Change
 
 
 def changes(a: tuple[Row, ...], b: tuple[Row, ...], threshold: float = 0.05) -> dict[str, Change]:

@@ -13,6 +13,7 @@ from torchwise.errors import (
     BaselineError,
     InputError,
     PlanError,
+    RefusedPlanError,
     StalePlanError,
     StorageError,
     TargetError,
@@ -31,6 +32,7 @@ EXIT_CODES = {
     BaselineError: 3,
     UnsupportedError: 1,
     StalePlanError: 1,
+    RefusedPlanError: 1,
 }
 
 

@@ -21,7 +21,7 @@ from live_decisions import decided
 from torchwise.environment import Environment
 from torchwise.errors import InputError, PlanError, StalePlanError
 from torchwise.lock import Entry, Lock, decision, read, toml, write
-from torchwise.lock.entry import entry_of, hardware
+from torchwise.lock.entry import entry_of
 from torchwise.lock.section import section_of
 from torchwise.plan import EAGER, Plan
 
@@ -115,7 +115,7 @@ def test_a_reviewer_reads_plan_worth_proof_and_machine(tmp_path: Path) -> None:
         assert line in text.splitlines()
     assert re.search(r'^reason = "Run inductor \+ coordinate_descent_tuning: 2 \[', text, re.MULTILINE)
     assert re.search(r'^software = \{python = ".*", torch = ".*", triton = "3.6", cuda = "13.0"', text, re.MULTILINE)
-    assert f'["app.py:make".inference."NVIDIA H200, 143771 MiB; {hardware(HERE)}"]' in text
+    assert f'["app.py:make".inference."NVIDIA H200, 143771 MiB; {HERE.hardware}"]' in text
 
 
 # Several machines.
@@ -224,7 +224,7 @@ def changed(folder: Path, old: str, new: str, *entries: Entry) -> Path:
         ("digest = ", "lost = "),
         ("calls = 100000", "calls = 1979-05-27"),
         ('["app.py:make".inference', '["other.py:make".inference'),
-        (f"{hardware(HERE)}", f"{hardware(FAR)}"),
+        (f"{HERE.hardware}", f"{FAR.hardware}"),
     ],
     ids=["plan", "figure", "new line", "proof", "software", "no digest", "date", "target", "machine"],
 )
@@ -315,7 +315,7 @@ def test_no_file_says_what_makes_one(tmp_path: Path) -> None:
 
 def test_hardware_is_told_apart_by_what_it_is_and_not_by_its_software(tmp_path: Path) -> None:
     def name(environment: Environment) -> str:
-        return hardware(environment)
+        return environment.hardware
 
     other = {"torch": "1", "python": "2", "driver": "3", "cuda": "4", "triton": "5", "hostname": "6"}
     assert name(replace(H200, **other)) == name(H200)

@@ -9,15 +9,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 from test_study import GOOD, Table, request
 
 from postgres_server import PostgresServer
-from store_samples import INDUCTOR, TUNED, a_decision, claim, create, failed, finished
+from store_samples import INDUCTOR, TUNED, a_decision, a_study, claim, create, failed, finished
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
 from torchwise.records import StudyState, TrialState
-from torchwise.store import Owner, Storage, StudyKey, open_storage, outage, postgres
+from torchwise.store import Owner, Storage, StudyKey, open_storage, outage, postgres, schema, writes
 from torchwise.study import Silent, run_study
 from torchwise.trial import Job
 
@@ -189,16 +189,43 @@ def test_what_is_added_is_added_once(storage: Storage, commit_is_lost: Callable[
 
 
 def test_a_transaction_that_is_still_being_committed_is_waited_for(storage: Storage) -> None:
-    database = storage._database
-    create(storage)
-    with database._engine.connect() as first:
-        first.execute(text("UPDATE torchwise_studies SET seconds = 1"))
-        number = postgres.transaction_number(first)
-        assert number is not None
+    with storage._database._engine.connect() as first:
+        assert writes.is_new(first, "a", ())
         threading.Timer(0.3, first.commit).start()
-        assert database.write(lambda connection: postgres.was_committed(connection, number))
-    unheard_of = str(int(number) + 10_000)
-    assert not database.write(lambda connection: postgres.was_committed(connection, unheard_of))
+        assert not storage._database.write(lambda connection: writes.is_new(connection, "a", ()))
+    assert storage._database.write(lambda connection: writes.is_new(connection, "b", ()))
+
+
+def test_a_crash_before_the_commit_loses_nothing_though_the_number_is_given_again(
+    storage: Storage, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = create(storage)
+    trial = claim(storage, study.id)
+    postgres.execute("CHECKPOINT")
+    crashes = [True]
+
+    def commit(connection: Any) -> None:
+        if crashes and connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+            crashes.clear()
+            postgres.kill()
+            postgres.start()
+            storage.delete_study(create(storage, a_study("2d" * 8)).id)  # as somebody else who was quicker
+        REAL_COMMIT(connection)
+
+    monkeypatch.setattr(psycopg.Connection, "commit", commit)
+    storage.finish_trial(study.id, finished(trial))
+    assert storage.get_study(study.id).trials == (finished(trial),)
+
+
+def test_few_tokens_are_left(storage: Storage) -> None:
+    for _ in range(5):
+        storage.heartbeat(ME)
+    count = select(func.count()).select_from(schema.writes)
+    assert storage._database.read(lambda connection: connection.execute(count).scalar()) == 1
+    storage._database.write(lambda connection: connection.execute(schema.writes.update().values(at=0.0)))
+    storage._database._known.clear()  # as if its process had died
+    storage.heartbeat(ME)
+    assert storage._database.read(lambda connection: connection.execute(count).scalar()) == 1
 
 
 # Within a transaction
@@ -274,8 +301,6 @@ def test_what_the_server_cannot_put_in_order_is_tried_again_and_then_given_up(st
 
 
 def test_two_who_add_the_same_study_get_the_same(storage: Storage) -> None:
-    from store_samples import a_study
-
     study = a_study()
     with storage._database._engine.connect() as other:  # has added it, and not committed when the second one looks
         from torchwise.store import studies

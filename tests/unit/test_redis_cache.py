@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from local_server import free_port, serving
 from torchwise.artefact import remote, use_redis
 from torchwise.errors import InputError, UnsupportedError
 
@@ -45,28 +46,15 @@ def compiled(folder: Path, *arguments: object) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Start a server; return its URL and the id of its process."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.fail("there is no redis-server, which this test starts: apt install redis-server")
-    port = free_port()
-    command = [program, "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    for _ in range(100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"redis://127.0.0.1:{port}/0", process.pid
-    process.kill()
-    process.wait()
+    words = [program, "--save", "", "--bind", "127.0.0.1", "--dir", str(tmp_path), "--port"]
+    with serving(lambda port: [*words, str(port)]) as (port, process):
+        yield f"redis://127.0.0.1:{port}/0", process
 
 
 @pytest.mark.slow

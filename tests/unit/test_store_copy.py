@@ -12,11 +12,23 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 from postgres_server import PostgresServer
-from store_samples import FASTER, INDUCTOR, TUNED, a_decision, a_study, claim, create, failed, finished
+from store_samples import (
+    FASTER,
+    INDUCTOR,
+    TUNED,
+    a_decision,
+    a_ruling,
+    a_study,
+    an_explanation,
+    claim,
+    create,
+    failed,
+    finished,
+)
 from torchwise.cli.store import store
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Study, StudyState, TrialState
+from torchwise.records import Decision, Standing, Study, StudyState, TrialState
 from torchwise.store import Copied, Storage, StudyKey, claims, copying, open_storage, studies
 
 
@@ -163,6 +175,58 @@ def test_a_row_that_cannot_be_read_is_copied_all_the_same(source: Storage, targe
     with pytest.raises(StorageError, match=r"has format 'torchwise\.newer/9'"):
         target.get_study(target.list_studies()[0].id)
     assert study.trials
+
+
+# Rulings and explanations
+
+
+def told(storage: Storage) -> list[tuple[str | None, float]]:
+    """Return every kept explanation's plan and time, and check that it can be read."""
+    found = [(storage.get_explanation(summary.id), summary) for summary in storage.explanations()]
+    assert all(whole.created_at == summary.created_at for whole, summary in found)
+    return [(summary.plan, summary.created_at) for _, summary in found]
+
+
+def test_rulings_and_explanations_arrive_as_they_were_and_once(source: Storage, target: Storage) -> None:
+    rulings = [a_ruling(TUNED, Standing.PINNED, at=2e9), a_ruling(EAGER, Standing.REJECTED), a_ruling(mode="training")]
+    for ruling in rulings:
+        source.rule(ruling)
+    kept = an_explanation(TUNED, created_at=2e9), an_explanation()
+    for explanation in kept:
+        source.keep_explanation(explanation)
+    for _ in range(2):
+        assert list(source.copy_to(target)) == []
+        assert sorted(target.rulings(), key=repr) == sorted(rulings, key=repr)
+        assert [target.get_explanation(summary.id) for summary in target.explanations()] == list(kept)
+    ids = [summary.id for summary in target.explanations()]
+    list(source.copy_to(target))
+    assert [summary.id for summary in target.explanations()] == ids
+
+
+def test_of_rulings_and_explanations_of_one_plan_the_later_counts(source: Storage, target: Storage) -> None:
+    earlier, later = a_ruling(by="ann"), a_ruling(by="bob", standing=Standing.REJECTED, at=2e9)
+    source.rule(earlier)
+    target.rule(later)
+    source.rule(replace(later, plan=TUNED))
+    target.rule(replace(earlier, plan=TUNED))
+    source.keep_explanation(an_explanation(created_at=3e9))
+    target.keep_explanation(an_explanation())
+    for one, other in ((source, target), (target, source)):
+        list(one.copy_to(other))
+        assert {ruling.plan: ruling.by for ruling in other.rulings()} == {INDUCTOR: "bob", TUNED: "bob"}
+        assert told(other) == [(None, 3e9)]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_of_two_pins_the_later_stays_one(source: Storage, target: Storage, is_back: bool) -> None:
+    source.rule(a_ruling(INDUCTOR, Standing.PINNED))
+    target.rule(a_ruling(TUNED, Standing.PINNED, at=2e9))
+    one, other = (target, source) if is_back else (source, target)
+    list(one.copy_to(other))
+    assert {ruling.plan: ruling.standing.value for ruling in other.rulings()} == {
+        INDUCTOR: "approved",
+        TUNED: "pinned",
+    }
 
 
 # Beside others on a server

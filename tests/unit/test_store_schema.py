@@ -12,10 +12,21 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from postgres_server import PostgresServer
-from store_samples import FASTER, INDUCTOR, PASSED, TUNED, a_decision, claim, create, finished
+from store_samples import (
+    FASTER,
+    INDUCTOR,
+    PASSED,
+    TUNED,
+    a_decision,
+    a_ruling,
+    an_explanation,
+    claim,
+    create,
+    finished,
+)
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER
-from torchwise.records import FailureKind, Interval, StudyState, TrialState
+from torchwise.records import FailureKind, Interval, Standing, StudyState, TrialState
 from torchwise.store import downgrade_storage, migrate, open_storage
 from torchwise.store.database import Database
 from torchwise.store.location import locate
@@ -149,3 +160,7 @@ def test_an_old_store_still_opens(dump: Path, tmp_path: Path) -> None:
         assert study.decision == a_decision(TUNED)
         assert storage.reclaim(older.id) == [INDUCTOR]
         assert claim(storage, older.id).number == 2
+        since = dump.stem >= "store_v3"
+        assert storage.rulings() == ([a_ruling(TUNED, Standing.PINNED)] if since else [])
+        told = [storage.get_explanation(summary.id) for summary in storage.explanations()]
+        assert told == ([an_explanation(TUNED)] if since else [])

@@ -23,6 +23,8 @@ from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
+from torchwise.study.ruled import ruled
+from torchwise.study.rules import UNRULED, Rules
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS, Attempt
 
@@ -64,11 +66,13 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
         request = replace(order.request, effort=effort, fresh=order.request.fresh and tier == 0)
         with open_storage(order.store) as storage:
             study = run_study(request, storage, launcher, Silent())
-        assert study.decision is not None
-        if study.decision.plan.is_eager:
-            tell(News("stays", study.decision.reason))
+            assert study.decision is not None
+            decision, rules = ruled(study.decision, storage).decision, Rules.on(study.decision, storage)
+        if decision.plan.is_eager:
+            tell(News("stays", decision.reason))
             continue
-        prepared = _prepared(request, study, folder / f"{tier}.code", launcher, best, tell)
+        study = replace(study, decision=decision)
+        prepared = _prepared(request, study, folder / f"{tier}.code", launcher, best, tell, rules)
         if prepared is not None:
             tell(prepared)
             best = prepared.decided().speedup
@@ -89,11 +93,17 @@ def carried(plan: Plan) -> Plan:
 
 
 def _prepared(
-    request: Request, study: Study, file: Path, launcher: Launcher, best: Interval | None, tell: Tell
+    request: Request,
+    study: Study,
+    file: Path,
+    launcher: Launcher,
+    best: Interval | None,
+    tell: Tell,
+    rules: Rules = UNRULED,
 ) -> News | None:
     decision = study.decision
     assert decision is not None
-    for plan in _candidates(study, decision):
+    for plan in _candidates(study, decision, rules):
         found = _prove(request, study, plan, file, launcher)
         if isinstance(found, str):
             tell(News("left", f"plan {plan}: {found}"))
@@ -112,12 +122,13 @@ def _prepared(
     return None
 
 
-def _candidates(study: Study, decision: Decision) -> list[Plan]:
-    """Return what the decided plan and then the other proven ones become, the fastest first."""
+def _candidates(study: Study, decision: Decision, rules: Rules) -> list[Plan]:
+    """Return what the decided plan and then the other proven and permitted ones become, the fastest first."""
     faster = [t for t in study.trials if t.is_proven and t.measurement and t.measurement.speedup.low > 1]
     ranked = sorted(faster, key=lambda t: -t.measurement.speedup.mid if t.measurement else 0.0)
-    plans = [decision.plan, *(t.plan for t in ranked)]
-    return list(dict.fromkeys(carried(plan) for plan in plans))[:MOST_PREPARED]
+    plans = [decision.plan, *(t.plan for t in ranked if rules.against(t.plan) is None)]
+    become = dict.fromkeys(carried(plan) for plan in plans)
+    return [plan for plan in become if rules.rejection(plan) is None][:MOST_PREPARED]
 
 
 def _prove(

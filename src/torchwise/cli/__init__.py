@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from torchwise.cli.bisect import bisect
 from torchwise.cli.cache import cache
 from torchwise.cli.check import check
 from torchwise.cli.compare import compare
+from torchwise.cli.dashboard import dashboard
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
 from torchwise.cli.lock import lock
@@ -39,6 +41,7 @@ app.command()(analyze)
 app.command()(explain)
 app.command()(bisect)
 app.command()(report)
+app.command()(dashboard)
 app.command()(bench)
 app.command()(compare)
 app.command()(lock)
@@ -64,10 +67,14 @@ def options(
     """Take the options that go before a command."""
 
 
-def main() -> None:
-    """Run the command line. Exit codes: 0 decided, 2 bad input, 3 the model itself fails, 130 interrupted."""
+def main(run: Callable[[], None] | None = None) -> None:
+    """Run the command line. Exit codes: 0 decided, 2 bad input, 3 the model itself fails, 130 interrupted.
+
+    Args:
+        run: what reads the words and does what they say; `app` by default.
+    """
     try:
-        app()
+        (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
         sys.exit(error.exit_code)

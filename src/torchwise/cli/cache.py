@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from torchwise.cli.options import Store
+
 if TYPE_CHECKING:
     from torchwise.artefact import Info
 
@@ -25,9 +27,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "M
 def save(
     study: Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a .json file.")],
     place: PlaceArgument,
-    store: Annotated[
-        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
-    ] = None,
+    store: Store = None,
     limit: Annotated[
         str | None,
         typer.Option(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Target
+from torchwise.cli.options import Device, Mode, Store, Target
 from torchwise.workload.spec import DEFAULT_CALLS
+
+if TYPE_CHECKING:
+    from torchwise.records.explanation import Explanation
 
 BUDGET_S = 45.0
 """As `torchwise.diagnose.explain.BUDGET_S`, which cannot be read here without loading the launcher."""
@@ -29,6 +32,8 @@ def explain(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write schema torchwise.explanation/1.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
+    keep: Annotated[bool, typer.Option(help="Keep it in the store, where the dashboard finds it.")] = True,
+    store: Store = None,
 ) -> None:
     """Explain where a compiled model's time goes: findings with their price, the six stages, and kernels.
 
@@ -59,3 +64,17 @@ def explain(
         )
     Console(highlight=False).print(render_explanation(told))
     write_explanation(told, html=html, json=json)
+    if keep:
+        _keep(told, store)
+
+
+def _keep(told: Explanation, store: str | None) -> None:
+    """Keep what was told; where that fails, it is told all the same."""
+    from torchwise.errors import StorageError
+    from torchwise.store import open_storage
+
+    try:
+        with open_storage(store) as storage:
+            storage.keep_explanation(told)
+    except StorageError as error:
+        typer.echo(f"torchwise: this explanation is not kept: {error}", err=True)

@@ -1,11 +1,13 @@
-"""From what the user types to a study: a number, `latest`, or a JSON file."""
+"""From what the user types to a study (a number, `latest`, or a JSON file) and to a plan of it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchwise.errors import InputError
+from torchwise.plan import EAGER, Plan
 from torchwise.records import Study
 from torchwise.records.study import study_from_dict
 
@@ -29,6 +31,31 @@ def find_study(name: str, store: str | None) -> Study:
         if not name.isdigit():
             raise InputError(f"study is {name!r}, but must be a number, `latest` or a .json file")
         return storage.get_study(int(name))
+
+
+def find_plan(name: str | None, study: Study, ruled: Sequence[Plan] = ()) -> Plan:
+    """Return the plan of `study` that `name` means: `eager`, an id, or its beginning; the decided one without a name.
+
+    Args:
+        name: what the user typed.
+        study: whose trials are meant, and eager.
+        ruled: further plans that may be meant.
+
+    Raises:
+        InputError: none is meant, or several are; the message says what there is.
+    """
+    if name is None:
+        if study.decision is None:
+            raise InputError(f"study {study.id} is {study.state} and has no decision yet, so a plan must be named")
+        return study.decision.plan
+    plans = dict.fromkeys((EAGER, *(trial.plan for trial in study.trials), *ruled))
+    found = [plan for plan in plans if name and plan.id.startswith(name)] or [p for p in plans if str(p) == name]
+    if len(found) == 1:
+        return found[0]
+    shown = "".join(f"\n  {plan.id}  {plan}" for plan in found or plans)
+    if found:
+        raise InputError(f"plan is {name!r}, but must be the beginning of one id alone:{shown}")
+    raise InputError(f"plan is {name!r}, but must be an id, or its beginning, of study {study.id}:{shown}")
 
 
 def read_study(file: Path) -> Study:

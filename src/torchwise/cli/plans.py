@@ -1,29 +1,43 @@
-"""`torchwise plans`: what was decided, for which models and machines."""
+"""`torchwise plans`: what was decided, for which models and machines, and what people ruled about it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-plans = typer.Typer(help="Stored decisions: list, show, diff, export, import, delete.", no_args_is_help=True)
+from torchwise.cli.options import Store
 
-StoreOption = Annotated[
-    str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
-]
+if TYPE_CHECKING:
+    from torchwise.records import Ruling
+
+plans = typer.Typer(
+    help="Stored decisions: list, show, diff, export, import, delete. Rulings on plans, which `apply` heeds: pin, "
+    "approve, reject, withdraw, rulings.",
+    no_args_is_help=True,
+)
+
 StudyArgument = Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a .json file.")]
+PlanArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="Id, or its beginning, of a plan that the study tried; or eager.", show_default="the decided plan"
+    ),
+]
+Reason = Annotated[str, typer.Option(help="Why, for whoever meets it.")]
+By = Annotated[str | None, typer.Option(help="Who says it.", show_default="the login name")]
 
 
 @plans.command("list")
 def list_plans(
     target: Annotated[str | None, typer.Option(help="Only studies of this target.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
-    store: StoreOption = None,
+    store: Store = None,
 ) -> None:
     """List studies with what was decided, newest first."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from torchwise.store import open_storage
 
@@ -33,7 +47,8 @@ def list_plans(
     if not summaries:
         typer.echo("The store holds no study yet: torchwise tune TARGET makes one.")
         return
-    table = Table("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
+    whole = Column("target", overflow="fold")  # a name that is cut can be given to no command
+    table = Table("study", whole, "device", "mode", "state", "trials", "plan", "speed-up")
     for row in summaries:
         speedup = str(row.speedup) if row.speedup else "–"
         cells = (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup)
@@ -44,7 +59,7 @@ def list_plans(
 
 
 @plans.command("show")
-def show(study: StudyArgument, store: StoreOption = None) -> None:
+def show(study: StudyArgument, store: Store = None) -> None:
     """Show one decision in full, as JSON that `torchwise.Decision.from_json` reads."""
     from torchwise.cli.lookup import find_study
     from torchwise.errors import InputError
@@ -56,33 +71,20 @@ def show(study: StudyArgument, store: StoreOption = None) -> None:
 
 
 @plans.command("diff")
-def diff(first: StudyArgument, second: StudyArgument, store: StoreOption = None) -> None:
+def diff(first: StudyArgument, second: StudyArgument, store: Store = None) -> None:
     """Say in what two studies and their decisions differ."""
     from torchwise.cli.lookup import find_study
+    from torchwise.report.beside import differences
 
     a, b = find_study(first, store), find_study(second, store)
-    lines = [
-        f"environment: {line.replace(' there,', ' first,').replace(' here', ' second')}"
-        for line in a.environment.differences(b.environment)
-    ]
-    pairs = [
-        ("target", a.workload.target, b.workload.target),
-        ("device", a.workload.device, b.workload.device),
-        ("calls", a.workload.calls, b.workload.calls),
-        ("restarts", a.workload.restarts, b.workload.restarts),
-        ("model and inputs", a.inspection.identity, b.inspection.identity),
-        ("plan", a.decision and str(a.decision.plan), b.decision and str(b.decision.plan)),
-        ("speed-up", a.decision and str(a.decision.speedup), b.decision and str(b.decision.speedup)),
-    ]
-    lines += [f"{name}: {one} first, {other} second" for name, one, other in pairs if one != other]
-    typer.echo("\n".join(lines) or "The two agree in everything.")
+    typer.echo("\n".join(differences(a, b)) or "The two agree in everything.")
 
 
 @plans.command("export")
 def export(
     study: StudyArgument,
     file: Annotated[Path, typer.Argument(help="File to write, .json.")],
-    store: StoreOption = None,
+    store: Store = None,
 ) -> None:
     """Write a study with all its trials to a file, for another machine or a colleague."""
     from torchwise.cli.lookup import find_study
@@ -97,7 +99,7 @@ def export(
 @plans.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="File that `plans export` or `tune --json` wrote.")],
-    store: StoreOption = None,
+    store: Store = None,
 ) -> None:
     """Add a study from a file. On another machine its decision is stale: its plan is tried first, and proven anew."""
     from torchwise.cli.lookup import read_study
@@ -110,7 +112,7 @@ def import_(
 
 
 @plans.command("delete")
-def delete(study: Annotated[int, typer.Argument(help="Number of a stored study.")], store: StoreOption = None) -> None:
+def delete(study: Annotated[int, typer.Argument(help="Number of a stored study.")], store: Store = None) -> None:
     """Delete a study with all its trials and its decision."""
     from torchwise.store import open_storage
 
@@ -118,3 +120,98 @@ def delete(study: Annotated[int, typer.Argument(help="Number of a stored study."
         target = storage.get_study(study).workload.target
         storage.delete_study(study)
     typer.echo(f"Deleted study {study} of {target}.")
+
+
+@plans.command("pin")
+def pin(
+    study: StudyArgument, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None
+) -> None:
+    """Have `apply` run this plan and no other, for the study's target, mode and hardware."""
+    _rule("pinned", study, plan, reason, by, store)
+
+
+@plans.command("approve")
+def approve(
+    study: StudyArgument, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None
+) -> None:
+    """Permit a plan: from the first approval on, `apply` runs approved plans only, and eager."""
+    _rule("approved", study, plan, reason, by, store)
+
+
+@plans.command("reject")
+def reject(
+    study: StudyArgument, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None
+) -> None:
+    """Have `apply` never run this plan."""
+    _rule("rejected", study, plan, reason, by, store)
+
+
+@plans.command("withdraw")
+def withdraw(study: StudyArgument, plan: PlanArgument = None, store: Store = None) -> None:
+    """Take back what was ruled about a plan."""
+    from torchwise.cli.lookup import find_plan, find_study
+    from torchwise.store import open_storage
+
+    found = find_study(study, store)
+    scope = (found.workload.target, found.workload.mode, found.environment.hardware)
+    with open_storage(store) as storage:
+        chosen = find_plan(plan, found, [ruling.plan for ruling in storage.rulings(*scope)])
+        was_ruled = storage.withdraw(*scope, chosen.id)
+    if not was_ruled:
+        typer.echo(f"Nothing is ruled about {chosen} ({chosen.id}): torchwise plans rulings lists what is.")
+        return
+    typer.echo(f"Withdrawn: what was ruled about {chosen} for {_scope(*scope)}.")
+
+
+@plans.command("rulings")
+def list_rulings(
+    target: Annotated[str | None, typer.Option(help="Only rulings on this target.")] = None, store: Store = None
+) -> None:
+    """List what was ruled about plans, newest first."""
+    from torchwise.report.facts import when
+    from torchwise.store import open_storage
+
+    with open_storage(store) as storage:
+        found = storage.rulings(target)
+    scopes: dict[str, list[Ruling]] = {}
+    for ruling in found:
+        scopes.setdefault(_scope(ruling.target, ruling.mode, ruling.hardware), []).append(ruling)
+    for scope, rulings in scopes.items():
+        typer.echo(f"{scope}:")
+        for ruling in rulings:
+            because = f": {ruling.reason}" if ruling.reason else ""
+            typer.echo(
+                f"  {ruling.standing} {ruling.plan.id} {ruling.plan}, by {ruling.by}, {when(ruling.at)}{because}"
+            )
+    if not found:
+        typer.echo("Nothing is ruled: torchwise plans pin, approve or reject STUDY does that.")
+
+
+def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | None, store: str | None) -> None:
+    from torchwise.cli.lookup import find_plan, find_study
+    from torchwise.records import Standing
+    from torchwise.store import open_storage
+    from torchwise.study.ruling import ruling_on
+
+    found = find_study(study, store)
+    by = _login() if by is None else by
+    ruling = ruling_on(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
+    with open_storage(store) as storage:
+        storage.rule(ruling)
+    scope = _scope(ruling.target, ruling.mode, ruling.hardware)
+    typer.echo(f"{standing.capitalize()}: {ruling.plan} ({ruling.plan.id}) for {scope}.")
+
+
+def _scope(target: str, mode: str, hardware: str) -> str:
+    return f"{target}, {mode}, on {hardware}"
+
+
+def _login() -> str:
+    import getpass
+
+    from torchwise.errors import InputError
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # what it raises differs by version and system
+        raise InputError("this system knows no login name: say who rules with --by NAME") from None

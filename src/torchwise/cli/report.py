@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.options import Store
+
 
 def report(
     study: Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a file written with --json.")],
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write JSON (schema torchwise.study/1).")] = None,
-    store: Annotated[
-        str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
-    ] = None,
+    store: Store = None,
 ) -> None:
     """Show a stored study: the decision, every candidate, and why each lost."""
     from rich.console import Console

@@ -21,6 +21,7 @@ from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.request import BUDGET_S
+from torchwise.study.ruled import ruled
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
 from torchwise.workload import WorkloadSpec
@@ -41,7 +42,7 @@ SPENT = Spent()
 
 
 def decide(captured: Captured, asked: Options) -> Decision:
-    """Return how to run a graph: as was decided before, or by tuning it now.
+    """Return how to run a graph: as was decided before, or by tuning it now, and as rulings on it permit.
 
     Raises:
         UnsupportedError: the budget is spent.
@@ -50,7 +51,8 @@ def decide(captured: Captured, asked: Options) -> Decision:
     """
     request = _request(captured, asked)
     with open_storage(asked.store) as storage:
-        return _stored(captured, request, storage) or _tuned(captured, request, asked, storage)
+        decision = _stored(captured, request, storage) or _tuned(captured, request, asked, storage)
+        return ruled(decision, storage).decision
 
 
 def _request(captured: Captured, asked: Options) -> Request:

@@ -54,7 +54,7 @@ def _study(storage: Storage, decision: Decision) -> Study:
         InputError: its search was interrupted, so that another decision may come of it; or the study is gone.
     """
     target = decision.workload.target
-    found = [storage.get_study(summary.id) for summary in storage.list_studies(target) if summary.plan is not None]
+    found = (storage.get_study(summary.id) for summary in storage.list_studies(target) if summary.plan is not None)
     study = next((study for study in found if study.decision == decision), None)
     if study is None:
         raise InputError(f"{storage.place} has no study by which {target} was decided: it was changed meanwhile; again")

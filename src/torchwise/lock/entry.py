@@ -42,16 +42,7 @@ class Entry:
     @property
     def hardware(self) -> str:
         """The machine in words."""
-        return hardware(self.decision.environment)
-
-
-def hardware(environment: Environment) -> str:
-    """Return a machine in words: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
-    host = f"{environment.cpus} × {environment.cpu}, {environment.system}"
-    if environment.device == "cpu":
-        return host
-    memory = f", {environment.gpu_memory_mib} MiB" if environment.gpu_memory_mib else ""
-    return f"{environment.gpu or environment.device}{memory}; {host}"
+        return self.decision.environment.hardware
 
 
 def is_same_hardware(one: Environment, other: Environment) -> bool:

@@ -69,4 +69,4 @@ def judged(original: Callable[..., Any], decision: Decision, config: CompileConf
             f"{decision.plan} is {speedup} times as fast, surely less than minimum_speedup {config.minimum_speedup}"
         )
         return Found(None, reason, decision)
-    return Found(apply(original, decision), decision.reason, decision)
+    return Found(apply(original, decision, store=config.store), decision.reason, decision)

@@ -1,9 +1,10 @@
-"""What was seen: frozen records of measurements, verdicts, trials, studies and decisions; JSON both ways."""
+"""What was seen: frozen records of measurements, verdicts, trials, studies, decisions and rulings; JSON both ways."""
 
 from torchwise.records.decision import Decision
 from torchwise.records.economics import Economics
 from torchwise.records.inspection import Inspection, StepWork
 from torchwise.records.measurement import Measurement
+from torchwise.records.ruling import Ruling, Standing
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study, StudyState
 from torchwise.records.trial import Costs, Failure, FailureKind, Trial, TrialState
@@ -20,6 +21,8 @@ __all__ = [
     "Interval",
     "Measurement",
     "Outcome",
+    "Ruling",
+    "Standing",
     "StepWork",
     "Study",
     "StudyState",

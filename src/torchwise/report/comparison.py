@@ -1,9 +1,7 @@
 """Two benchmarks side by side: what became slower, faster, wrong, right, lost or gained, and what only drifted.
 
-A contender became slower only where both its time per call and its time relative to eager grew beyond the threshold:
-a slower machine slows both it and eager, and eager that became faster is no regression of the contender. Eager's
-own rows are therefore judged by time alone, and what changed is called drift, which fails nothing; only where eager was
-timed and no longer is, it is lost like any other.
+`torchwise.report.judged` says when a contender became slower. Eager's drift fails nothing; only where eager was timed
+and no longer is, it is lost like any other.
 
 A row that A timed and B has not counts as lost only if B holds both its target and, on any target, its contender: what
 B was never asked to run is no regression, and is counted as not compared.
@@ -12,36 +10,16 @@ B was never asked to run is no regression, and is counted as not compared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from torchwise.errors import InputError
-from torchwise.records import Interval, codec
+from torchwise.records import Interval, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Row
-from torchwise.records.statistics import CONFIDENCE, unpaired_ratio_interval
+from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
 from torchwise.report.bench.table import EAGER, answers_of
+from torchwise.report.judged import THRESHOLD, Change, Judge
 
 SCHEMA = "torchwise.comparison/1"
-THRESHOLD = 0.05
-
-
-class Change(StrEnum):
-    """What became of a row from A to B."""
-
-    SLOWER = "slower"
-    WRONG = "wrong"
-    LOST = "lost"
-    FASTER = "faster"
-    RIGHT = "right"
-    GAINED = "gained"
-    DRIFT = "drift"
-    SAME = "same"
-    NOT_COMPARED = "not compared"
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether it fails a comparison."""
-        return self in (Change.SLOWER, Change.WRONG, Change.LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +94,8 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
     if not shared:
         raise InputError("the two benchmarks share no row, but need a target with a contender that is in both")
     timed = sum(_is_judged_by_time(before[key], after[key]) for key in shared)
-    judge = _Judge(threshold, 1 - (1 - CONFIDENCE) / max(timed, 1))
-    rows = [judge.compared(before[key], after[key]) for key in shared]
+    judge = Judge(threshold, 1 - (1 - CONFIDENCE) / max(timed, 1))
+    rows = [_Rows(judge).compared(before[key], after[key]) for key in shared]
     rows += [_absent(row, b) for key, row in before.items() if key not in after]
     rows += [_compared(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
     differences = tuple(
@@ -128,9 +106,8 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
-    threshold: float
-    confidence: float
+class _Rows:
+    judge: Judge
 
     def compared(self, a: Row, b: Row) -> Compared:
         if _is_judged_by_time(a, b):
@@ -149,22 +126,11 @@ class _Judge:
         return _compared(a, Change.NOT_COMPARED, states)
 
     def _by_time(self, a: Row, b: Row) -> Compared:
-        time = unpaired_ratio_interval(_times(b), _times(a), self.confidence)
-        speedup = unpaired_ratio_interval(_speedups(b), _speedups(a), self.confidence)
-        if a.contender == EAGER:
-            beyond = self._is_above(time) or self._is_below(time)
-            change = Change.DRIFT if beyond else Change.SAME
-        else:
-            slower = self._is_above(time) and self._is_below(speedup)
-            faster = self._is_below(time) and self._is_above(speedup)
-            change = Change.SLOWER if slower else Change.FASTER if faster else Change.SAME
-        return _compared(a, change, _figures(a, b, time, speedup), time, speedup)
-
-    def _is_above(self, ratio: Interval) -> bool:
-        return ratio.low > 1 + self.threshold
-
-    def _is_below(self, ratio: Interval) -> bool:
-        return ratio.high < 1 / (1 + self.threshold)
+        is_eager = a.contender == EAGER
+        found = self.judge.judge(_measured(a), _measured(b), eager=is_eager)
+        # Of a contender that drifted together with eager there is nothing to say: eager's own row says it.
+        change = Change.SAME if found.change is Change.DRIFT and not is_eager else found.change
+        return _compared(a, change, _figures(a, b, found.time, found.speedup), found.time, found.speedup)
 
 
 def _is_judged_by_time(a: Row, b: Row) -> bool:
@@ -192,15 +158,9 @@ def _state(row: Row) -> str:
     return ": ".join(filter(None, answers_of(row)))
 
 
-def _times(row: Row) -> tuple[float, ...]:
+def _measured(row: Row) -> Measurement:
     assert row.performance is not None
-    return row.performance.measurement.candidate_s
-
-
-def _speedups(row: Row) -> list[float]:
-    assert row.performance is not None
-    found = row.performance.measurement
-    return [eager / own for eager, own in zip(found.baseline_s, found.candidate_s, strict=True)]
+    return row.performance.measurement
 
 
 def _figures(a: Row, b: Row, time: Interval, speedup: Interval) -> str:

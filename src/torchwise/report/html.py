@@ -14,7 +14,7 @@ from torchwise.report.json_export import write_whole
 from torchwise.report.page import details
 from torchwise.report.plots.plot import Plot
 from torchwise.report.rows import rows
-from torchwise.report.template import render
+from torchwise.report.template import Theme, render, render_part
 
 TEMPLATE = "report.html.j2"
 
@@ -31,6 +31,11 @@ def write_html(study: Study, path: str | Path) -> Path:
 def render_html(study: Study) -> str:
     """Return a study as a page. The same study always gives the same page."""
     return render(TEMPLATE, **_context(study))
+
+
+def render_html_part(study: Study, theme: Theme) -> str:
+    """Return a study as a part of a page; see `template.render_part`."""
+    return render_part(TEMPLATE, theme, **_context(study))
 
 
 def plots(study: Study) -> list[Plot]:

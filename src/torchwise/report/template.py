@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import xml.etree.ElementTree as ElementTree
+from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from torchwise.report import format as show
+
+Theme = Literal["light", "dark"]
 
 
 def render(template: str, **context: Any) -> str:
     """Return a page.
 
     Args:
-        template: name of a file in `report/templates` that extends `base.html.j2`.
-        **context: what the page shows; `css` and `show` are there already.
+        template: name of a file in `report/templates` that extends `layout`.
+        **context: what the page shows; `layout`, `css` and `show` are there already.
     """
+    return _render(template, "base.html.j2", _css(), **context)
+
+
+def render_part(template: str, theme: Theme, **context: Any) -> str:
+    """Return what `render` does as a part of somebody else's page, in one theme.
+
+    It passes sanitisers of HTML: drawings are images, and all style stands in one element for what is in this part.
+
+    Args:
+        template: as for `render`.
+        theme: "light" or "dark", whatever the browser prefers.
+        **context: as for `render`.
+    """
+    part = _render(template, "part.html.j2", _part_css(theme), **context)
+    colors = _colors(theme)
+    return re.sub(r"<svg .*?</svg>", lambda found: _image(found[0], colors), part, flags=re.DOTALL)
+
+
+def _css() -> str:
+    return files("torchwise.report").joinpath("templates/report.css").read_text(encoding="utf-8")
+
+
+def _colors(theme: Theme) -> dict[str, str]:
+    """Return the colours of a theme by the names of their variables; those that dark leaves out are light's."""
+    light, dark = _css().split("@media", 1)
+    found = light if theme == "light" else light + dark.split("@media")[0]
+    return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", found))
+
+
+def _image(svg: str, colors: dict[str, str]) -> str:
+    """Return a drawing as an image, which neither inherits a page's colours nor needs its permission."""
+    root = ElementTree.fromstring(svg)
+    label = root.get("aria-label", "")
+    halo = f"text {{ paint-order: stroke; stroke: {colors['card']}; stroke-width: 3px }}"
+    ElementTree.SubElement(root, "style").text = halo
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    text = re.sub(
+        r"var\(--([a-z0-9-]+)\)", lambda name: colors[name[1]], ElementTree.tostring(root, encoding="unicode")
+    )
+    return f'<img alt="{escape(label)}" src="data:image/svg+xml;base64,{base64.b64encode(text.encode()).decode()}">'
+
+
+def _part_css(theme: Theme) -> str:
+    """Return the style of the pages for the elements within one: by nesting, with the root and the body as that one."""
+    css = re.sub(r"(?m)^(\s*)(:root|body)(?= \{)", r"\1&", _css())
+    asked = "screen and (prefers-color-scheme: dark)"
+    return f".torchwise {{\n{css.replace(asked, 'screen' if theme == 'dark' else 'not all')}\n}}"
+
+
+def _render(template: str, layout: str, css: str, **context: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -26,8 +82,7 @@ def render(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css = Markup(files("torchwise.report").joinpath("templates/report.css").read_text(encoding="utf-8"))
-    return environment.get_template(template).render(css=css, show=show, **context)
+    return environment.get_template(template).render(layout=layout, css=Markup(css), show=show, **context)
 
 
 def _finalized(value: Any) -> Any:

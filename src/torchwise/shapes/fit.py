@@ -64,9 +64,10 @@ def fit(
     logger.info("torchwise: %s, because %s", choice.kind, choice.reason)
     if proof is not None:
         decisions = tuned(model, proof, seen, tune, plan_per_bucket=plan_per_bucket, **options)
-        return apply_buckets(model, decisions, proof), choice
+        return apply_buckets(model, decisions, proof, store=options.get("store")), choice
     examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
-    return apply(model, tune(model, examples=examples, **options).decision), choice
+    decision = tune(model, examples=examples, **options).decision
+    return apply(model, decision, store=options.get("store")), choice
 
 
 def _chosen(

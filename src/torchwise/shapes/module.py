@@ -13,6 +13,7 @@ from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.shapes.counts import Counts
 from torchwise.shapes.dispatch import Buckets
 from torchwise.shapes.proof import Proof
+from torchwise.study.ruled import in_force
 
 
 class BucketedModule(OptimizedModule):
@@ -56,7 +57,12 @@ Bucketed = BucketedModule | BucketedFunction
 
 
 def apply_buckets(
-    model: Callable[..., Any], decisions: Decision | Sequence[Decision], proof: Proof, *, canary: int | None = None
+    model: Callable[..., Any],
+    decisions: Decision | Sequence[Decision],
+    proof: Proof,
+    *,
+    canary: int | None = None,
+    store: str | None = None,
 ) -> Bucketed:
     """Return `model` padding to buckets and running by what was decided for them; the model itself is not changed.
 
@@ -66,11 +72,13 @@ def apply_buckets(
             whose decision is stale, or is to leave the model alone, and nothing is padded there.
         proof: of `prove`.
         canary: as for `torchwise.apply`.
+        store: as for `torchwise.apply`: rulings in it are heeded.
 
     Raises:
         InputError: there are more or fewer decisions than buckets, or one is for training.
     """
-    several = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
+    given = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
+    several = tuple(in_force(decision, store).decision for decision in given)
     model = unwrap(model)
     if isinstance(model, torch.nn.Module):
         return BucketedModule(model, several, proof, canary=canary)

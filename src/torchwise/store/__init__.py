@@ -1,9 +1,53 @@
-"""Where studies are kept: SQLite by default, PostgreSQL by URL. Safe for many processes, and after `kill -9`."""
+"""Where studies are kept: SQLite by default, PostgreSQL by URL. Safe for many processes, and after `kill -9`.
 
-from torchwise.store.copying import Copied
-from torchwise.store.keys import StudyKey, StudySummary
-from torchwise.store.location import default_url
-from torchwise.store.owner import Owner
-from torchwise.store.storage import Storage, downgrade_storage, open_storage
+Names are loaded on first use, since SQLAlchemy takes longer than the whole start of many a program that only asks
+whether there is a store.
+"""
 
-__all__ = ["Copied", "Owner", "Storage", "StudyKey", "StudySummary", "default_url", "downgrade_storage", "open_storage"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchwise.store.copying import Copied
+    from torchwise.store.explanations import ExplanationSummary
+    from torchwise.store.keys import StudyKey, StudySummary
+    from torchwise.store.location import default_url
+    from torchwise.store.owner import Owner
+    from torchwise.store.reading import read_storage
+    from torchwise.store.storage import Storage, downgrade_storage, open_storage
+
+_HOMES = {
+    "Copied": "copying",
+    "ExplanationSummary": "explanations",
+    "Owner": "owner",
+    "Storage": "storage",
+    "StudyKey": "keys",
+    "StudySummary": "keys",
+    "default_url": "location",
+    "downgrade_storage": "storage",
+    "open_storage": "storage",
+    "read_storage": "reading",
+}
+
+__all__ = [
+    "Copied",
+    "ExplanationSummary",
+    "Owner",
+    "Storage",
+    "StudyKey",
+    "StudySummary",
+    "default_url",
+    "downgrade_storage",
+    "open_storage",
+    "read_storage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torchwise.store' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"torchwise.store.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

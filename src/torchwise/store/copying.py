@@ -1,4 +1,4 @@
-"""Studies from one store to another, row by row: nothing is parsed, so whatever a row holds arrives as it was."""
+"""From one store to another, row by row: nothing is parsed, so whatever a row holds arrives as it was."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from torchwise.records import StudyState, TrialState
+from torchwise.store import explanations, rulings
 from torchwise.store.claims import require
 from torchwise.store.database import Database
 from torchwise.store.keys import StudyKey
@@ -67,6 +68,13 @@ def write(database: Database, found: Found) -> Copied:
         return database.write(partial(_merge, found=found))
     except IntegrityError:  # PostgreSQL: another process added the study between our look and our insert
         return database.write(partial(_merge, found=found))
+
+
+def write_others(here: Database, there: Database) -> None:
+    """Add what `there` lacks of rulings and explanations, or has from earlier; each is one transaction."""
+    for kind in (rulings, explanations):
+        for row in here.read(kind.rows):
+            there.write(partial(kind.merge, row=row))
 
 
 def _merge(connection: Connection, found: Found) -> Copied:

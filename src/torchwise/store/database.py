@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from torchwise.errors import StorageError
-from torchwise.store import postgres, sqlite
+from torchwise.store import postgres, sqlite, writes
 from torchwise.store.location import shown
 from torchwise.store.outage import Outage
 from torchwise.store.trouble import explain, is_busy, is_lost
@@ -28,16 +29,24 @@ class Database:
     A server that answered before and does so no more is waited for (`outage`), since it may be starting again.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, prompt_s: float | None = None) -> None:
         """Open `url`, as `locate` gave it, without touching any table.
+
+        Args:
+            url: the file or the server.
+            prompt_s: try everything once, and wait no longer than this for a connection or a lock; None is patient.
 
         Raises:
             StorageError: the file is unusable, or the driver is not installed.
         """
         self.file = Path(url.database) if url.drivername == "sqlite" and url.database else None
         self.place = str(self.file or shown(url))
-        self._engine = self._make_engine(url)
+        self._engine = self._make_engine(url, prompt_s)
+        self._attempts = ATTEMPTS if prompt_s is None else 1
+        self._is_patient = prompt_s is None
         self._is_worth_waiting = False
+        self._known: list[str] = []
+        self.leaves_tokens = False
 
     @property
     def is_writable(self) -> bool:
@@ -51,13 +60,13 @@ class Database:
             StorageError: the database is damaged, or cannot be reached for the limit of `outage`.
         """
         self._require_file()
-        return self._run(work, writing=False, patient=True)
+        return self._run(work, writing=False, patient=self._is_patient)
 
     def write(self, work: Callable[[Connection], T], *, patient: bool = True) -> T:
         """Do `work` in one transaction: when this returns it is on disk, when this raises nothing of it is.
 
         Args:
-            work: may be called again, and never takes effect twice.
+            work: may be called again, and never takes effect twice once there are tables (`leaves_tokens`).
             patient: wait for a server that is lost.
 
         Raises:
@@ -69,7 +78,7 @@ class Database:
                 f"store {self.place} is read-only, but this writes: get permission on the file and on its folder, "
                 "or give another with --store"
             )
-        return self._run(work, writing=True, patient=patient)
+        return self._run(work, writing=True, patient=patient and self._is_patient)
 
     def close(self) -> None:
         """Give back what the database holds; it must not be used afterwards."""
@@ -80,7 +89,8 @@ class Database:
             raise StorageError(f"store {self.place} is gone: it was deleted or moved while in use")
 
     def _run(self, work: Callable[[Connection], T], *, writing: bool, patient: bool) -> T:
-        transaction, outage, busy = _Transaction(work, writing), Outage(self.place), 0
+        token = uuid.uuid4().hex if writing and self.leaves_tokens and not self.file else None
+        transaction, outage, busy = _Transaction(work, token, self._known), Outage(self.place), 0
         while True:
             try:
                 answer = transaction.run(self._engine, self._options(writing))
@@ -91,7 +101,7 @@ class Database:
                     self._wait(outage, explain(error, self.place))
                     continue
                 busy += 1
-                if busy == ATTEMPTS or not is_busy(error):
+                if busy == self._attempts or not is_busy(error):
                     raise explain(error, self.place) from error
                 time.sleep(0.05 * busy)
             else:
@@ -110,12 +120,12 @@ class Database:
     def _options(self, writing: bool) -> dict[str, Any]:
         return {sqlite.WRITING: writing} if self.file else postgres.options(writing=writing)
 
-    def _make_engine(self, url: URL) -> Engine:
+    def _make_engine(self, url: URL, prompt_s: float | None) -> Engine:
         if self.file:
             sqlite.prepare(self.file)
-            return sqlite.sqlite_engine(self.file)
+            return sqlite.sqlite_engine(self.file, prompt_s)
         try:
-            return postgres.postgres_engine(url)
+            return postgres.postgres_engine(url, prompt_s)
         except ImportError as error:
             raise StorageError(
                 f"store {self.place} needs the driver psycopg, which cannot be loaded ({error}); "
@@ -126,16 +136,17 @@ class Database:
 class _Transaction(Generic[T]):
     """Work that is done once, though its connection may break when nobody can say whether it was committed."""
 
-    def __init__(self, work: Callable[[Connection], T], writing: bool) -> None:
+    def __init__(self, work: Callable[[Connection], T], token: str | None, known: list[str]) -> None:
         self._work = work
-        self._writing = writing
-        self._done: tuple[str, T] | None = None
+        self._token = token
+        self._known = known
+        self._done: list[T] = []
 
     def run(self, engine: Engine, options: dict[str, Any]) -> T:
+        known = tuple(self._known)
         with engine.connect().execution_options(**options) as connection, connection.begin():
-            if self._done and postgres.was_committed(connection, self._done[0]):
-                return self._done[1]
-            answer = self._work(connection)
-            if self._writing and (number := postgres.transaction_number(connection)):
-                self._done = number, answer
-            return answer
+            if not self._token or writes.is_new(connection, self._token, known):
+                self._done[:] = [self._work(connection)]
+        if self._token:
+            self._known[:] = [*(token for token in self._known if token not in known), self._token]
+        return self._done[0]

@@ -1,14 +1,15 @@
-"""Where the store is: from what the user typed to a database URL."""
+"""Where the store is: from what the user typed to a database URL. SQLAlchemy is loaded only where there is one."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING
 
 from torchwise.errors import StorageError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 VARIABLE = "TORCHWISE_STORE"
 RULE = "must be a path ending in .db, a sqlite:///PATH or a postgresql://USER@HOST/DATABASE URL"
@@ -33,6 +34,9 @@ def locate(text: str) -> URL:
     Raises:
         StorageError: it means no database that Torchwise can use.
     """
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
     scheme, separator, _ = text.partition("://")
     if not separator:
         if not text.endswith(".db"):
@@ -55,6 +59,14 @@ def locate(text: str) -> URL:
     return _file(url.database)
 
 
+def file_of(text: str) -> Path | None:
+    """Return the file that `text` means, by its form alone; None for a server's URL."""
+    scheme, separator, path = text.partition("://")
+    if separator and scheme not in _SQLITE:
+        return None
+    return Path(path.removeprefix("/") if separator else text).expanduser().absolute()
+
+
 def shown(url: URL) -> str:
     """Return a server's URL for messages: no password, and of the parameters those that say where the server is."""
     query = {name: value for name, value in url.query.items() if name in _PLACES}
@@ -62,4 +74,6 @@ def shown(url: URL) -> str:
 
 
 def _file(path: str) -> URL:
+    from sqlalchemy import URL
+
     return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))

@@ -25,7 +25,7 @@ def bring_to_head(database: Database) -> None:
     Raises:
         StorageError: a newer schema, another program's file, or a store that needs migrating but is read-only.
     """
-    revision = database.read(_revision)
+    revision = database.read(revision_of)
     if revision == HEAD:
         return
     _refuse(database, revision)
@@ -44,7 +44,7 @@ def take_back(database: Database, revision: str) -> None:
         StorageError: an unknown revision, or a newer one than the store's.
     """
     known = sorted(_known())
-    held = database.read(_revision)
+    held = database.read(revision_of)
     if revision not in known or held not in known or revision > held:
         raise StorageError(
             f"schema is {revision!r}, but must be one of {', '.join(known)} and not above that of the store "
@@ -54,7 +54,8 @@ def take_back(database: Database, revision: str) -> None:
         database.write(lambda connection: _migrate(connection, revision, back=True))
 
 
-def _revision(connection: Connection) -> str | None:
+def revision_of(connection: Connection) -> str | None:
+    """Return the schema that a store has; None where it has none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
@@ -94,7 +95,7 @@ def _migrate(connection: Connection, revision: str, *, back: bool = False) -> No
     """Run the migrations that lack: none, where another process was quicker."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-    if _revision(connection) == revision:
+    if revision_of(connection) == revision:
         return
     from alembic import command
     from alembic.config import Config

@@ -1,12 +1,10 @@
-"""A PostgreSQL server as the store: its connections, the limits of its waits, and what it says about a transaction.
+"""A PostgreSQL server as the store: its connections, the limits of its waits, and how a transaction runs.
 
 Every transaction has a connection of its own, so that a fork, a restarted server or a pooler in between harms none.
-Versions 13 and later, which have the functions of `was_committed`.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
@@ -35,13 +33,18 @@ _LIMITS = (
 )
 
 
-def postgres_engine(url: URL) -> Engine:
+def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
     """Return an engine for `url`; nothing is connected yet.
+
+    Args:
+        url: of the server; its parameters go before what is usual here.
+        timeout_s: how long connecting may take, and the network may say nothing; None for what is usual.
 
     Raises:
         ImportError: the driver is not installed.
     """
-    given = {name: value for name, value in _CONNECTION.items() if name not in url.query}
+    usual = _CONNECTION if timeout_s is None else {**_CONNECTION, **_prompt(timeout_s)}
+    given = {name: value for name, value in usual.items() if name not in url.query}
     engine = create_engine(url, poolclass=NullPool, connect_args=given, use_native_hstore=False)
     event.listen(engine, "begin", _begin)
     return engine
@@ -57,27 +60,14 @@ def options(*, writing: bool) -> dict[str, Any]:
     return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
-def transaction_number(connection: Connection) -> str | None:
-    """Return the number by which the server knows a transaction's fate; None where it wrote nothing, or is a file's."""
-    if connection.dialect.name != "postgresql":
-        return None
-    return connection.execute(text("SELECT pg_current_xact_id_if_assigned()::text")).scalar()
+def write_alone(connection: Connection, table: str) -> None:
+    """Have other writers to `table` wait for this transaction's end; readers do not. A file's writers wait anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
 
 
-def was_committed(connection: Connection, number: str) -> bool:
-    """Whether that transaction was committed, though the connection was lost before the server could say so.
-
-    A number that the server has not given out yet is one that it forgot in a crash: nothing of it is left.
-    """
-    asked = text(
-        "SELECT CASE WHEN number < pg_current_xact_id() THEN pg_xact_status(number) END "
-        "FROM (SELECT CAST(:number AS xid8) AS number) AS asked"
-    )
-    for _ in range(10 * IDLE_LIMIT_S):
-        if (status := connection.execute(asked, {"number": number}).scalar()) != "in progress":
-            return bool(status == "committed")
-        time.sleep(0.1)  # the server has not yet noticed that the connection is gone
-    return False
+def _prompt(timeout_s: float) -> dict[str, Any]:
+    return {"connect_timeout": round(timeout_s), "tcp_user_timeout": round(1000 * timeout_s)}
 
 
 def _begin(connection: Connection) -> None:

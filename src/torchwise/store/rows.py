@@ -10,13 +10,15 @@ from torchwise.records import codec
 
 T = TypeVar("T")
 
+WAY_OUT = "delete the study, or read it with the version of Torchwise that wrote it"
+
 
 def dump(record: Any) -> str:
     """Return a record as JSON text. Infinity and NaN are kept as such, which Python reads back and plain JSON lacks."""
     return json.dumps(codec.to_builtins(record), separators=(",", ":"))
 
 
-def load(text: str, kind: type[T], *, row: str, written: str, known: str) -> T:
+def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_out: str = WAY_OUT) -> T:
     """Read what `dump` wrote.
 
     Args:
@@ -25,11 +27,11 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str) -> T:
         row: what to call the row in a message, such as "trial 3 of study 1".
         written: the row's format.
         known: the format that this version reads.
+        way_out: what to do about a row that cannot be read.
 
     Raises:
         StorageError: another format, or no such record.
     """
-    way_out = "delete the study, or read it with the version of Torchwise that wrote it"
     if written != known:
         raise StorageError(f"{row} has format {written!r}, but this version reads {known!r}; {way_out}")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration: the schema that this version reads and writes."""
 
 VERSION_TABLE = "torchwise_schema"
@@ -72,4 +72,42 @@ decisions = Table(
     Column("record", Text, nullable=False),
     Index("torchwise_decisions_target", "target", "decided_at"),
     Index("torchwise_decisions_identity", "identity"),
+)
+
+rulings = Table(
+    "torchwise_rulings",
+    metadata,
+    Column("target", Text, primary_key=True),
+    Column("mode", Text, primary_key=True),
+    Column("hardware", Text, primary_key=True),
+    Column("plan_id", Text, primary_key=True),
+    Column("standing", Text, nullable=False),  # counts where the record says another: a later pin changes it
+    Column("ruled_at", Double, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("record", Text, nullable=False),
+)
+
+explanations = Table(
+    "torchwise_explanations",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("target", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("plan_id", Text, nullable=False),  # "" for torch.compile with its defaults
+    Column("plan", Text),
+    Column("fingerprint", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    UniqueConstraint("target", "mode", "fingerprint", "plan_id", name="torchwise_explanations_key"),
+    Index("torchwise_explanations_created", "created_at"),
+    sqlite_autoincrement=True,  # as with studies
+)
+
+writes = Table(
+    "torchwise_writes",
+    metadata,
+    Column("token", Text, primary_key=True),
+    Column("at", Double, nullable=False),
 )

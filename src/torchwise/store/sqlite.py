@@ -21,10 +21,13 @@ WRITING = "torchwise_writing"
 """Execution option of a connection whose transactions write."""
 
 
-def sqlite_engine(path: Path) -> Engine:
-    """Return an engine whose every transaction has a connection of its own, so that it is safe after a fork."""
+def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
+    """Return an engine whose every transaction has a connection of its own, so that it is safe after a fork.
+
+    Each waits for a lock for `timeout_s`, or else for `BUSY_TIMEOUT_S`.
+    """
     url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url, creator=partial(connect, path), poolclass=NullPool)
+    engine = create_engine(url, creator=partial(connect, path, timeout_s), poolclass=NullPool)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -52,14 +55,14 @@ def is_writable(path: Path) -> bool:
     return _may(path, os.W_OK) and _may(path.parent, os.W_OK)
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, timeout_s: float | None = None) -> sqlite3.Connection:
     """Open an existing file: for writing where permitted, else for reading."""
     if is_writable(path):
-        connection = _open(path, "mode=rw")
+        connection = _open(path, "mode=rw", timeout_s)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
         return connection
-    connection = _open(path, "mode=ro")
+    connection = _open(path, "mode=ro", timeout_s)
     try:
         connection.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError as error:
@@ -69,7 +72,7 @@ def connect(path: Path) -> sqlite3.Connection:
                 f"store {path} is read-only and has changes in {path.name}-wal that are not taken in yet ({error}); "
                 "open it once with write permission"
             ) from error
-        return _open(path, "mode=ro&immutable=1")  # nobody is writing, and the log's index cannot be created
+        return _open(path, "mode=ro&immutable=1", timeout_s)  # nobody is writing, and the log's index cannot be created
     return connection
 
 
@@ -85,9 +88,10 @@ def use_write_ahead_log(path: Path, place: str) -> None:
         raise explain(error, place) from error
 
 
-def _open(path: Path, mode: str) -> sqlite3.Connection:
+def _open(path: Path, mode: str, timeout_s: float | None) -> sqlite3.Connection:
     """Open without the driver's own transactions: SQLAlchemy's documented recipe for a BEGIN of one's own."""
-    return sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    timeout = BUSY_TIMEOUT_S if timeout_s is None else timeout_s
+    return sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=timeout, isolation_level=None)
 
 
 def _begin(connection: Connection) -> None:

@@ -12,10 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
-from torchwise.records import Decision, Study, StudyState, Trial
-from torchwise.store import claims, copying, studies
+from torchwise.records import Decision, Ruling, Study, StudyState, Trial
+from torchwise.records.explanation import Explanation
+from torchwise.store import claims, copying, explanations, rulings, studies
 from torchwise.store.copying import Copied
 from torchwise.store.database import Database
+from torchwise.store.explanations import ExplanationSummary
 from torchwise.store.keys import StudyKey, StudySummary
 from torchwise.store.location import default_url, locate
 from torchwise.store.migrate import bring_to_head, take_back
@@ -52,7 +54,7 @@ def downgrade_storage(url: str | None, schema: str) -> str:
 
 
 class Storage:
-    """Studies, trials and decisions, shared between processes, threads and forks.
+    """Studies with trials and decisions, rulings and explanations, shared between processes, threads and forks.
 
     Each method is one transaction: when it returns, what it wrote survives `kill -9` and a power cut; when it
     raises, nothing of it was written. A store that may not be written can be read. A server that is lost in between
@@ -68,6 +70,7 @@ class Storage:
     def __init__(self, database: Database) -> None:
         """Use a database that is at the schema of this version; `open_storage` sees to that."""
         self._database = database
+        database.leaves_tokens = True
 
     @property
     def place(self) -> str:
@@ -199,6 +202,39 @@ class Storage:
         """Delete a study with its trials and its decision. Its id is never given to another."""
         self._database.write(lambda c: studies.remove(c, study_id))
 
+    def rule(self, ruling: Ruling) -> None:
+        """Store what somebody decided about a plan, in the place of what was decided about it before.
+
+        A target has one pin at most for a mode and a kind of hardware: by a new one the older becomes an approval. A
+        ruling without a time gets that of the store.
+        """
+        self._database.write(lambda c: rulings.put(c, ruling))
+
+    def withdraw(self, target: str, mode: str, hardware: str, plan_id: str) -> bool:
+        """Delete the ruling on a plan, and return whether there was one."""
+        return self._database.write(lambda c: rulings.remove(c, target, mode, hardware, plan_id))
+
+    def rulings(self, target: str | None = None, mode: str | None = None, hardware: str | None = None) -> list[Ruling]:
+        """Return the rulings on this target, mode and hardware, or on any, newest first."""
+        return self._database.read(lambda c: rulings.read(c, target, mode, hardware))
+
+    def keep_explanation(self, explanation: Explanation) -> int:
+        """Store an explanation and return its id; it replaces the one of the same target, mode, machine and plan."""
+        row = explanations.row_of(explanation)
+        return self._database.write(lambda c: explanations.keep(c, row))
+
+    def explanations(self, target: str | None = None, limit: int | None = None) -> list[ExplanationSummary]:
+        """List the explanations of `target`, or all, newest first, and at most `limit`; no record is read."""
+        return self._database.read(lambda c: explanations.summaries(c, target, limit))
+
+    def get_explanation(self, explanation_id: int) -> Explanation:
+        """Return the explanation with this id.
+
+        Raises:
+            StorageError: there is none.
+        """
+        return self._database.read(lambda c: explanations.get(c, explanation_id))
+
     def size(self) -> tuple[int, int]:
         """Return how many studies and how many trials there are, running ones included."""
         return self._database.read(studies.count)
@@ -208,11 +244,12 @@ class Storage:
 
         Each study is one transaction. What `other` holds already stays, so that a copy that was broken off, or that
         lies some time back, is gone on with by copying again. Of a study that both have, the trials are put together
-        and the later decision counts.
+        and the later decision counts. Rulings and explanations come last, of one plan the later.
         """
         for study_id in self._database.read(copying.ids):
             if (found := self._database.read(partial(copying.read, study_id=study_id))) is not None:
                 yield copying.write(other._database, found)
+        copying.write_others(self._database, other._database)
 
     def close(self) -> None:
         """Give back what the store holds open; it must not be used afterwards."""

@@ -42,6 +42,7 @@ _BUSY = ("database is locked", "database table is locked")
 _BUSY_CODES = ("40001", "40P01", "55P03")  # serialisation failure, deadlock, a lock not had in time
 # The connection broke; the server stops, crashed, starts or has no connection left; it took us for dead.
 _LOST_CODES = ("08", "57P01", "57P02", "57P03", "53300", "25P03")
+_UNANSWERED = ("OperationalError", "ConnectionTimeout")  # psycopg's, where no server gave a code
 
 
 class UnreachableError(StorageError):
@@ -60,7 +61,7 @@ def is_lost(error: BaseException) -> bool:
         return False
     if code := _code(error):
         return code.startswith(_LOST_CODES)
-    return type(raised).__name__ == "OperationalError" and _refusal(str(raised)) is None
+    return type(raised).__name__ in _UNANSWERED and _refusal(str(raised)) is None
 
 
 def explain(error: BaseException, place: str) -> StorageError:

@@ -1,7 +1,31 @@
-"""The loop: ask for a plan, launch a trial, store it, and in the end decide."""
+"""The loop: ask for a plan, launch a trial, store it, and in the end decide; and what people's rulings make of that.
 
-from torchwise.study.listener import Listener, Silent
-from torchwise.study.request import Request
-from torchwise.study.run import run_study
+Names are loaded on first use: a program that starts asks for `torchwise.study.ruled` alone, and needs none of the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchwise.study.listener import Listener, Silent
+    from torchwise.study.request import Request
+    from torchwise.study.run import run_study
+
+_HOMES = {
+    "Listener": "listener",
+    "Request": "request",
+    "Silent": "listener",
+    "run_study": "run",
+}
 
 __all__ = ["Listener", "Request", "Silent", "run_study"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torchwise.study' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"torchwise.study.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

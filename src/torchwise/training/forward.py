@@ -16,6 +16,7 @@ import torch
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
+from torchwise.study.ruled import in_force
 from torchwise.training.ranks import PATIENCE_S, Ranks
 from torchwise.training.step import tune
 from torchwise.training.wrapped import unfit_because
@@ -132,6 +133,9 @@ class PlannedForward:
             example = self._seen.example
             asked: dict[str, Any] = {**self._options, "mode": "training", "patience": self._patience}
             self._decision = tune(call, example.args, dict(example.kwargs), **asked)
+        decided = self._decision
+        ruled = ranks.told(lambda: in_force(decided, self._options.get("store")).decision.to_json())
+        self._decision = Decision.from_json(ruled)
         found = Dispatcher(call, self._decision)
         refusal = unfit_because(self._decision.plan) if ranks.are_several else None
         refusal = refusal or self._refusal(found, call)

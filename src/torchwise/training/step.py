@@ -15,6 +15,7 @@ from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
 from torchwise.runtime.step import FIRST_CALLS
+from torchwise.study.ruled import in_force
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.training.wrapped import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.workload import Example
@@ -60,7 +61,7 @@ def tune(
 
 
 def apply(
-    step: TrainStep, decision: Decision | api.Study, *, patience: float = PATIENCE_S
+    step: TrainStep, decision: Decision | api.Study, *, patience: float = PATIENCE_S, store: str | None = None
 ) -> RankedStep | OptimizedStep:
     """Return `step` running by what was decided, on all ranks or on none; every rank must call it.
 
@@ -68,6 +69,7 @@ def apply(
         step: what the decision was made for; its model may have been wrapped or sharded since.
         decision: of `tune`, the same on every rank.
         patience: seconds that ranks wait for one that compiles slower.
+        store: as for `torchwise.apply`; what rank 0 finds ruled there holds on all.
 
     Raises:
         TorchwiseError: a rank ended meanwhile.
@@ -75,12 +77,14 @@ def apply(
     decision = decision.decision if isinstance(decision, api.Study) else decision
     step, ranks = unwrap(step), Ranks(patience)
     if not ranks.are_several:
-        return api.apply(step, decision)
+        return api.apply(step, decision, store=store)
     text = decision.to_json()
+    is_another = ranks.told(lambda: text) != text
+    decision = Decision.from_json(ranks.told(lambda: in_force(Decision.from_json(text), store).decision.to_json()))
     with as_decided_for(step) as before:
         stale = stale_because(before, decision)
     refusal = f"the decision is stale ({stale})" if stale else unfit_because(decision.plan)
-    if ranks.told(lambda: text) != text:
+    if is_another:
         refusal = "rank 0 has another decision"
     return RankedStep(step, decision, refusal, ranks, patience)
 
@@ -95,7 +99,7 @@ def optimize(
         step = torchwise.TrainStep(DistributedDataParallel(model), loss, optimizer)
         step = torchwise.training.optimize(step, (x, y), calls=100_000)
     """
-    return apply(step, tune(step, args, patience=patience, **options), patience=patience)
+    return apply(step, tune(step, args, patience=patience, **options), patience=patience, store=options.get("store"))
 
 
 class RankedStep(OptimizedStep):

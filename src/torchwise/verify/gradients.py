@@ -64,7 +64,6 @@ class Gradients:
 
     Args:
         epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
-
     """
 
     def __init__(self, epsilon: float | None) -> None:

@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from torchwise.report import format as show
-from torchwise.report.comparison import Change, Compared, Comparison
+from torchwise.report.comparison import Compared, Comparison
+from torchwise.report.judged import Change
 
 TITLES = {
     Change.SLOWER: "Slower",

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torchwise.records.explanation import Explanation
 from torchwise.report import facts
 from torchwise.report.explain import words
 from torchwise.report.explain.plots import plots
 from torchwise.report.json_export import write_whole
-from torchwise.report.template import render
+from torchwise.report.template import Theme, render, render_part
 
 TEMPLATE = "explain.html.j2"
 
 
 def render_explanation_html(explanation: Explanation) -> str:
     """Return an explanation as a self-contained page. The same explanation always gives the same page."""
-    return render(
-        TEMPLATE,
-        told=explanation,
-        headline=words.headline(explanation),
-        place=words.place(explanation),
-        execution=words.execution(explanation),
-        capturable=words.capturable(explanation),
-        price=words.price,
-        links=words.links,
-        nothing=words.NOTHING,
-        plots=plots(explanation),
-        kernels=[words.cells(kernel) for kernel in explanation.kernels],
-        steps=words.next_steps(explanation),
-        environment=facts.machine(explanation.environment),
-    )
+    return render(TEMPLATE, **_context(explanation))
+
+
+def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
+    """Return an explanation as a part of a page; see `template.render_part`."""
+    return render_part(TEMPLATE, theme, **_context(explanation))
+
+
+def _context(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "told": explanation,
+        "headline": words.headline(explanation),
+        "place": words.place(explanation),
+        "execution": words.execution(explanation),
+        "capturable": words.capturable(explanation),
+        "price": words.price,
+        "links": words.links,
+        "nothing": words.NOTHING,
+        "plots": plots(explanation),
+        "kernels": [words.cells(kernel) for kernel in explanation.kernels],
+        "steps": words.next_steps(explanation),
+        "environment": facts.machine(explanation.environment),
+    }
 
 
 def write_explanation(explanation: Explanation, *, html: Path | None = None, json: Path | None = None) -> None:

@@ -1,0 +1,40 @@
+"""`torchwise dashboard`: studies, decisions, histories and kernels in a browser."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torchwise.cli.options import Store
+
+PORT = 8501
+"""Streamlit's own."""
+
+
+def dashboard(
+    store: Store = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; any but this machine's own is read-only.")
+    ] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = PORT,
+    read_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--read-only/--writable",
+            help="Whether plans can be pinned, approved and rejected there. Nobody is asked for a password.",
+            show_default="writable on this machine alone",
+        ),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Show the store in a browser: live progress, decisions, comparisons, histories, kernels, and rulings on plans.
+
+    Exit codes: 0 it was ended, 1 the extra `dashboard` is missing, 2 bad input.
+    """
+    from torchwise.dashboard.serve import is_this_machine, serve
+    from torchwise.store import default_url, open_storage
+
+    url = store or default_url()
+    open_storage(url).close()  # one that cannot be used is refused here, in words
+    serve(url, host, port, read_only=not is_this_machine(host) if read_only is None else read_only, browser=browser)

@@ -1,0 +1,78 @@
+"""The mode toggle: pin, approve or reject a plan of a study, or leave it to the evidence; `apply` respects it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+
+import streamlit as st
+
+from torchwise.dashboard import stored
+from torchwise.errors import TorchwiseError
+from torchwise.plan import Plan
+from torchwise.records import Standing, Study
+from torchwise.report.rows import rows
+from torchwise.report.rulings import render_rulings
+from torchwise.study.ruled import ruled
+from torchwise.study.ruling import ruling_on
+
+AUTOMATIC = "automatic"
+MEANINGS = {
+    AUTOMATIC: "no ruling: the evidence decides",
+    Standing.PINNED.value: "run this plan and no other",
+    Standing.APPROVED.value: "permit it; what is not approved no longer runs",
+    Standing.REJECTED.value: "never run it",
+}
+
+
+def rule(study: Study) -> None:
+    """Show what was ruled for the study's target on its kind of machine, and a form, where ruling is permitted."""
+    workload, hardware = study.workload, study.environment.hardware
+    found = stored.storage().rulings(workload.target, workload.mode, hardware)
+    if found:
+        in_force = ruled(study.decision, stored.storage()).decision.reason if study.decision else ""
+        st.html(render_rulings(found, in_force, stored.theme()))
+    if stored.is_read_only():
+        st.caption("Read-only: nobody may rule on plans here.")
+        return
+    with st.expander("Pin, approve or reject a plan"), st.form("ruling", border=False):
+        plans = _plans(study)
+        plan = st.selectbox("Plan", list(plans), format_func=plans.__getitem__)
+        standing = st.radio("Standing", list(MEANINGS), captions=list(MEANINGS.values()), index=None)
+        reason = st.text_input("Reason")
+        by = st.text_input("Your name", _login())
+        st.caption(f"It holds for {workload.mode} on {_literal(hardware)}.")
+        if st.form_submit_button("Rule") and plan is not None:
+            _store(study, next(row.plan for row in rows(study) if row.plan.id == plan), standing, by, reason)
+
+
+def _plans(study: Study) -> dict[str, str]:
+    """Return the tried plans by their ids, the decided one first, each as it may be ruled on."""
+    return {row.plan.id: f"{row.name} ({row.standing if row.trial else 'left alone'})" for row in rows(study)}
+
+
+def _store(study: Study, plan: Plan, standing: str | None, by: str, reason: str) -> None:
+    if standing is None:
+        st.text("Choose a standing first.")
+        return
+    storage, workload = stored.storage(), study.workload
+    try:
+        if standing == AUTOMATIC:
+            storage.withdraw(workload.target, workload.mode, study.environment.hardware, plan.id)
+        else:
+            storage.rule(ruling_on(study, plan, Standing(standing), by=by, reason=reason))
+    except TorchwiseError as error:
+        st.text(f"torchwise: {error}")
+        return
+    st.rerun()
+
+
+def _login() -> str:
+    with contextlib.suppress(OSError, KeyError, ImportError):  # what it raises differs by version and system
+        return getpass.getuser()
+    return ""
+
+
+def _literal(text: str) -> str:
+    """Escape what Markdown would read as its own."""
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]()#+-.!|<>$:~" else letter for letter in text)

@@ -1,0 +1,67 @@
+"""What the pages read: the store, opened once, and what was drawn of it, kept while it stays the same."""
+
+from __future__ import annotations
+
+import sys
+
+import streamlit as st
+
+from torchwise.dashboard.serve import READ_ONLY
+from torchwise.records import Study
+from torchwise.report.template import Theme
+from torchwise.store import Storage, StudySummary, default_url, open_storage
+
+MOST = 200
+"""Studies that a page offers to choose from; older ones are found by their target."""
+
+
+def storage() -> Storage:
+    """Return the store of this server."""
+    return _storage(default_url())
+
+
+@st.cache_resource(show_spinner=False)
+def _storage(url: str) -> Storage:
+    return open_storage(url)
+
+
+def is_read_only() -> bool:
+    """Whether nobody may rule on plans here."""
+    return READ_ONLY in sys.argv[1:]
+
+
+def theme() -> Theme:
+    """Return the theme that the visitor has chosen, or that their system prefers."""
+    return "dark" if st.context.theme.type == "dark" else "light"
+
+
+def summaries(target: str | None = None) -> list[StudySummary]:
+    """Return the newest studies, of `target` or of any."""
+    return storage().list_studies(target, limit=MOST)
+
+
+def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:
+    """Have the visitor choose a study; the address of the page remembers it, so that it can be passed on.
+
+    Args:
+        label: of the choice.
+        found: studies to choose from, at least one.
+        parameter: of the address, which may name a study that is not among them.
+        default: position of the one that is chosen at first.
+    """
+    names = {summary.id: name_of(summary) for summary in found}
+    asked = st.query_params.get(parameter, "")
+    if asked.isdigit() and int(asked) not in names:
+        names = {int(asked): f"study {asked}"} | names
+    ids = list(names)
+    first = ids.index(int(asked)) if asked.isdigit() else min(default, len(ids) - 1)
+    chosen = st.selectbox(label, ids, index=first, format_func=names.__getitem__, key=f"choose-{parameter}")
+    assert isinstance(chosen, int)
+    st.query_params[parameter] = str(chosen)
+    return storage().get_study(chosen)
+
+
+def name_of(summary: StudySummary) -> str:
+    """Return a study in a few words, for a list to choose from."""
+    speed = f", {summary.speedup.mid:.3g}×" if summary.speedup else ""
+    return f"{summary.id}: {summary.target}, {summary.mode} on {summary.device}{speed}"

@@ -1,0 +1,23 @@
+"""Two studies side by side: of two machines, two versions, or two requests."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from torchwise.dashboard import stored
+from torchwise.report.beside import render_beside
+
+
+def show() -> None:
+    """Draw the two that the address names, or the newest and the one before it of the same target."""
+    found = stored.summaries()
+    if len(found) < 2:
+        st.text("The store holds fewer than two studies: torchwise tune TARGET makes one.")
+        return
+    earlier = next((i for i, summary in enumerate(found) if i and summary.target == found[0].target), 1)
+    left, right = st.columns(2)
+    with left:
+        first = stored.choose_study("First", found, "first", earlier)
+    with right:
+        second = stored.choose_study("Second", found, "second")
+    st.html(render_beside(first, second, stored.theme()))

@@ -1,0 +1,34 @@
+"""What became of a target over time: versions of torch, drivers, models."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from torchwise.dashboard import stored
+from torchwise.records import StudyState
+from torchwise.report.history import render_history
+
+MOST = 40
+"""Studies of one target that are drawn; each is read with all its samples."""
+
+
+def show() -> None:
+    """Draw the history of the target that the address names, or of the newest study's."""
+    targets = list(dict.fromkeys(summary.target for summary in stored.summaries()))
+    asked = st.query_params.get("target")
+    if asked and asked not in targets:
+        targets.insert(0, asked)
+    if not targets:
+        st.text("The store holds no study yet: torchwise tune TARGET makes one.")
+        return
+    target = st.selectbox("Target", targets, index=targets.index(asked) if asked else 0)
+    assert target is not None
+    st.query_params["target"] = target
+    decided = [summary for summary in stored.summaries(target) if summary.state is StudyState.DECIDED]
+    if not decided:
+        st.text(f"No study of {target} is decided yet.")
+        return
+    if len(decided) > MOST:
+        st.text(f"These are the newest {MOST} of {len(decided)} studies.")
+    studies = [stored.storage().get_study(summary.id) for summary in decided[:MOST]]
+    st.html(render_history(target, studies, stored.theme()))

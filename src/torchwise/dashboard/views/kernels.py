@@ -1,0 +1,26 @@
+"""Where the time of a target goes: its six stages, its kernels, and what each mend would save."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from torchwise.dashboard import stored
+from torchwise.report.explain.page import render_explanation_part
+from torchwise.report.facts import when
+
+
+def show() -> None:
+    """Draw the explanation that the address names, or the newest."""
+    found = stored.storage().explanations(limit=stored.MOST)
+    if not found:
+        st.text("The store holds no explanation yet: torchwise explain TARGET makes one.")
+        return
+    names = {
+        one.id: f"{one.target}, {one.plan or 'torch.compile'} on {one.device}, {when(one.created_at)}" for one in found
+    }
+    asked = st.query_params.get("explanation", "")
+    first = list(names).index(int(asked)) if asked.isdigit() and int(asked) in names else 0
+    chosen = st.selectbox("Explanation", list(names), index=first, format_func=names.__getitem__)
+    assert isinstance(chosen, int)
+    st.query_params["explanation"] = str(chosen)
+    st.html(render_explanation_part(stored.storage().get_explanation(chosen), stored.theme()))

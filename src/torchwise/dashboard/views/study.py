@@ -1,0 +1,51 @@
+"""One study: its decision, its candidates with their plots, and what people say about its plans."""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+
+from torchwise.dashboard import stored
+from torchwise.dashboard.rulings import rule
+from torchwise.records import Study, StudyState
+from torchwise.report.html import render_html_part
+from torchwise.report.studies import progress
+from torchwise.report.template import Theme
+
+EVERY_S = 2
+
+
+def show() -> None:
+    """Draw the study that the address names, or the newest; one that runs is drawn as it goes on."""
+    found = stored.summaries()
+    if not found:
+        st.text("The store holds no study yet: torchwise tune TARGET makes one.")
+        return
+    study = stored.choose_study("Study", found, "study")
+    rule(study)
+    if study.state is StudyState.RUNNING:
+        st.fragment(run_every=EVERY_S)(_live)(study.id)
+    else:
+        st.html(_drawn(study, stored.theme()))
+
+
+def _live(number: int) -> None:
+    study = stored.storage().get_study(number)
+    if study.state is not StudyState.RUNNING:
+        st.rerun()
+    st.text(progress(study, time.time()))
+    st.html(_drawn(study, stored.theme()))
+
+
+def _stamp(study: Study) -> tuple[str, ...]:
+    """Return what changes whenever the page would."""
+    decided = study.decision.plan.id if study.decision else ""
+    trials = (f"{trial.number} {trial.state} {trial.started_at}" for trial in study.trials)
+    return (str(study.id), str(study.created_at), study.state, decided, *trials)
+
+
+@st.cache_data(show_spinner=False, max_entries=32, hash_funcs={Study: _stamp})
+def _drawn(study: Study, theme: Theme) -> str:
+    """Return the page of a study; drawing its plots takes a second, so what is drawn is kept."""
+    return render_html_part(study, theme)

@@ -1,0 +1,63 @@
+"""What people decided about a plan: pinned, approved or rejected, for a target on a kind of machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchwise.plan import Plan
+from torchwise.records import codec
+
+SCHEMA = "torchwise.ruling/1"
+
+
+class Standing(StrEnum):
+    """What somebody said about a plan."""
+
+    PINNED = "pinned"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What somebody decided about one plan of a target.
+
+    Attributes:
+        target: what was tuned, as its workload names it.
+        mode: "inference" or "training".
+        hardware: the machines it holds for, as `Environment.hardware` has them.
+        plan: that it is about.
+        standing: run this plan and no other, permit it, or forbid it.
+        by: whose ruling it is.
+        reason: in their words; may be empty.
+        at: seconds since the epoch; 0 has the store say it, by its own clock.
+    """
+
+    target: str
+    mode: str
+    hardware: str
+    plan: Plan
+    standing: Standing
+    by: str
+    reason: str = ""
+    at: float = 0.0
+    schema: str = SCHEMA
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return codec.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Ruling:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no ruling, or of another schema.
+        """
+        return codec.of_schema(text, cls, SCHEMA)
+
+    def in_words(self, plan: str = "it") -> str:
+        """Return such as "bob pinned it: the tail latency is better"."""
+        said = f"{self.by} {self.standing} {plan}"
+        return f"{said}: {self.reason}" if self.reason else said

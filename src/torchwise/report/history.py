@@ -1,0 +1,129 @@
+"""What became of a target from study to study: over versions of torch, drivers and models, regressions marked.
+
+Only like is compared with like: a line is one target in one mode, for one objective, on one kind of hardware, and what
+was decided is compared with what was decided before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torchwise.records import Interval, Study
+from torchwise.records.statistics import CONFIDENCE
+from torchwise.report import format as show
+from torchwise.report.beside import measured
+from torchwise.report.facts import when
+from torchwise.report.judged import THRESHOLD, Change, Judge
+from torchwise.report.plots.plot import Plot
+from torchwise.report.rows import Row, rows
+from torchwise.report.template import Theme, render_part
+
+TEMPLATE = "history.html.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One study of a line.
+
+    Attributes:
+        study: it.
+        row: what was decided in it.
+        change: against the study before it; NOT_COMPARED for the first.
+        time: this time per call over the one before.
+        note: what else happened, in words; empty where nothing.
+    """
+
+    study: Study
+    row: Row
+    change: Change
+    time: Interval | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The studies of one target that compare, oldest first.
+
+    Attributes:
+        name: mode, objective and legality, in words.
+        hardware: the machine in words.
+        points: one for each study.
+    """
+
+    name: str
+    hardware: str
+    points: tuple[Point, ...]
+
+    @property
+    def regressions(self) -> int:
+        """How many points are worse than the one before."""
+        return sum(point.change.is_regression for point in self.points)
+
+
+def history(studies: Iterable[Study]) -> list[Line]:
+    """Return the lines of one target's studies, the longest first; undecided studies are left out."""
+    lanes: dict[tuple[str, str], list[Study]] = {}
+    for study in sorted(studies, key=lambda study: study.created_at):
+        if study.decision is not None:
+            spec = study.workload
+            name = f"{spec.mode} for {spec.objective}, answers may be {study.allow}"
+            lanes.setdefault((name, study.environment.hardware), []).append(study)
+    lines = [Line(name, hardware, _points(found)) for (name, hardware), found in lanes.items()]
+    return sorted(lines, key=lambda line: -len(line.points))
+
+
+def render_history(target: str, studies: Iterable[Study], theme: Theme) -> str:
+    """Return the history of a target as a part of a page; see `template.render_part`."""
+    lines = history(studies)
+    return render_part(
+        TEMPLATE, theme, target=target, lines=lines, plots=plots(lines), summary=summary(lines), when=when
+    )
+
+
+def plots(lines: Iterable[Line]) -> list[Plot]:
+    """Return a plot for each line of at least two points."""
+    from torchwise.report.plots.history import history_plot
+
+    return [history_plot(line, number) for number, line in enumerate(lines) if len(line.points) > 1]
+
+
+def summary(lines: list[Line]) -> str:
+    """Return what it comes to, in a line."""
+    worse = sum(line.regressions for line in lines)
+    studies = show.counted(sum(len(line.points) for line in lines), "decided study").replace("studys", "studies")
+    if not worse:
+        return f"{studies}, no regression."
+    return f"{studies}, {show.counted(worse, 'regression')}."
+
+
+def _points(studies: list[Study]) -> tuple[Point, ...]:
+    judge = Judge(THRESHOLD, 1 - (1 - CONFIDENCE) / max(len(studies) - 1, 1))
+    first = Point(studies[0], _decided(studies[0]), Change.NOT_COMPARED, note="the first")
+    return (first, *(_point(judge, before, after) for before, after in pairwise(studies)))
+
+
+def _decided(study: Study) -> Row:
+    return next(row for row in rows(study) if row.is_decided)
+
+
+def _point(judge: Judge, before: Study, after: Study) -> Point:
+    old, new = _decided(before), _decided(after)
+    if before.inspection.identity != after.inspection.identity:
+        return Point(after, new, Change.NOT_COMPARED, note="another model or other inputs than before")
+    a, b = measured(old, before), measured(new, after)
+    if a is None or b is None:
+        return Point(after, new, Change.NOT_COMPARED, note="not timed in both")
+    found = judge.judge(a, b, eager=old.trial is None and new.trial is None)
+    refused = next((row for row in rows(after) if row.plan == old.plan and row.verdict == "failed"), None)
+    if refused:
+        return Point(
+            after, new, Change.WRONG, found.time, f"{old.name} was proven before, and fails now: {refused.why}"
+        )
+    return Point(after, new, found.change, found.time, _what_changed(before, after))
+
+
+def _what_changed(before: Study, after: Study) -> str:
+    lines = before.environment.differences(after.environment)
+    return ", ".join(line.replace(" there,", " before,").removesuffix(" here") + " now" for line in lines)

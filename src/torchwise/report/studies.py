@@ -1,0 +1,55 @@
+"""Studies in one line each, as a part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchwise.records import Study
+from torchwise.report import format as show
+from torchwise.report.facts import when
+from torchwise.report.template import Theme, render_part
+
+if TYPE_CHECKING:
+    from torchwise.store import StudySummary
+
+TEMPLATE = "studies.html.j2"
+
+
+def progress(study: Study, now: float) -> str:
+    """Return how far a search has come, in a sentence.
+
+    Args:
+        study: one that runs.
+        now: seconds since the epoch.
+    """
+    finished = [trial for trial in study.trials if trial.state.is_finished]
+    tried = [f"{trial.plan} for {_since(trial.started_at, now)}" for trial in study.trials if trial not in finished]
+    best = max(
+        (trial.measurement.speedup.mid for trial in finished if trial.is_proven and trial.measurement), default=0
+    )
+    words = [
+        f"{show.counted(len(finished), 'trial')} finished",
+        f"being tried: {', '.join(tried)}" if tried else "nothing is being tried at the moment",
+        f"the best so far is {show.ratio(best)} as fast as eager" if best else "nothing is proven yet",
+    ]
+    return f"Searching for {_since(study.created_at, now)}: {'; '.join(words)}."
+
+
+def _since(then: float, now: float) -> str:
+    return show.seconds(max(now - then, 0.0)) if then > 0 else "some time"
+
+
+def render_studies(
+    summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, most: int
+) -> str:
+    """Return studies as a part of a page; see `template.render_part`.
+
+    Args:
+        summaries: newest first.
+        place: of the store.
+        theme: light or dark.
+        target: whose studies alone these are; None for any.
+        most: how many there can be at the most, so that older ones may be missing.
+    """
+    return render_part(TEMPLATE, theme, summaries=summaries, place=place, when=when, target=target, most=most)

@@ -1,0 +1,36 @@
+"""Whether anything was ruled about a target, asked at every start of a program: SQLite says so in a millisecond."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from torchwise.store.location import default_url, file_of
+
+
+def may_hold_rulings(store: str | None, target: str) -> bool:
+    """Whether a store may hold a ruling on `target`; SQLAlchemy is not loaded to find that out.
+
+    Args:
+        store: as of `open_storage`; None for the default, which need not be there.
+        target: as its workload names it.
+    """
+    file = file_of(store or default_url())
+    if file is None:
+        return True
+    if not file.exists():
+        return store is not None  # which is a mistake that somebody is told of
+    return not _holds_none(file, target)
+
+
+def _holds_none(file: Path, target: str) -> bool:
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=0.1)) as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'torchwise_rulings'").fetchall():
+                return True
+            asked = "SELECT 1 FROM torchwise_rulings WHERE target = ? LIMIT 1"
+            return not connection.execute(asked, (target,)).fetchall()
+    except sqlite3.Error:  # whoever reads it in earnest says what is wrong
+        return False

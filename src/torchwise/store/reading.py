@@ -1,0 +1,41 @@
+"""A store as it is, for a look that must not hold anybody up: nothing is made, migrated or waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchwise.errors import StorageError
+from torchwise.store.database import Database
+from torchwise.store.location import default_url, locate
+from torchwise.store.migrate import revision_of
+from torchwise.store.schema import HEAD
+from torchwise.store.storage import Storage
+
+PROMPT_S = 3.0
+"""How long a server may take to let us in, or a file to be unlocked."""
+
+RULINGS_SINCE = "0003"
+"""The schema that brought rulings."""
+
+
+def read_storage(url: str | None = None) -> Storage | None:
+    """Open the store at `url` as it is, or say at once why that cannot be; None where it is older than rulings.
+
+    Args:
+        url: as of `open_storage`.
+
+    Raises:
+        StorageError: it is not there, cannot be reached within `PROMPT_S`, or its schema is not this version's.
+    """
+    location = locate(url or default_url())
+    if location.drivername == "sqlite" and not Path(location.database or "").exists():
+        raise StorageError(f"store {location.database} is not there: give another, or tune into it first")
+    database = Database(location, prompt_s=PROMPT_S)
+    held = database.read(revision_of)
+    if held == HEAD:
+        return Storage(database)
+    database.close()
+    if held is None or held < RULINGS_SINCE:
+        return None
+    way_out = "pip install -U torchwise" if held > HEAD else "torchwise store info migrates it"
+    raise StorageError(f"store {database.place} has schema {held!r}, but must have {HEAD!r} to be read: {way_out}")

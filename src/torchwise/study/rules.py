@@ -1,0 +1,59 @@
+"""Which plans the rulings on a target permit, and by whose word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchwise.plan import Plan
+from torchwise.records import Decision, Ruling, Standing
+
+if TYPE_CHECKING:
+    from torchwise.store import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rulings on one target, mode and hardware."""
+
+    rulings: Sequence[Ruling]
+
+    @classmethod
+    def on(cls, decision: Decision, storage: Storage) -> Rules:
+        """Read the rulings that a decision is subject to."""
+        workload = decision.workload
+        return cls(storage.rulings(workload.target, workload.mode, decision.environment.hardware))
+
+    @property
+    def pin(self) -> Ruling | None:
+        """The pin, if there is one."""
+        return next(iter(self._of(Standing.PINNED)), None)
+
+    @property
+    def name_plans(self) -> bool:
+        """Whether somebody said which plans may run, and not only which may not."""
+        return self.pin is not None or bool(self._of(Standing.APPROVED))
+
+    def against(self, plan: Plan) -> str | None:
+        """Return whose ruling forbids a plan, and why, in words; None where it is permitted."""
+        if self.pin is not None:
+            return None if self.pin.plan == plan else self.pin.in_words(str(self.pin.plan))
+        if plan.is_eager:
+            return None
+        if rejection := self.rejection(plan):
+            return rejection.in_words()
+        approvals = self._of(Standing.APPROVED)
+        if not approvals or any(ruling.plan == plan for ruling in approvals):
+            return None
+        return f"it is not approved, while {approvals[0].in_words(str(approvals[0].plan))}"
+
+    def rejection(self, plan: Plan) -> Ruling | None:
+        """Return the ruling that rejects this very plan, if there is one."""
+        return next((ruling for ruling in self._of(Standing.REJECTED) if ruling.plan == plan), None)
+
+    def _of(self, standing: Standing) -> list[Ruling]:
+        return [ruling for ruling in self.rulings if ruling.standing is standing]
+
+
+UNRULED = Rules(())

@@ -1,0 +1,29 @@
+"""A ruling on a plan of a study, checked before it is stored."""
+
+from __future__ import annotations
+
+from torchwise.errors import InputError
+from torchwise.plan import Plan
+from torchwise.records import Ruling, Standing, Study
+
+
+def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: str = "") -> Ruling:
+    """Return a ruling on a plan of `study`, for its target, mode and hardware.
+
+    Raises:
+        InputError: nobody says it, the study did not try the plan, or has not proven what is to run.
+    """
+    if not by.strip():
+        raise InputError("by is empty, but a ruling needs the name of who says it")
+    trial = next((trial for trial in study.trials if trial.plan == plan), None)
+    if trial is None and not plan.is_eager:
+        raise InputError(f"study {study.id} has not tried {plan}: torchwise tune --plan tries it")
+    may_run = standing is not Standing.REJECTED
+    if may_run and trial is not None and not plan.is_eager and not trial.is_proven:
+        raise InputError(f"study {study.id} has not proven {plan} ({trial.reason}), so it can be rejected only")
+    if plan.is_eager and standing is Standing.REJECTED:
+        raise InputError("eager cannot be rejected: it answers whenever nothing else may; pin another plan instead")
+    workload = study.workload
+    return Ruling(
+        workload.target, workload.mode, study.environment.hardware, plan, standing, by.strip(), reason.strip()
+    )

@@ -1,0 +1,194 @@
+"""The dashboard in a real browser: each page fits, fetches nothing, follows a search, and is used by keys alone."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import a_trial
+from dashboard_samples import EVIL, LAST, TARGET, a_filled_store, a_version
+from torchwise.records import Standing
+from torchwise.store import open_storage
+
+pytest.importorskip("streamlit", reason="these tests need: pip install 'torchwise[dashboard]'")
+
+PAGES = {
+    "studies": "",
+    "study": "study?study=3",
+    "compare": "compare?first=1&second=3",
+    "history": f"history?target={TARGET}",
+    "kernels": "kernels",
+}
+VIEWS = [(width, scheme) for width in (400, 1400) for scheme in ("light", "dark")]
+HEIGHT = 1000
+START_S, SHOWN_MS = 60, 30_000
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SCROLLED = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('[data-testid=stMain]'))"
+
+
+@dataclass
+class Served:
+    """A dashboard that runs, and its store."""
+
+    url: str
+    store: str
+
+
+@dataclass
+class Seen:
+    """What a browser did while it showed a page."""
+
+    page: Any
+    outside: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store = a_filled_store(tmp_path_factory.mktemp("dashboard") / "store.db")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "torchwise.cli", "dashboard", "--store", store, "--host", "127.0.0.1"]
+    process = subprocess.Popen([*command, "--port", str(port), "--no-browser"], stdout=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}/"
+        wait_for(url, process)
+        yield Served(url, store)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}_stcore/health", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"the dashboard did not start: exit code {process.poll()}")
+
+
+def look(browser: Any, url: str, width: int = 1400, scheme: str = "light") -> Seen:
+    context = browser.new_context(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)
+    seen = Seen(context.new_page())
+    seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
+    seen.page.on("dialog", lambda dialog: seen.errors.append(dialog.message) or dialog.dismiss())
+    seen.page.on("request", lambda sent: None if is_inside(sent.url, url) else seen.outside.append(sent.url))
+    seen.page.goto(url)
+    seen.page.wait_for_selector(".torchwise h1", timeout=SHOWN_MS)
+    return seen
+
+
+def is_inside(sent: str, url: str) -> bool:
+    host = url.split("/")[2]
+    return re.match(rf"(https?|ws)://{re.escape(host)}/", sent) is not None or sent.startswith(("data:", "blob:"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_each_page_fits_and_fetches_nothing(
+    name: str, width: int, scheme: str, served: Served, browser: Any, folder: Path
+) -> None:
+    seen = look(browser, served.url + PAGES[name], width, scheme)
+    page = seen.page
+    page.wait_for_function("[...document.images].every(image => image.complete)", timeout=SHOWN_MS)
+    page.screenshot(path=folder / f"dashboard-{name}-{width}-{scheme}.png")
+    assert page.evaluate(OVERFLOW) <= 0
+    assert page.evaluate(SCROLLED) <= 0
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+    ground, ink = page.evaluate(
+        "[document.querySelector('.stApp'), document.querySelector('.torchwise h1')]"
+        ".map((e, i) => getComputedStyle(e)[i ? 'color' : 'backgroundColor'])"
+    )
+    assert (brightness(ink) > brightness(ground)) == (scheme == "dark")
+    assert abs(brightness(ink) - brightness(ground)) > 125
+    assert seen.outside == []
+    assert seen.errors == []
+    page.context.close()
+
+
+def brightness(color: str) -> float:
+    """Return 0 to 255 of a computed colour."""
+    return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3
+
+
+def test_a_study_of_ill_will_is_shown_and_not_run(served: Served, browser: Any) -> None:
+    seen = look(browser, f"{served.url}study?study=4")
+    seen.page.get_by_text(EVIL).first.wait_for(timeout=SHOWN_MS)
+    assert seen.page.query_selector("img[src=x]") is None
+    assert seen.page.query_selector("a[href^='javascript']") is None
+    assert seen.errors == []
+    seen.page.context.close()
+
+
+def test_a_search_is_followed_without_a_reload(served: Served, browser: Any) -> None:
+    seen = look(browser, f"{served.url}study?study=5")
+    seen.page.get_by_text("1 trial finished; being tried").wait_for(timeout=SHOWN_MS)
+    with open_storage(served.store) as storage:
+        storage.finish_trial(5, a_trial(1, LAST, 1.9))
+    seen.page.get_by_text("2 trials finished; nothing is being tried").wait_for(timeout=SHOWN_MS)
+    seen.page.context.close()
+
+
+def test_the_list_leads_to_a_study(served: Served, browser: Any) -> None:
+    seen = look(browser, served.url)
+    seen.page.get_by_role("link", name="2", exact=True).click()
+    seen.page.get_by_text("Torchwise study 2,").wait_for(timeout=SHOWN_MS)
+    seen.page.context.close()
+
+
+def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
+    page = look(browser, f"{served.url}study?study=1").page
+    reach(page, "Pin, approve or reject a plan")
+    page.keyboard.press("Enter")
+    page.get_by_text("run this plan and no other").wait_for(timeout=SHOWN_MS)
+    reach(page, "automatic")
+    page.keyboard.press("ArrowDown")
+    reach(page, "Reason")
+    page.keyboard.type("calmer under load")
+    reach(page, "Rule")
+    page.keyboard.press("Enter")
+    page.locator(".torchwise").get_by_text("calmer under load").wait_for(timeout=SHOWN_MS)
+    environment = a_version("2.11.0+cu130", 1.6).environment
+    with open_storage(served.store) as storage:
+        (ruling,) = storage.rulings(TARGET, "inference", environment.hardware)
+    assert (ruling.standing, ruling.plan, ruling.reason) == (Standing.PINNED, LAST, "calmer under load")
+    page.context.close()
+
+
+def reach(page: Any, name: str) -> None:
+    """Press Tab until what has this name has the focus."""
+    names = (
+        "(e => ['MAIN', 'BODY'].includes(e.tagName) ? []"
+        " : [e.getAttribute('aria-label'), e.innerText, e.closest('label')?.innerText])(document.activeElement)"
+    )
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if any(name in found.split("\n") for found in page.evaluate(names) if found):
+            return
+    raise AssertionError(f"Tab does not reach {name!r}")
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_form_fits(width: int, served: Served, browser: Any, folder: Path) -> None:
+    page = look(browser, f"{served.url}study?study=2", width, "dark").page
+    page.get_by_text("Pin, approve or reject a plan").click()
+    button = page.get_by_role("button", name="Rule", exact=True)
+    button.wait_for(timeout=SHOWN_MS)
+    button.scroll_into_view_if_needed()
+    page.screenshot(path=folder / f"dashboard-form-{width}.png")
+    assert page.evaluate(OVERFLOW) <= 0
+    assert page.evaluate(SCROLLED) <= 0
+    page.context.close()

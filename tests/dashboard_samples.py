@@ -1,0 +1,47 @@
+"""A store as a team leaves it: one target over three versions of torch, one study that runs, one of ill will."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from builders import CREATED_AT, HERE, a_plan, a_study, a_trial, an_inspection
+from explain_samples import explanation, finding, price
+from torchwise.records import Study
+from torchwise.store import Owner, StudyKey, open_storage
+from torchwise.workload import WorkloadSpec
+
+TARGET = "zoo:vision.resnet50"
+EVIL = "m/<img src=x onerror=alert(1)> *bold* [x](javascript:alert(1)).py:make"
+PLAIN, LAST = a_plan(), a_plan(memory_format="channels_last")
+SPEEDS = {"2.11.0+cu130": 1.60, "2.13.0+cu130": 1.75, "2.15.0+cu130": 1.40}
+
+
+def a_version(torch: str, speed: float, month: int = 0, **changes: object) -> Study:
+    """Return the decided study of `TARGET` with one version of torch; the decided plan is `LAST`."""
+    environment = replace(HERE, torch=torch)
+    trials = (a_trial(0, PLAIN, speed - 0.1), a_trial(1, LAST, speed))
+    study = a_study(trials, decided=1, environment=environment, created_at=CREATED_AT + month * 30 * 86_400)
+    assert study.decision is not None
+    return replace(study, decision=replace(study.decision, environment=environment), **changes)  # type: ignore[arg-type]
+
+
+def a_filled_store(path: Path) -> str:
+    """Fill a store with studies 1 to 5, of which 5 runs, and one explanation; return its URL."""
+    with open_storage(str(path)) as storage:
+        for month, (torch, speed) in enumerate(SPEEDS.items()):
+            storage.import_study(a_version(torch, speed, month))
+        storage.import_study(
+            a_study(workload=WorkloadSpec(EVIL, device="cuda"), inspection=an_inspection(identity="feed"))
+        )
+        begun = a_study((), decided=None, workload=WorkloadSpec("zoo:tutorial.fusion_demo"))
+        begun = replace(begun, inspection=an_inspection(identity="abab"))
+        running = storage.create_study(StudyKey.of(begun), begun)
+        me = Owner.current()
+        for plan, speed in ((PLAIN, 1.3), (LAST, None)):
+            claimed = storage.claim_trial(running.id, plan, "a neighbour", me)
+            assert claimed is not None
+            if speed:
+                storage.finish_trial(running.id, a_trial(claimed.number, plan, speed))
+        storage.keep_explanation(explanation(finding("guards", price(2e-3))))
+    return str(path)

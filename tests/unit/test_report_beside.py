@@ -1,0 +1,141 @@
+"""Two studies side by side, and one target's history: what became slower, wrong or was lost, and what only drifted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from builders import WRONG, a_failure, a_measurement, a_study, a_trial, an_inspection, samples
+from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version
+from torchwise.records import Measurement, Study
+from torchwise.records.statistics import CONFIDENCE
+from torchwise.report.beside import beside, differences, render_beside
+from torchwise.report.history import history, render_history, summary
+from torchwise.report.judged import Change, Judge
+
+JUDGE = Judge(0.05, CONFIDENCE)
+
+
+def scaled(measured: Measurement, candidate: float, eager: float) -> Measurement:
+    return replace(
+        measured,
+        candidate_s=tuple(s * candidate for s in measured.candidate_s),
+        baseline_s=tuple(s * eager for s in measured.baseline_s),
+    )
+
+
+@pytest.mark.parametrize(
+    ("candidate", "eager", "change"),
+    [
+        (1.2, 1.0, Change.SLOWER),
+        (0.8, 1.0, Change.FASTER),
+        (1.2, 1.2, Change.DRIFT),  # the machine became slower: so did eager
+        (1.0, 0.8, Change.SAME),  # eager became faster: no regression of the plan
+        (1.02, 1.0, Change.SAME),  # within the threshold
+    ],
+)
+def test_a_plan_is_judged_by_its_time_and_by_eager_beside_it(candidate: float, eager: float, change: Change) -> None:
+    before = a_measurement(1.5)
+    assert JUDGE.judge(before, scaled(a_measurement(1.5, seed=5), candidate, eager)).change is change
+
+
+def test_eager_is_judged_by_time_alone_and_drifts() -> None:
+    before = Measurement(samples(1.0), samples(1.0))
+    after = Measurement(samples(1.3, seed=1), samples(1.3, seed=1))
+    assert JUDGE.judge(before, after, eager=True).change is Change.DRIFT
+
+
+def test_plans_of_two_studies_side_by_side() -> None:
+    first = a_study((a_trial(0, PLAIN, 1.7), a_trial(1, LAST, 1.5), a_trial(2, PLAIN.with_choice("scope", "regional"))))
+    second = a_study(
+        (
+            a_trial(0, PLAIN, 1.2, measurement=a_measurement(1.2, seed=7)),
+            a_trial(1, LAST, None, verdict=WRONG, reason="not proven"),
+            a_trial(2, PLAIN.with_choice("shapes", "dynamic")),
+        ),
+        id=8,
+    )
+    found = {line.name: line for line in beside(first, second)}
+    assert {name: line.change for name, line in found.items()} == {
+        "inductor": Change.SLOWER,
+        "inductor + channels_last": Change.WRONG,
+        "eager": Change.SAME,
+        "inductor + regional": Change.NOT_COMPARED,
+        "inductor + dynamic": Change.NOT_COMPARED,
+    }
+    slower = found["inductor"].time
+    assert slower is not None
+    assert 1.3 < slower.mid < 1.5
+    assert found["inductor + regional"].second is None
+    back = {line.name: line.change for line in beside(second, first)}
+    assert (back["inductor"], back["inductor + channels_last"]) == (Change.FASTER, Change.RIGHT)
+
+
+def test_a_plan_that_no_longer_ends_is_lost() -> None:
+    (line,) = [
+        line
+        for line in beside(a_study((a_trial(0, PLAIN),)), a_study((a_failure(plan=PLAIN),)))
+        if line.name != "eager"
+    ]
+    assert line.change is Change.LOST
+
+
+def test_what_two_studies_differ_in_is_said() -> None:
+    one, other = a_version("2.11.0", 1.6), a_version("2.13.0", 1.75)
+    said = differences(one, other)
+    assert "environment: torch: 2.11.0 first, 2.13.0 second" in said
+    assert any(line.startswith("speed-up: 1.6") for line in said)
+    assert differences(one, one) == []
+    page = render_beside(one, other, "light")
+    assert "2.11.0 first, 2.13.0 second" in page
+    assert "faster" in page
+
+
+def versions() -> list[Study]:
+    return [a_version(torch, speed, month) for month, (torch, speed) in enumerate(SPEEDS.items())]
+
+
+def test_a_history_marks_what_became_worse() -> None:
+    (line,) = history(reversed(versions()))
+    assert [point.change for point in line.points] == [Change.NOT_COMPARED, Change.FASTER, Change.SLOWER]
+    assert [point.study.environment.torch for point in line.points] == list(SPEEDS)
+    assert line.points[2].note == "torch: 2.13.0+cu130 before, 2.15.0+cu130 now"
+    assert line.regressions == 1
+    assert summary([line]) == "3 decided studies, 1 regression."
+    page = render_history(TARGET, versions(), "dark")
+    assert '<span class="failed">slower (1.25× ' in page
+    assert page.count("<img alt=") == 1
+
+
+def test_another_machine_or_request_is_another_line() -> None:
+    old, new, _ = versions()
+    moved = replace(new, environment=replace(new.environment, gpu="NVIDIA H100"))
+    asked = replace(new, allow="reduced")
+    running = replace(new, decision=None)
+    assert [len(line.points) for line in history([old, moved, asked, running])] == [1, 1, 1]
+
+
+def test_another_model_is_not_compared() -> None:
+    old, new, _ = versions()
+    changed = replace(new, inspection=an_inspection(identity="0" * 12))
+    ((_, point),) = (line.points for line in history([old, changed]))
+    assert point.change is Change.NOT_COMPARED
+    assert point.note == "another model or other inputs than before"
+
+
+def test_a_plan_that_was_proven_and_fails_now_is_a_regression() -> None:
+    old, new, _ = versions()
+    wrong = a_trial(1, LAST, None, verdict=WRONG, reason="not proven: values")
+    now = a_study((new.trials[0], wrong), decided=0, environment=new.environment, created_at=new.created_at)
+    (line,) = history([old, now])
+    assert line.points[1].change is Change.WRONG
+    assert "inductor + channels_last was proven before, and fails now" in line.points[1].note
+
+
+def test_a_decision_for_eager_is_a_point_like_any_other() -> None:
+    left_alone = [a_study((a_trial(0, PLAIN, 0.9),), decided=5, created_at=float(at)) for at in (1, 2)]
+    (line,) = history(left_alone)
+    assert [point.row.name for point in line.points] == ["eager", "eager"]
+    assert [b.change for _, b in pairwise(line.points)] == [Change.SAME]

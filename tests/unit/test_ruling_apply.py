@@ -1,0 +1,265 @@
+"""`apply` heeds rulings: looked up once, held up by nothing, and never at the cost of a call."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise
+from live_decisions import decided
+from postgres_server import PostgresServer
+from store_samples import a_ruling, a_study, claim, create, finished
+from torchwise import api
+from torchwise.background import search
+from torchwise.background.messages import News, Order
+from torchwise.errors import RefusedPlanError, StorageError
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision, Standing, StudyState
+from torchwise.store import downgrade_storage, open_storage, reading
+from torchwise.study import Request
+from torchwise.study.ruled import in_force
+
+PLAN, OTHER = (Plan(threads=torch.get_num_threads() + more) for more in (1, 2))
+NET = torch.nn.Linear(4, 4).eval()
+X = torch.randn(3, 4)
+DECISION = decided(NET, PLAN, X)
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+def rule(url: str, plan: Plan, standing: Standing, decision: Decision = DECISION) -> None:
+    workload, hardware = decision.workload, decision.environment.hardware
+    ruling = a_ruling(plan, standing, target=workload.target, mode=workload.mode, hardware=hardware)
+    with open_storage(url) as storage:
+        storage.rule(ruling)
+
+
+def store_study(url: str) -> None:
+    """Store a study of NET, decided for PLAN, that proved OTHER as well."""
+    plain = a_study(DECISION.identity, DECISION.workload.target, environment=DECISION.environment)
+    inspection = replace(plain.inspection, structure=DECISION.structure, inputs=DECISION.inputs)
+    with open_storage(url) as storage:
+        study = create(storage, replace(plain, inspection=inspection))
+        for plan in (PLAN, OTHER):
+            storage.finish_trial(study.id, finished(claim(storage, study.id, plan)))
+        storage.conclude(study.id, state=StudyState.DECIDED, decision=DECISION, excluded=[], seconds=1)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the default store, which is not there yet."""
+    url = str(tmp_path / "folder" / "default.db")
+    monkeypatch.setenv("TORCHWISE_STORE", url)
+    return url
+
+
+@torch.no_grad()
+def answers(fast: Any) -> None:
+    assert torch.equal(fast(X), NET(X))
+
+
+def test_a_plan_that_is_permitted_runs(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    rule(store, PLAN, Standing.APPROVED)
+    fast = torchwise.apply(NET, DECISION, strict=True)
+    answers(fast)
+    assert (fast.decision, fast.statistics.optimized) == (DECISION, 1)
+    assert not caplog.records
+
+
+def test_a_rejected_plan_never_runs_and_the_log_says_so_once(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    rule(store, PLAN, Standing.REJECTED)
+    fast = torchwise.apply(NET, DECISION)
+    for _ in range(3):
+        answers(fast)
+    assert (fast.statistics.optimized, fast.statistics.original.total()) == (0, 3)
+    (said,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert f"plan {PLAN} is refused (bob rejected it: it is calm)" in said
+    copied = pickle.loads(pickle.dumps(fast))
+    answers(copied)
+    assert copied.statistics.optimized == 0
+
+
+def test_strict_refuses_what_is_not_permitted(store: str) -> None:
+    rule(store, PLAN, Standing.REJECTED)
+    with pytest.raises(RefusedPlanError, match=r"bob rejected it: .* torchwise plans rulings lists .* withdraw undoes"):
+        torchwise.apply(NET, DECISION, strict=True)
+
+
+def test_a_pinned_plan_runs_in_the_decided_one_s_place(store: str) -> None:
+    store_study(store)
+    rule(store, OTHER, Standing.PINNED)
+    fast = torchwise.apply(NET, DECISION, strict=True)
+    answers(fast)
+    assert (fast.decision.plan, fast.statistics.optimized) == (OTHER, 1)
+    assert "bob pinned it: it is calm" in fast.decision.reason
+
+
+def test_a_store_of_one_s_own_is_asked_in_place_of_the_default(store: str, tmp_path: Path) -> None:
+    own = str(tmp_path / "own.db")
+    rule(own, PLAN, Standing.REJECTED)
+    rule(store, PLAN, Standing.PINNED)
+    assert torchwise.apply(NET, DECISION, store=own).decision.plan == EAGER
+    assert torchwise.apply(NET, DECISION).decision.plan == PLAN
+
+
+def test_optimize_asks_the_store_that_it_tunes_into(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(tmp_path / "own.db")
+    store_study(own)
+    rule(own, PLAN, Standing.REJECTED)
+    with open_storage(own) as storage:
+        study = api.Study(storage.get_study(1))
+    monkeypatch.setattr(api, "tune", lambda *_, **__: study)
+    assert torchwise.optimize(NET, (X,), store=own).decision.plan == OTHER
+    assert torchwise.optimize(NET, (X,)).decision.plan == PLAN
+    assert not Path(store).exists()
+
+
+def test_a_stale_decision_is_not_looked_up(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    rule(store, PLAN, Standing.REJECTED)
+    fast = torchwise.apply(torch.nn.Linear(4, 5).eval(), DECISION)
+    assert fast.decision == DECISION
+    assert "stale" in caplog.text
+    assert "bob" not in caplog.text
+
+
+def test_the_store_is_looked_into_once_and_not_on_calls(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule(store, PLAN, Standing.APPROVED)
+    looks = []
+    real = reading.read_storage
+    monkeypatch.setattr("torchwise.store.read_storage", lambda url: looks.append(url) or real(url))
+    fast = torchwise.apply(NET, DECISION)
+    Path(store).unlink()
+    for _ in range(3):
+        answers(fast)
+    assert (len(looks), fast.statistics.optimized) == (1, 3)
+
+
+def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_import(tmp_path: Path) -> None:
+    """In a process of its own, where nothing else has loaded SQLAlchemy."""
+    (tmp_path / "decision.json").write_text(DECISION.to_json())
+    code = (
+        "import os, sys; from torchwise.records import Decision; from torchwise.study.ruled import Ruled, in_force\n"
+        "decision = Decision.from_json(open('decision.json').read())\n"
+        "os.environ['TORCHWISE_STORE'] = sys.argv[1]\n"
+        "print(in_force(decision, strict=True) == Ruled(decision), 'sqlalchemy' in sys.modules, 'torch' in sys.modules)"
+    )
+
+    def said(store: Path) -> str:
+        command = [sys.executable, "-c", code, str(store)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    missing, free = tmp_path / "folder" / "missing.db", tmp_path / "free.db"
+    assert said(missing) == "True False False\n"
+    assert not missing.parent.exists()
+    store_study(str(free))
+    with open_storage(str(free)) as storage:
+        storage.rule(a_ruling(PLAN, target="app:factory"))
+    assert said(free) == "True False False\n"
+    rule(str(free), PLAN, Standing.APPROVED)
+    assert said(free) == "True True False\n"
+
+
+def test_a_store_of_an_older_schema_holds_no_rulings_and_is_not_migrated(store: str) -> None:
+    open_storage(store).close()
+    downgrade_storage(store, "0002")
+    assert in_force(DECISION, strict=True).decision == DECISION
+    assert reading.read_storage(store) is None
+
+
+def as_it_is(caplog: pytest.LogCaptureFixture, why: str, store: str | None = None) -> None:
+    """Check that the decision holds with one warning, and that `strict` raises."""
+    caplog.clear()
+    fast = torchwise.apply(NET, DECISION, store=store)
+    answers(fast)
+    assert (fast.decision, fast.statistics.optimized) == (DECISION, 1)
+    (said,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert "the decision holds, whatever was ruled" in said
+    assert why in said
+    with pytest.raises(StorageError, match=why):
+        torchwise.apply(NET, DECISION, store=store, strict=True)
+
+
+def test_a_store_that_cannot_be_read_holds_nothing_up(
+    store: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    as_it_is(caplog, "is not there", str(tmp_path / "missing.db"))
+    as_it_is(caplog, "must be a path ending in .db", "redis://somewhere")
+    (tmp_path / "broken.db").write_text("no database, but long enough to be looked at" * 99)
+    as_it_is(caplog, "is no SQLite database", str(tmp_path / "broken.db"))
+    rule(store, PLAN, Standing.REJECTED)
+    with open_storage(store) as storage:
+        storage._database.write(lambda c: c.exec_driver_sql("UPDATE torchwise_schema SET version_num = '9999'"))
+    as_it_is(caplog, "has schema '9999', but must have")
+    monkeypatch.setenv("TORCHWISE_STORE", NOWHERE)
+    as_it_is(caplog, "cannot be reached")
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PROMPT_S", 2.0)  # the least that the driver knows
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        assert torchwise.apply(NET, DECISION, store=url).decision == DECISION
+    assert time.monotonic() - start < 60, "it waits for minutes where a study goes on"
+    assert "cannot be reached" in caplog.text
+
+
+def test_rulings_on_a_server_are_heeded(postgres: PostgresServer) -> None:
+    url = postgres.store()
+    store_study(url)
+    assert in_force(DECISION, url, strict=True).decision == DECISION
+    rule(url, PLAN, Standing.REJECTED)
+    assert in_force(DECISION, url, strict=True).decision.plan == OTHER
+
+
+# In the background
+
+
+def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], list[Plan]]:
+    """Search for NET, whose study is stored, with nothing prepared; return what was told, and what would have been."""
+    prepared: list[Plan] = []
+    with open_storage(store) as storage:
+        study = storage.get_study(1)
+    monkeypatch.setattr(search, "run_study", lambda *_: study)
+    monkeypatch.setattr(search, "_prove", lambda _request, _study, plan, *_: prepared.append(plan) or "not now")
+    told: list[News] = []
+    order = Order(Request(DECISION.workload), ("quick",), store, ())
+    search.search(order, Path(store).parent, None, told.append)  # type: ignore[arg-type]
+    return told, prepared
+
+
+def test_what_is_not_permitted_is_not_prepared_in_the_background(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_study(store)
+    assert searched(store, monkeypatch)[1] == [PLAN, OTHER]
+    rule(store, OTHER, Standing.APPROVED)
+    assert searched(store, monkeypatch)[1] == [OTHER]
+    rule(store, PLAN, Standing.REJECTED)
+    assert searched(store, monkeypatch)[1] == [OTHER]
+    rule(store, OTHER, Standing.REJECTED)
+    told, prepared = searched(store, monkeypatch)
+    assert prepared == []
+    assert "bob rejected it" in told[-1].text
+    rule(store, PLAN, Standing.PINNED)
+    assert searched(store, monkeypatch)[1] == [PLAN]
+
+
+def test_what_a_plan_becomes_in_the_background_is_not_rejected_either(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "carried", lambda plan: OTHER if plan == PLAN else plan)
+    store_study(store)
+    rule(store, OTHER, Standing.REJECTED)
+    assert searched(store, monkeypatch)[1] == []

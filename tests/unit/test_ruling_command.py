@@ -1,0 +1,139 @@
+"""`torchwise plans pin`, `approve`, `reject`, `withdraw`, `rulings`: what they store, say and refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from builders import HERE, a_study
+from torchwise.cli.plans import plans
+from torchwise.errors import InputError, StorageError
+from torchwise.plan import EAGER
+from torchwise.records import Standing
+from torchwise.report import write_json
+from torchwise.store import open_storage
+
+STUDY = a_study()
+DECIDED, PROVEN, WRONG = STUDY.trials[3].plan, STUDY.trials[0].plan, STUDY.trials[5].plan
+SCOPE = f"zoo:vision.resnet50, inference, on {HERE.hardware}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = str(tmp_path / "store.db")
+    with open_storage(url) as storage:
+        storage.import_study(STUDY)
+    return url
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(plans, list(words))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def ruled(store: str) -> dict[str, tuple[str, str, str]]:
+    with open_storage(store) as storage:
+        return {str(r.plan): (r.standing.value, r.by, r.reason) for r in storage.rulings("zoo:vision.resnet50")}
+
+
+@pytest.mark.parametrize(("command", "standing"), [("pin", "pinned"), ("approve", "approved"), ("reject", "rejected")])
+def test_without_a_name_the_decided_plan_is_ruled_on_by_who_is_logged_in(
+    store: str, command: str, standing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    said = run(command, "latest", "--store", store)
+    assert said == f"{standing.capitalize()}: {DECIDED} ({DECIDED.id}) for {SCOPE}.\n"
+    assert ruled(store) == {str(DECIDED): (standing, "ann", "")}
+
+
+def test_a_plan_is_named_by_its_id_or_the_beginning_of_one(store: str) -> None:
+    run("pin", "1", PROVEN.id[:6], "--by", "bob", "--reason", "it is calm", "--store", store)
+    run("reject", "1", WRONG.id, "--by", "bob", "--store", store)
+    run("approve", "1", "eager", "--by", "bob", "--store", store)
+    assert ruled(store) == {
+        str(PROVEN): ("pinned", "bob", "it is calm"),
+        str(WRONG): ("rejected", "bob", ""),
+        "eager": ("approved", "bob", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pin", "1", "nothing"), rf"plan is 'nothing', but must be an id, .* of study 1:(.|\n)*  {WRONG.id}  "),
+        (("pin", "1", ""), r"plan is '', but must be an id"),
+        (("pin", "1", WRONG.id), r"study 1 has not proven .*, so it can be rejected only"),
+        (("approve", "1", WRONG.id), r"study 1 has not proven"),
+        (("reject", "1", "eager"), r"eager cannot be rejected: .*; pin another plan instead"),
+        (("pin", "1", "--by", " "), r"by is empty, but a ruling needs the name"),
+        (("pin", "soon"), r"study is 'soon', but must be a number"),
+    ],
+)
+def test_what_cannot_be_ruled_on_is_refused_with_a_way_out(store: str, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        run(*words, "--store", store)
+    assert ruled(store) == {}
+
+
+def test_a_beginning_of_several_ids_is_refused_with_those(store: str) -> None:
+    ids = [trial.plan.id for trial in STUDY.trials] + [EAGER.id]
+    shared = next(first for first in "0123456789abcdef" if sum(i.startswith(first) for i in ids) > 1)
+    with pytest.raises(
+        InputError, match=rf"plan is '{shared}', but must be the beginning of one id alone:\n  {shared}"
+    ):
+        run("pin", "1", shared, "--store", store)
+
+
+def test_an_undecided_study_has_no_plan_to_rule_on_unnamed(store: str, tmp_path: Path) -> None:
+    write_json(a_study(decided=None), tmp_path / "study.json")
+    with pytest.raises(InputError, match="is running and has no decision yet, so a plan must be named"):
+        run("pin", str(tmp_path / "study.json"), "--store", store)
+
+
+def test_a_system_without_login_names_is_told_of_the_option(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    with pytest.raises(InputError, match="say who rules with --by NAME"):
+        run("pin", "1", "--store", store)
+
+
+def test_rulings_are_listed_and_withdrawn(store: str) -> None:
+    assert run("rulings", "--store", store).startswith("Nothing is ruled: torchwise plans pin")
+    run("pin", "1", "--by", "bob", "--reason", "it is calm", "--store", store)
+    run("reject", "1", PROVEN.id, "--by", "ann", "--store", store)
+    scope, newer, older = run("rulings", "--target", "zoo:vision.resnet50", "--store", store).splitlines()
+    assert scope == f"{SCOPE}:"
+    assert newer.startswith(f"  rejected {PROVEN.id} {PROVEN}, by ann, 20")
+    assert older.startswith(f"  pinned {DECIDED.id} {DECIDED}, by bob, 20")
+    assert older.endswith(" UTC: it is calm")
+    assert run("rulings", "--target", "app:none", "--store", store).startswith("Nothing is ruled")
+    assert run("withdraw", "1", "--store", store) == f"Withdrawn: what was ruled about {DECIDED} for {SCOPE}.\n"
+    assert ruled(store) == {str(PROVEN): ("rejected", "ann", "")}
+
+
+def test_what_was_not_ruled_is_no_error_to_withdraw(store: str) -> None:
+    said = f"Nothing is ruled about {DECIDED} ({DECIDED.id}): torchwise plans rulings lists what is.\n"
+    assert run("withdraw", "1", "--store", store) == said
+
+
+def test_what_another_study_was_ruled_on_can_be_withdrawn_by_any_of_the_target(store: str) -> None:
+    run("reject", "1", PROVEN.id, "--by", "ann", "--store", store)
+    with open_storage(store) as storage:
+        storage.delete_study(1)
+        storage.import_study(a_study([STUDY.trials[3]]))
+    run("withdraw", "latest", PROVEN.id[:8], "--store", store)
+    assert ruled(store) == {}
+
+
+def test_a_store_that_cannot_be_written_is_an_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchwise.store.sqlite.is_writable", lambda _: False)
+    with pytest.raises(StorageError, match="is read-only, but this writes"):
+        run("pin", "1", "--store", store)
+    assert Standing.PINNED.value not in ruled(store).values()
