@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from torchwise.workload import Workload
+from torchwise.workload import Example, Workload
 from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl import build_field_superposition
+
+
+def resnet50() -> Workload:
+    """Build the ResNet-50 of Transformers with random weights, for one image: it needs no torchvision."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    model = ResNetForImageClassification(ResNetConfig(num_labels=1000)).eval()
+    return Workload(model, (Example((torch.randn(1, 3, 224, 224),)),), name="resnet50")
 
 
 def field_million() -> Workload:

@@ -216,6 +216,24 @@ def test_what_pytorch_gave_up_is_found() -> None:
     assert found.title == "whole function: forward runs in eager"
 
 
+def test_a_break_that_leaves_a_function_uncompiled_is_found_once_and_priced() -> None:
+    whole = replace(BRANCH, whole=True)
+    what = f"not compiled at all, because of the graph break at {whole.file}:{whole.line} in forward (it branches)"
+    gone = Fallback(FallbackKind.WHOLE_FUNCTION, what, "forward", whole.file, 10)
+    another = replace(gone, what=what.replace(f":{whole.line} ", f":{whole.line}1 "))
+    kernels = (Kernel("aten::mm", 2.0, 40e-6, 1e3, 1e6), Kernel("aten::sin", 2.0, 20e-6, 1e3))
+    seen = evidence(
+        watched=Watched(5.0, (whole,), compilations=(COMPILATION,), fallbacks=(gone, another)),
+        profiled=Profiled(kernels, 60e-6),
+    )
+    (found,) = breaks.find(seen, FixedPrices(None))
+    assert found.cause.endswith("the whole function is left uncompiled.")
+    idle = seen.execution.call_s.mid - seen.execution.busy_s
+    assert priced(found).per_call_s.high == pytest.approx(idle + 10e-6), "half of what is no product of matrices"
+    assert priced(found).per_call_s.low == 0.0
+    assert [one.title for one in fallbacks.find(seen)] == [f"whole function: {another.what}"]
+
+
 def test_a_kernel_far_from_the_roofline_is_found_and_a_near_one_is_not() -> None:
     kernels = (Kernel("aten::mm", 2.0, 50e-6, 1e3, 1e6, 0.1), Kernel("aten::bmm", 2.0, 40e-6, 1e3, 1e6, 0.8))
     (found,) = roofline.find(evidence(profiled=Profiled(kernels, 90e-6)))

@@ -17,11 +17,16 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
         yield Finding(
             "graph break",
             f"the graph breaks: {one.reason}",
-            one.explanation or "PyTorch could not trace this line.",
+            _cause(one),
             _mend(one),
             _price(one, evidence, prices, len(found)),
             (Place(one.file, one.line, one.function, one.excerpt),),
         )
+
+
+def _cause(one: Break) -> str:
+    cause = one.explanation or "PyTorch could not trace this line."
+    return f"{cause} Because of it the whole function is left uncompiled." if one.whole else cause
 
 
 def _mend(one: Break) -> str:
@@ -30,6 +35,20 @@ def _mend(one: Break) -> str:
     if not one.mend.setting:
         return one.mend.text
     return f"{one.mend.text.removesuffix('.')}. Or set {one.mend.setting}. {one.mend.consequence}".rstrip()
+
+
+def _uncompiled(evidence: Evidence, breaks: int) -> Price:
+    """Work out what compiling could save of a function that runs as written: fusion, and the time between kernels."""
+    seen = evidence.execution
+    fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
+    most = (fusible + seen.call_s.mid * seen.host_share) / breaks
+    return estimated(
+        0.0,
+        most / 2,
+        most,
+        "compiling what is left uncompiled saves at most the time in which no kernel runs, and half of the kernels "
+        "that could be fused",
+    )
 
 
 def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
@@ -41,7 +60,9 @@ def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price
     """
     if one.mend and one.mend.setting and (price := prices.under(one.mend.setting)):
         return price
-    if one.whole or (alone := prices.of_a_break()) is None:
+    if one.whole:
+        return _uncompiled(evidence, breaks)
+    if (alone := prices.of_a_break()) is None:
         return None
     times = max(evidence.profiled.lookups - 1, 1.0) / breaks
     per_lookup = evidence.execution.guards_s / max(evidence.profiled.lookups, 1.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, estimated
 from torchwise.records.explanation import Finding, Kernel, Price
-from torchwise.records.watched import FallbackKind
+from torchwise.records.watched import Fallback, FallbackKind
 
 LEAST_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
@@ -29,13 +29,19 @@ def find(evidence: Evidence) -> Iterator[Finding]:
                     price,
                 )
     for one in evidence.watched.fallbacks:
-        if one.kind not in _TOLD:
+        if one.kind not in _TOLD and not _is_told_by_its_break(one, evidence):
             yield Finding(
                 "fallback",
                 f"{one.kind.value.replace('_', ' ')}: {one.what}",
                 "PyTorch gave it up, with little or no word about it.",
                 "torchwise tune tries what can take its place",
             )
+
+
+def _is_told_by_its_break(fallback: Fallback, evidence: Evidence) -> bool:
+    """Whether a function is left uncompiled because of a break, whose own finding says so."""
+    places = [f"{one.file}:{one.line} " for one in evidence.watched.breaks if one.whole]
+    return fallback.kind is FallbackKind.WHOLE_FUNCTION and any(place in fallback.what for place in places)
 
 
 def _price(name: str, evidence: Evidence) -> Price | None:
