@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchwise.diagnose.explain import explain
-from torchwise.diagnose.saving import saving
+from torchwise.diagnose.saving import BLOCK_S, saving
 from torchwise.diagnose.twin import twin
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
@@ -207,7 +207,7 @@ def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval
             for _ in range(4):
                 one(*args)
         sides = [Mix(((lambda one=one: one(*args)),), (1.0,)) for one in (mended, now)]  # type: ignore[misc]
-        found = measure_pair(sides[0], sides[1], Clock("cpu"), Precision(0.01, 4.0))
+        found = measure_pair(sides[0], sides[1], Clock("cpu"), Precision(0.01, 4.0, BLOCK_S))
     return saving(found)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchwise.diagnose.prices import PairedPrices
-from torchwise.diagnose.saving import saving
+from torchwise.diagnose.saving import saving, saving_anywhere
 from torchwise.measure import peaks
 from torchwise.plan import Plan
 from torchwise.records import Measurement
@@ -41,8 +41,9 @@ class Stub:
         self.settled.append(len(calls))
         return 0.0
 
-    def measure(self, calls: Calls, run: Calls) -> Measurement:
+    def measure(self, calls: Calls, run: Calls, *, block_s: float) -> Measurement:
         assert len(calls) == len(run)
+        assert block_s >= 0.01, "as in a loop, which the first call of a block is not"
         return Measurement((60e-6,) * 5, (100e-6,) * 5)
 
 
@@ -95,6 +96,13 @@ def test_what_disturbs_for_a_while_widens_the_interval() -> None:
     assert sure.half_width < 0.02
     assert doubtful.mid < 42e-6
     assert doubtful.high > 50e-6, "rounds that are disturbed together count as one"
+
+
+def test_a_price_holds_in_another_process_too() -> None:
+    found = Measurement((60e-6,) * 80, (100e-6,) * 80)
+    assert saving(found).low == saving(found).high == pytest.approx(40e-6)
+    anywhere = saving_anywhere(found)
+    assert (anywhere.low, anywhere.mid, anywhere.high) == pytest.approx((37e-6, 40e-6, 43e-6)), "3 % of a call"
 
 
 def test_a_measurement_of_a_few_rounds_has_a_saving_too() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchwise.measure.clock import Clock, Reading
-from torchwise.measure.pairs import LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
+from torchwise.measure.pairs import LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
 
 
 class Steady(Clock):
@@ -37,7 +37,14 @@ class Steady(Clock):
     ],
 )
 def test_calls_to_a_block(device: str, each: bool, seconds: float, calls: int) -> None:
-    assert _repeats(Steady(device, each=each), lambda: seconds) == calls
+    assert _repeats(Steady(device, each=each), lambda: seconds, LEAST_ROUND_S) == calls
+
+
+def test_a_block_lasts_as_long_as_is_asked() -> None:
+    sides = Mix((lambda: 1e-3,), (1.0,)), Mix((lambda: 2e-3,), (1.0,))
+    clock = Steady()
+    measure_pair(*sides, clock, Precision(block_s=0.02))
+    assert {calls for _, calls in clock.log[4:]} == {20, 10}  # type: ignore[attr-defined]
 
 
 def test_the_order_swaps_from_round_to_round_and_tight_answers_end_it() -> None:

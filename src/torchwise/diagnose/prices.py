@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchwise.diagnose.kernels import PROFILED
-from torchwise.diagnose.saving import saving
+from torchwise.diagnose.saving import BLOCK_S, saving, saving_anywhere
 from torchwise.diagnose.twin import twin
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
@@ -91,13 +91,15 @@ class PairedPrices:
         self._stage(f"price: {words}")
         try:
             with _more_compilations():
-                found = self._arena.measure(make(), base() if base else self._run)
+                found = self._arena.measure(make(), base() if base else self._run, block_s=BLOCK_S)
         except Exception as error:  # what a mend does to somebody's model may raise anything: it then has no price
             first = str(error).strip().partition("\n")[0]
             self.failures[mend] = f"{words}: not priced, because it failed with {type(error).__name__}: {first}"
             self.notes.append(self.failures[mend])
             return None
-        return Price(saving(found), Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {words}")
+        return Price(
+            saving_anywhere(found), Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
+        )
 
     def _planned(self, plan: Plan) -> Calls:
         """Return the calls of a plan, by the way that `torchwise.apply` takes for them."""
@@ -159,7 +161,7 @@ def cost_of_a_break(device: str) -> Interval:
 
 def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:
     mend, run = Mix((candidate,), (1.0,)), Mix((baseline,), (1.0,))
-    return measure_pair(mend, run, Clock(device), Precision(0.03, 1.5))
+    return measure_pair(mend, run, Clock(device), Precision(0.03, 1.5, BLOCK_S))
 
 
 @contextlib.contextmanager

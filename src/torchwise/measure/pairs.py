@@ -35,10 +35,13 @@ class Precision:
     Attributes:
         half_width: relative half-width of the 95 % interval of the paired ratio that is tight enough.
         budget_s: seconds after which measuring stops however wide the interval is.
+        block_s: seconds that a block of calls lasts at least. The first call of a block finds in the processor's caches
+            what the other side left there; the longer the block, the less that weighs.
     """
 
     half_width: float = 0.02
     budget_s: float = 4.0
+    block_s: float = LEAST_ROUND_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ def measure_pair(
 def _measure_pair(
     candidate: Mix, baseline: Mix, clock: Clock, precision: Precision, prune_below: float | None
 ) -> Measurement:
-    repeats = {id(mix): [_repeats(clock, call) for call in mix.calls] for mix in (candidate, baseline)}
+    sides = (candidate, baseline)
+    repeats = {id(mix): [_repeats(clock, call, precision.block_s) for call in mix.calls] for mix in sides}
     rounds: list[tuple[Reading, Reading]] = []
     watch = Watch(clock.device)
     pruned = False
@@ -117,11 +121,11 @@ def _round(
     return first, baseline.time(clock, repeats[id(baseline)])
 
 
-def _repeats(clock: Clock, call: Callable[[], Any]) -> int:
+def _repeats(clock: Clock, call: Callable[[], Any], block_s: float) -> int:
     """Return how many calls fill a block, from two calls that also settle caches."""
     seconds = max(min(clock.time(call, 1).wall_s for _ in range(2)), 1e-7)
     queued = 1 if clock.each or clock.device == "cpu" else min(QUEUED_CALLS, round(QUEUED_S / seconds))
-    return max(1, queued, min(20_000, round(LEAST_ROUND_S / seconds)))
+    return max(1, queued, min(20_000, round(block_s / seconds)))
 
 
 def _record(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torchwise.measure import Clock, Precision, held_memory, measure_pair, peak_memory
+from torchwise.measure import LEAST_ROUND_S, Clock, Precision, held_memory, measure_pair, peak_memory
 from torchwise.records import Measurement
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
@@ -72,10 +72,17 @@ class Arena:
         self._held = held_since(self._held_before, self.device)
         return sum(rounds) - SETTLING_CALLS * min(rounds)
 
-    def measure(self, candidate: Calls, baseline: Calls, *, prune_below: float | None = None) -> Measurement:
-        """Time two sides in alternation, over the shape mix."""
+    def measure(
+        self,
+        candidate: Calls,
+        baseline: Calls,
+        *,
+        prune_below: float | None = None,
+        block_s: float = LEAST_ROUND_S,
+    ) -> Measurement:
+        """Time two sides in alternation, over the shape mix; see `measure_pair` and `Precision`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
-        precision = Precision(self._job.effort.half_width, self._job.effort.measure_s)
+        precision = Precision(self._job.effort.half_width, self._job.effort.measure_s, block_s)
         return measure_pair(*sides, self._clock, precision, prune_below=prune_below)
 
     def memory(self, candidate: Calls) -> tuple[int | None, int | None]:

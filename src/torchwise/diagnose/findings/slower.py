@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence
-from torchwise.diagnose.saving import saving
+from torchwise.diagnose.saving import saving_anywhere
 from torchwise.plan import EAGER
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Finding, Price
@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     measured = evidence.measurement
     if measured.speedup.high >= 1 or evidence.base.is_eager:
         return
-    lost = saving(measured)
+    lost = saving_anywhere(measured)
     yield Finding(
         "slower than eager",
         f"compiled, it takes {1 / measured.speedup.mid:.2f} times as long as left alone",
