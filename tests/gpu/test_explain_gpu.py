@@ -1,4 +1,4 @@
-"""Explaining on a real GPU: kernels by the device's own clock, the roofline, waits, gaps; whether one graph holds it."""
+"""Explaining on a real GPU: kernels by the device's own clock, the roofline, waits, gaps; if one graph holds it."""
 
 from __future__ import annotations
 
