@@ -92,6 +92,18 @@ def test_every_schema_is_gone_back_to_and_come_from_again_with_all_that_is_store
             assert again._database.read(differences) == []
 
 
+def test_nothing_is_lost_on_the_way_back_unless_somebody_says_so(url: str) -> None:
+    with open_storage(url) as storage:
+        storage.rule(a_ruling())
+        storage.keep_explanation(an_explanation())
+        with pytest.raises(StorageError, match=r"schema 0002 has no place for .*: 1 ruling, 1 explanation; .* --lose"):
+            downgrade_storage(url, "0002")
+        assert storage.rulings() == [a_ruling()]
+    downgrade_storage(url, "0002", lose=True)
+    with open_storage(url) as again:
+        assert again.rulings() == []
+
+
 @pytest.mark.parametrize("revision", ["base", "-1", "9999", ""])
 def test_only_a_known_schema_is_gone_back_to(url: str, revision: str) -> None:
     said = rf"schema is '{revision}', but must be one of 0001, .*, which is "

@@ -50,9 +50,12 @@ def copy(
 @store.command("downgrade")
 def downgrade(
     schema: Annotated[str, typer.Argument(help="The schema that the older Torchwise says it knows, such as 0001.")],
+    lose: Annotated[
+        bool, typer.Option("--lose", help="Delete what that schema has no place for: rulings, kept explanations.")
+    ] = False,
     store: Store = None,
 ) -> None:
     """Take a store back to an older schema, for colleagues with an older Torchwise. This one then upgrades it again."""
     from torchwise.store import downgrade_storage
 
-    typer.echo(f"Store {downgrade_storage(store, schema)} has schema {schema} now.")
+    typer.echo(f"Store {downgrade_storage(store, schema, lose=lose)} has schema {schema} now.")

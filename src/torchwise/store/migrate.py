@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, func, inspect, select, text
 
 from torchwise.errors import StorageError
 from torchwise.store import sqlite
 from torchwise.store.database import Database
-from torchwise.store.schema import HEAD, VERSION_TABLE
+from torchwise.store.schema import HEAD, VERSION_TABLE, explanations, rulings
 
 LOCK_TIMEOUT_S = 60.0
 SCRIPTS = Path(__file__).parent / "migrations"
@@ -35,13 +35,18 @@ def bring_to_head(database: Database) -> None:
         database.write(lambda connection: _migrate(connection, HEAD))
 
 
-def take_back(database: Database, revision: str) -> None:
+def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
     """Undo the migrations after `revision`, so that the Torchwise of that schema can use the store again.
 
     Whoever opens it with this version brings it to the head once more.
 
+    Args:
+        database: the store.
+        revision: its schema from then on.
+        lose: delete what that schema has no table for.
+
     Raises:
-        StorageError: an unknown revision, or a newer one than the store's.
+        StorageError: an unknown revision, or a newer one than the store's; or something would be lost that must not be.
     """
     known = sorted(_known())
     held = database.read(revision_of)
@@ -50,8 +55,25 @@ def take_back(database: Database, revision: str) -> None:
             f"schema is {revision!r}, but must be one of {', '.join(known)} and not above that of the store "
             f"{database.place}, which is {held!r}"
         )
+    lost = [] if lose else database.read(lambda connection: _held_only_after(connection, revision))
+    if lost:
+        raise StorageError(
+            f"schema {revision} has no place for what {database.place} holds: {', '.join(lost)}; copy the store first "
+            "(torchwise store copy), or have them deleted with --lose"
+        )
     with _alone(database):
         database.write(lambda connection: _migrate(connection, revision, back=True))
+
+
+def _held_only_after(connection: Connection, revision: str) -> list[str]:
+    """Return what a store holds that it cannot hold at `revision`, in words."""
+    there = inspect(connection).get_table_names()
+    found = []
+    for table, noun, since in ((rulings, "ruling", "0003"), (explanations, "explanation", "0003")):
+        if revision < since and table.name in there:
+            count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            found += [f"{count} {noun}{'s' * (count > 1)}"] if count else []
+    return found
 
 
 def revision_of(connection: Connection) -> str | None:

@@ -41,14 +41,14 @@ def open_storage(url: str | None = None) -> Storage:
     return Storage(database)
 
 
-def downgrade_storage(url: str | None, schema: str) -> str:
+def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> str:
     """Take the store at `url` back to an older schema and return its place; see `migrate.take_back`.
 
     Raises:
-        StorageError: it cannot be reached or written, or has no such older schema.
+        StorageError: it cannot be reached or written, has no such older schema, or would lose something without `lose`.
     """
     database = Database(locate(url or default_url()))
-    take_back(database, schema)
+    take_back(database, schema, lose=lose)
     database.close()
     return database.place
 
