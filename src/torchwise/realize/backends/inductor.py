@@ -14,6 +14,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize import rolled
+from torchwise.realize.cache_key import tell_autocasts_apart
 from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
 from torchwise.realize.transforms import GRAPH_TRANSFORMS
@@ -27,6 +28,7 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     Raises:
         UnsupportedError: this torch has no such mode or option, or lacks what a transform or the scope needs.
     """
+    tell_autocasts_apart()
     options, straight = _options(plan), Straight(call)
     backend = _backend(plan, options)
     noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend else options)}
@@ -40,6 +42,7 @@ def graph_compiler(plan: Plan) -> Callable[..., Any]:
     Raises:
         UnsupportedError: as `compile`.
     """
+    tell_autocasts_apart()
     options = _options(plan)
     return _backend(plan, options) or rolled.inductor(tuple(sorted(options.items())))
 
@@ -50,6 +53,7 @@ def ahead_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
     Raises:
         UnsupportedError: as `compile`.
     """
+    tell_autocasts_apart()
     options = _options(plan)
     if _transform(plan.transforms, options) is None:
         return "inductor", options

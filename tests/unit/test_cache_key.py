@@ -1,0 +1,87 @@
+"""Compiled code of one autocast never answers another's calls, whether PyTorch's key tells them apart or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import cache_key
+from torchwise.realize.backends import inductor
+
+PLAN = Plan(backend="inductor")
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    cache_key.tell_autocasts_apart.cache_clear()
+    yield
+    cache_key.tell_autocasts_apart.cache_clear()
+
+
+class Old:
+    """As PyTorch 2.11 has it."""
+
+    def __init__(self) -> None:
+        self.disable_amp = torch._C._is_any_autocast_enabled()
+
+
+class New(Old):
+    """As PyTorch 2.13 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.autocast_state: dict[str, torch.dtype] = {}
+
+
+def keys(kind: Any) -> list[dict[str, Any]]:
+    found = [vars(kind())]
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found.append(vars(kind()))
+    return found
+
+
+def test_a_key_that_does_not_tell_autocasts_apart_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Kind", (Old,), {"__init__": Old.__init__})
+    monkeypatch.setattr(cache_key, "look_up", lambda *_: kind)
+    cache_key.tell_autocasts_apart()
+    cache_key.tell_autocasts_apart()
+    without, bf16, fp16 = keys(kind)
+    assert without == {"disable_amp": False}, "what is in a cache already stays found"
+    assert bf16["autocast_state"] == {"cpu": torch.bfloat16}
+    assert fp16["autocast_state"] == {"cpu": torch.float16}
+
+
+def test_a_key_that_does_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = New.__init__
+    monkeypatch.setattr(cache_key, "look_up", lambda *_: New)
+    cache_key.tell_autocasts_apart()
+    assert New.__init__ is before
+
+
+def test_a_version_without_such_keys_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise UnsupportedError("gone")
+
+    monkeypatch.setattr(cache_key, "look_up", missing)
+    cache_key.tell_autocasts_apart()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: inductor.compile(torch.sin, PLAN),
+        lambda: inductor.graph_compiler(PLAN),
+        lambda: inductor.ahead_backend(PLAN),
+    ],
+)
+def test_every_way_to_compile_sees_to_it(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(inductor, "tell_autocasts_apart", lambda: told.append(True))
+    make()
+    assert told == [True]
