@@ -117,6 +117,12 @@ def test_another_machine_or_request_is_another_line() -> None:
     assert [len(line.points) for line in history([old, moved, asked, running])] == [1, 1, 1]
 
 
+def test_a_study_without_the_trial_that_it_was_decided_by_is_left_out() -> None:
+    old, new, _ = versions()
+    assert [len(line.points) for line in history([old, replace(new, trials=new.trials[:1])])] == [1]
+    assert history([replace(new, trials=())]) == []
+
+
 def test_another_model_is_not_compared() -> None:
     old, new, _ = versions()
     changed = replace(new, inspection=an_inspection(identity="0" * 12))

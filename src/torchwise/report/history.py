@@ -63,10 +63,13 @@ class Line:
 
 
 def history(studies: Iterable[Study]) -> list[Line]:
-    """Return the lines of one target's studies, the longest first; undecided studies are left out."""
+    """Return the lines of one target's studies, the longest first.
+
+    Undecided studies are left out, and those that lack the trial that they were decided by.
+    """
     lanes: dict[tuple[str, str], list[Study]] = {}
     for study in sorted(studies, key=lambda study: study.created_at):
-        if study.decision is not None:
+        if study.decision is not None and any(row.is_decided for row in rows(study)):
             spec = study.workload
             name = f"{spec.mode} for {spec.objective}, answers may be {study.allow}"
             lanes.setdefault((name, study.environment.hardware), []).append(study)
