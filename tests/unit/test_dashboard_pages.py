@@ -122,7 +122,7 @@ def test_two_studies_of_one_target_are_compared_unasked() -> None:
 @pytest.mark.usefixtures("store")
 def test_a_history_marks_its_regressions() -> None:
     drawn = the_page("history", target=TARGET)
-    assert "3 decided studies, 1 regression." in html(drawn)
+    assert "3 decisions, 1 regression." in html(drawn)
     drawn.selectbox[0].select("zoo:tutorial.fusion_demo").run()
     assert "is decided yet" in texts(drawn)
 

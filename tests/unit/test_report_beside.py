@@ -103,7 +103,7 @@ def test_a_history_marks_what_became_worse() -> None:
     assert [point.study.environment.torch for point in line.points] == list(SPEEDS)
     assert line.points[2].note == "torch: 2.13.0+cu130 before, 2.15.0+cu130 now"
     assert line.regressions == 1
-    assert summary([line]) == "3 decided studies, 1 regression."
+    assert summary([line]) == "3 decisions, 1 regression."
     page = render_history(TARGET, versions(), "dark")
     assert '<span class="failed">slower (1.25× ' in page
     assert page.count("<img alt=") == 1

@@ -11,7 +11,7 @@ from torchwise.dashboard import stored
 from torchwise.errors import TorchwiseError
 from torchwise.plan import Plan
 from torchwise.records import Standing, Study
-from torchwise.report.rows import rows
+from torchwise.report.rows import Row, rows
 from torchwise.report.rulings import render_rulings
 from torchwise.study.ruled import ruled
 from torchwise.study.ruling import ruling_on
@@ -36,19 +36,18 @@ def rule(study: Study) -> None:
         st.caption("Read-only: nobody may rule on plans here.")
         return
     with st.expander("Pin, approve or reject a plan"), st.form("ruling", border=False):
-        plans = _plans(study)
-        plan = st.selectbox("Plan", list(plans), format_func=plans.__getitem__)
+        tried = {row.plan.id: row for row in rows(study)}
+        plan = st.selectbox("Plan", list(tried), format_func=lambda number: _named(tried[number]))
         standing = st.radio("Standing", list(MEANINGS), captions=list(MEANINGS.values()), index=None)
         reason = st.text_input("Reason")
         by = st.text_input("Your name", _login())
-        st.caption(f"It holds for {workload.mode} on {_literal(hardware)}.")
+        st.text(f"It holds for {workload.mode} on {hardware}.")  # text, where a caption would be read as Markdown
         if st.form_submit_button("Rule") and plan is not None:
-            _store(study, next(row.plan for row in rows(study) if row.plan.id == plan), standing, by, reason)
+            _store(study, tried[plan].plan, standing, by, reason)
 
 
-def _plans(study: Study) -> dict[str, str]:
-    """Return the tried plans by their ids, the decided one first, each as it may be ruled on."""
-    return {row.plan.id: f"{row.name} ({row.standing if row.trial else 'left alone'})" for row in rows(study)}
+def _named(row: Row) -> str:
+    return f"{row.name} ({row.standing if row.trial else 'left alone'})"
 
 
 def _store(study: Study, plan: Plan, standing: str | None, by: str, reason: str) -> None:
@@ -71,8 +70,3 @@ def _login() -> str:
     with contextlib.suppress(OSError, KeyError, ImportError):  # what it raises differs by version and system
         return getpass.getuser()
     return ""
-
-
-def _literal(text: str) -> str:
-    """Escape what Markdown would read as its own."""
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]()#+-.!|<>$:~" else letter for letter in text)

@@ -1,4 +1,4 @@
-"""A glance at a module: whether it is surely what it was, in a tenth of the time that looking closely takes.
+"""A glance at a module: whether it is surely what it was, without looking closely.
 
 It runs on every call of a captured graph and of compiled code, nearly all of it in C: whether no dict of a module was
 written to, by the counts of writes that Python keeps and Dynamo reads, and whether the tensors lie where and as they

@@ -95,10 +95,8 @@ def plots(lines: Iterable[Line]) -> list[Plot]:
 def summary(lines: list[Line]) -> str:
     """Return what it comes to, in a line."""
     worse = sum(line.regressions for line in lines)
-    studies = show.counted(sum(len(line.points) for line in lines), "decided study").replace("studys", "studies")
-    if not worse:
-        return f"{studies}, no regression."
-    return f"{studies}, {show.counted(worse, 'regression')}."
+    decisions = show.counted(sum(len(line.points) for line in lines), "decision")
+    return f"{decisions}, {show.counted(worse, 'regression') if worse else 'no regression'}."
 
 
 def _points(studies: list[Study]) -> tuple[Point, ...]:
