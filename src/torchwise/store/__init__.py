@@ -6,8 +6,9 @@ whether there is a store.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchwise.lazy import attributes
 
 if TYPE_CHECKING:
     from torchwise.store.copying import Copied
@@ -45,9 +46,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'torchwise.store' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"torchwise.store.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are loaded on first use: a program that starts asks for `torchwise.study.r
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchwise.lazy import attributes
 
 if TYPE_CHECKING:
     from torchwise.study.listener import Listener, Silent
@@ -23,9 +24,4 @@ _HOMES = {
 __all__ = ["Listener", "Request", "Silent", "run_study"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'torchwise.study' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"torchwise.study.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are loaded on first use: Lightning and transformers are asked for only by 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchwise.lazy import attributes
 
 if TYPE_CHECKING:
     from torchwise.training.forward import PlannedForward
@@ -38,12 +39,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'torchwise.training' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"torchwise.training.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
