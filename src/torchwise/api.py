@@ -287,12 +287,13 @@ def apply(
         found = Ruled(decision, f"the decision is stale ({stale})")
     else:
         found = in_force(decision, store, strict=strict)
-    return _wrapped(model, found.decision, found.refusal, borrow=borrow, canary=canary)
+    return wrapped(model, found.decision, found.refusal, borrow=borrow, canary=canary)
 
 
-def _wrapped(
-    model: Any, decision: Decision, refusal: str | None, **options: Any
+def wrapped(
+    model: Any, decision: Decision, refusal: str | None = None, **options: Any
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
+    """Return `model` running by a decision that holds here, whatever people ruled about it."""
     import torch
 
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
@@ -369,7 +370,7 @@ def _optimize_in_background(
         )
     assert workload is not None, "optimize takes no target"
     decision = undecided(workload, request)
-    optimized: Any = _wrapped(workload.call, decision, decision.reason, canary=canary)
+    optimized: Any = wrapped(workload.call, decision, decision.reason, canary=canary)
     order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
     vars(optimized)["background"] = start(optimized, workload, order, _save, canary)
     served: OptimizedModule | OptimizedFunction = optimized

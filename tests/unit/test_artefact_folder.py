@@ -168,6 +168,23 @@ def test_of_several_inputs_the_newest_that_was_proven_on_these_is_taken(on_disk:
         artefact.load(on_disk, NET, torch.ones(5, 4), trust=True)
 
 
+def test_a_damaged_one_is_passed_over_for_an_older_whole_one(
+    on_disk: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [put(on_disk, a_decision("old")), put(on_disk, a_decision("new"))]
+    for age, name in zip((200, 100), names, strict=True):
+        os.utime(tmp_path / "fleet" / name, (1e9 - age, 1e9 - age))
+    damaged = tmp_path / "fleet" / names[1]
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    os.utime(damaged, (1e9, 1e9))
+    assert artefact.load(on_disk, NET, trust=True).identity == "old"
+    assert names[1] in caplog.text
+    assert f"{names[0]} is loaded instead" in caplog.text
+    (tmp_path / "fleet" / names[0]).unlink()
+    with pytest.raises(InputError, match="damaged"):
+        artefact.load(on_disk, NET, trust=True)
+
+
 def test_readers_beside_two_writers_see_one_or_the_other_and_whole(url: str) -> None:
     codes = [os.urandom(2**18), os.urandom(2**18)]
     name, stop, seen, failures = put(url, a_decision(), codes[0]), threading.Event(), set[bytes](), []

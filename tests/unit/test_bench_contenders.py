@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from live_decisions import decided
+from torchwise import apply
 from torchwise.bench.contenders import BUILT_IN, Setting, find
 from torchwise.bench.contenders.torchwise import Torchwise, check_served
-from torchwise.errors import InputError, StalePlanError
+from torchwise.errors import InputError, StalePlanError, StorageError
 from torchwise.plan import Plan
 from torchwise.records.benchmark import Benchmark, RowState
 from torchwise.workload.target import load
@@ -175,6 +176,18 @@ def test_torchwise_is_not_credited_with_the_originals_time() -> None:
     with pytest.raises(StalePlanError, match="the original answered instead of the plan"):
         check_served(call)
     check_served(workload.call)
+
+
+def test_a_store_of_rulings_that_cannot_be_reached_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHWISE_STORE", "postgresql://127.0.0.1:1/nothing")
+    workload = load("zoo:tutorial.fusion_demo@small")
+    decision = decided(workload.call, Plan(precision="bf16"), *workload.examples[0].args)
+    with pytest.raises(StorageError, match="cannot be reached"):
+        apply(workload.call, decision, strict=True)
+    call = Torchwise().build(workload, Setting("cpu", "inference", decision.to_json()))
+    with torch.no_grad():
+        call(*workload.examples[0].args)
+    check_served(call)
 
 
 def test_rows_are_json(rows: dict[str, Any]) -> None:

@@ -59,7 +59,8 @@ def load(
         model: for a folder, what is to be run: a module or a function. Its structure is compared, and not its weights,
             so that one on the device "meta" will do, for the machine's GPU where it has one.
         args: for a folder, example arguments: of what was saved for several inputs, the newest that was proven on these
-            is taken. Without them it is the newest of all.
+            is taken. Without them it is the newest of all. One that is damaged, or does not hash to `sha256`, is passed
+            over with a warning, as long as there is another.
         kwargs: example keyword arguments.
         trust: whether code from this file may run in this process.
         sha256: what the file must hash to, where that is known from elsewhere than the file's own source.
@@ -132,14 +133,23 @@ def _workload(model: Callable[..., Any], args: Any, kwargs: dict[str, Any] | Non
 
 
 def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: bool) -> tuple[str, Package]:
-    """Return the newest artefact for a model on this machine, proven on these inputs where they are given."""
+    """Return the newest whole artefact for a model on this machine, proven on these inputs where they are given."""
     inputs = set() if any_inputs else {describe_example(example) for example in workload.examples}
+    damaged: list[InputError] = []
     for name in folder.find(_device(workload), structure(workload.call)):
         where = f"{folder.place.url}/{name}"
-        found = package.unpack(where, folder.place.read(name), sha256)
+        try:
+            found = package.unpack(where, folder.place.read(name), sha256)
+        except InputError as error:
+            damaged.append(error)  # nothing of it was run, and an older one may be whole
+            continue
         if inputs <= set(found.info.decision.inputs):
+            for why in damaged:
+                logger.warning("torchwise: %s; %s is loaded instead", why, where)
             folder.mark(name)  # what was looked at and is for other inputs was not used
             return where, found
+    if damaged:
+        raise damaged[0]
     raise InputError(
         f"{folder.place.url} has no artefact for this model{' and these inputs' if inputs else ''} on this machine and "
         "its software: save one here, or go on without it"

@@ -1,4 +1,8 @@
-"""Torchwise itself: its decision, applied as a user applies it, checks on every call included."""
+"""Torchwise itself: its decision, running as it does for a user, checks on every call included.
+
+What people ruled about plans is not asked for: the row is about what was measured, and a store of rulings that cannot
+be reached must not cost it.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,14 @@ class Torchwise:
         Raises:
             StalePlanError: the model built here is not the one that was decided for.
         """
-        from torchwise.api import apply
+        from torchwise.api import wrapped
         from torchwise.records import Decision
+        from torchwise.runtime import stale_because
 
-        decision = Decision.from_json(setting.decision)
-        if workload.step:
-            return apply(workload.step, decision, strict=True)
-        return apply(workload.call, decision, strict=True)
+        decision, model = Decision.from_json(setting.decision), workload.step or workload.call
+        if stale := stale_because(model, decision):
+            raise StalePlanError(f"the decision is stale ({stale}): tune again")
+        return wrapped(model, decision)
 
 
 def check_served(call: Callable[..., Any]) -> None:
