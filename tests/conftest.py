@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,14 @@ from postgres_server import PostgresServer, running_server
 # For each instruction set of the CPU, Inductor compiles and loads a small library, in every process whose cache is
 # empty: seven seconds of CPU for each candidate of a study. That the compiler works is seen by what it then compiles.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+MAIN = sys.modules["__main__"]
+
+
+@pytest.fixture(autouse=True)
+def no_other_main() -> None:
+    """Put `__main__` back: Streamlit takes its place, in threads of its own, and spawned processes would run that."""
+    sys.modules["__main__"] = MAIN
 
 
 @pytest.fixture(scope="session", autouse=True)

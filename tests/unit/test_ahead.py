@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def test_what_changed_in_the_module_is_noticed(models: Any, made: dict[str, list
         realized.call(*inputs[0].args)
         call.scale = 5.0
         with pytest.raises(RuntimeError, match="scale"):
+            realized.call(*inputs[0].args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before the first call", "after it"])
+@pytest.mark.parametrize("straight", [True, False])
+def test_a_hook_that_was_registered_since_is_noticed(
+    models: Any, made: dict[str, list[Code]], when: str, straight: bool
+) -> None:
+    made = {"module": [replace(code, straight=straight) for code in made["module"]]}
+    call, realized, inputs = loaded(models, made, "module")
+    with torch.no_grad():
+        if when == "after it":
+            realized.call(*inputs[0].args)
+        call.layer.register_forward_hook(lambda _module, _args, output: output * 3)
+        with pytest.raises(UnsupportedError, match="a hook was registered or removed"):
             realized.call(*inputs[0].args)
 
 

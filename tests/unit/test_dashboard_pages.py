@@ -37,10 +37,7 @@ def store(filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """Leave nothing behind: Streamlit takes the place of `__main__`, which processes that are spawned would run."""
-    main = sys.modules["__main__"]
     yield
-    sys.modules["__main__"] = main
     st.cache_resource.clear()
     st.cache_data.clear()
 

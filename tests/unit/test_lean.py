@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torchwise.realize.lean import _OF_TORCH, Straight
 
@@ -303,3 +304,22 @@ def test_what_was_not_just_compiled_has_no_straight_way() -> None:
     straight.forget((X,), {})
     assert straight.way(plain, plain, (X,), {}) is plain
     assert "compiled elsewhere" in straight.reason
+
+
+class Silent(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x)
+
+
+def test_another_mode_in_the_place_of_one_is_not_taken_for_it() -> None:
+    with Silent():
+        call = Counted(sine, X)
+        call(X)
+        assert call.steady_calls == 0, call.straight.reason
+    with Silent():
+        call(X)
+    assert call.steady_calls == 1

@@ -26,7 +26,7 @@ from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize import private
 from torchwise.realize.backends.inductor import ahead_backend, while_compiling
-from torchwise.realize.lean import Straight, checked
+from torchwise.realize.lean import Straight, checked, watched
 from torchwise.realize.signature import Signature, signature_of
 from torchwise.realize.watch import ModuleWatch
 
@@ -72,11 +72,13 @@ class Code:
         data: as PyTorch writes it; a pickle, so that it is code, and only ever read by whoever had it made.
         straight: whether the signature, the look at the module and the constants notice all that its guards would.
         constants: global variables that are part of it.
+        hooks: how many hooks each of the module's modules had, as those are part of it, too.
     """
 
     data: bytes
     straight: bool
     constants: tuple[Constant, ...] = ()
+    hooks: tuple[int, ...] = ()
 
 
 def check_possible(plan: Plan) -> None:
@@ -184,21 +186,32 @@ class _Loaded:
             with torch.no_grad():
                 serves = len(self._functions) == 1 or function.guard_check(*own, *args, **kwargs)
             if serves:
-                return self._constant(self._way(function, code.straight, own), code.constants)
+                self._check_hooks(code)
+                return self._constant(self._way(function, code, own), code.constants)
         raise UnsupportedError("nothing was compiled ahead for such a call")
 
-    def _way(self, function: Any, straight: bool, own: tuple[Any, ...]) -> Way:
+    def _way(self, function: Any, code: Code, own: tuple[Any, ...]) -> Way:
+        watch = ModuleWatch(self._owner) if self._owner is not None else None
+
         def guarded(*args: Any, **kwargs: Any) -> Any:
             return function(*own, *args, **kwargs)
 
-        if not straight:
-            return guarded
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            self._check_hooks(code)
+            return function(*own, *args, **kwargs)
+
+        if not code.straight:
+            return guarded if watch is None else watched(guarded, changed, watch)
         inner = function.fn
 
         def unguarded(*args: Any, **kwargs: Any) -> Any:
             return inner(*own, *args, **kwargs)
 
-        return checked(unguarded, guarded, ModuleWatch(self._owner) if self._owner is not None else None)
+        return checked(unguarded, changed, watch)
+
+    def _check_hooks(self, code: Code) -> None:
+        if code.hooks != _hooks_of(self._owner):
+            raise UnsupportedError("a hook was registered or removed since the code was compiled ahead")
 
     def _constant(self, way: Way, constants: tuple[Constant, ...]) -> Way:
         if not constants:
@@ -237,7 +250,14 @@ def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if lost:
             raise UnsupportedError(f"it depends on {lost}, which code that is compiled ahead would not notice")
         is_straight = straight.obstacle(args, kwargs, set(constants)) is None
-        return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())))
+        hooks = _hooks_of(getattr(call, "__self__", None))
+        return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())), hooks)
+
+
+def _hooks_of(owner: Any) -> tuple[int, ...]:
+    """Count the forward hooks of each module; Dynamo writes no guards on them down."""
+    modules = owner.modules() if isinstance(owner, torch.nn.Module) else ()
+    return tuple(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in modules)
 
 
 def _bytes_of(function: Any) -> bytes:

@@ -16,6 +16,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Straight:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._function: Any = getattr(call, "__func__", call)
         self._owner = getattr(call, "__self__", None)
+        self._source: types.CodeType | None = getattr(self._function, "__code__", None)
         self._guards: list[Any] = []
         self._breaks = _graph_breaks()
         self._seen: set[int] = set()
@@ -64,8 +66,24 @@ class Straight:
 
     def guard_filter(self, guards: Sequence[Any]) -> list[bool]:
         """Take note of Dynamo's guards, and keep all of them (as `guard_filter_fn` of `torch.compile`)."""
+        from torch._dynamo import config
+
         self._guards.extend(guards)
+        if config.skip_nnmodule_hook_guards and self._source is not None:
+            _LOOSE.add(self._source)
         return [True] * len(guards)
+
+    def tighten(self) -> None:
+        """Have Dynamo forget what it compiled of this code without asking for hooks: one registered since must run.
+
+        It does so by default, where a guard fails that no look at the module tells of, such as one on a global number;
+        and what it compiled for one module serves others of the class.
+        """
+        from torch._C._dynamo import eval_frame
+
+        if self._source is not None and self._source in _LOOSE:
+            _LOOSE.discard(self._source)
+            eval_frame.reset_code(self._source)
 
     def forget(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begin anew, before a call with these arguments, which may compile something."""
@@ -89,7 +107,7 @@ class Straight:
         self._guards.clear()  # they hold the inputs
         watch = ModuleWatch(self._owner) if isinstance(self._owner, torch.nn.Module) else None
         if code is None:
-            return steady if watch is None else _watched(steady, guarded, watch)
+            return steady if watch is None else watched(steady, guarded, watch)
         function = self._function
         inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         inner.__kwdefaults__ = function.__kwdefaults__
@@ -147,8 +165,7 @@ class Straight:
         from torch._C._dynamo import eval_frame
 
         look: Callable[[types.CodeType], list[Any]] = getattr(eval_frame, "_debug_get_cache_entry_list", lambda _: [])
-        code = getattr(self._function, "__code__", None)
-        return [] if code is None else look(code)
+        return [] if self._source is None else look(self._source)
 
     def _obstacle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """Return what speaks against any straight way for this call, whatever its guards are."""
@@ -170,6 +187,10 @@ class Straight:
 
 _KNOWN: weakref.WeakKeyDictionary[types.CodeType, set[str]] = weakref.WeakKeyDictionary()
 """Code objects that may be called straight, each with the parameters that must be given, not left to a default."""
+
+
+_LOOSE: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+"""Code objects of which something was compiled with no guard on the hooks of modules."""
 
 
 def _graph_breaks() -> int:
@@ -194,7 +215,8 @@ def _bound(
     return given, own, dict(bound.arguments)
 
 
-def _watched(steady: Way, guarded: Way, watch: ModuleWatch) -> Way:
+def watched(steady: Way, guarded: Way, watch: ModuleWatch) -> Way:
+    """Return `steady` for as long as the module does not change, and else `guarded`."""
     changed = watch.changed
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -208,15 +230,24 @@ def checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
     from torch._C._dynamo.guards import GlobalStateGuard
 
     settings, stacked = GlobalStateGuard().check, torch._C._len_torch_function_stack
-    modes = stacked()  # such as that of `torch.device(...)` as a context, or `torch.set_default_device`
+    modes = _function_modes()  # such as that of `torch.device(...)` as a context, or `torch.set_default_device`
+    count = len(modes)
     changed = watch.changed if watch is not None else bool
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not settings() or changed() or stacked() != modes:
+        if not settings() or changed() or stacked() != count or (count and not _are(modes, _function_modes())):
             return guarded(*args, **kwargs)
         return straight(*args, **kwargs)
 
     return checked
+
+
+def _function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def _are(ones: list[Any], others: list[Any]) -> bool:
+    return all(map(is_, ones, others))
 
 
 def _is_covered(guard: Any, own: str | None, given: set[str]) -> bool:

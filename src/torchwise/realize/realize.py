@@ -147,5 +147,7 @@ def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward of a module without hooks: entering below `Module.__call__` saves its cost on every call."""
     if not isinstance(call, torch.nn.Module) or call._forward_hooks or call._forward_pre_hooks:
         return call
+    if call._backward_hooks or call._backward_pre_hooks:
+        return call
     forward: Callable[..., Any] = call.forward
     return forward

@@ -10,7 +10,9 @@ import torch
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
+from torchwise.realize.glance import STANDARD
 from torchwise.realize.watch import ModuleWatch
+from torchwise.workload import trees
 
 
 def share(
@@ -18,12 +20,16 @@ def share(
 ) -> torch.nn.Module:
     """Copy a module's structure; each parameter and buffer becomes `derive` of the original's, or the original's own.
 
+    Tensors that are plain attributes, or in lists and dicts of them, are the original's own: writes to them are seen.
+
     Raises:
         UnsupportedError: the module cannot be copied; a plan that changes the model's structure cannot be used then.
     """
-    tensors = [*module.parameters(), *module.buffers()]
+    plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in trees.tensors(plain)}
+    memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
     try:
-        return copy.deepcopy(module, {id(tensor): derive(tensor) for tensor in tensors})
+        return copy.deepcopy(module, memo)
     except Exception as error:  # a module may hold anything, and its __deepcopy__ may raise anything
         raise UnsupportedError(f"the model cannot be copied ({type(error).__name__}: {error})") from error
 
@@ -37,12 +43,12 @@ class DerivedWeights:
 
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
         self._original = module
+        self._watch = ModuleWatch(module)
+        self._versions = _versions_of(self._watch)  # before the copy: what is written meanwhile is copied again
         self.copy = share(module, lambda tensor: _derive(tensor, plan))
         for part in self.copy.modules():
             if isinstance(part, torch.nn.RNNBase):
                 part.flatten_parameters()  # into one piece, or cuDNN does so on every call
-        self._watch = ModuleWatch(module)
-        self._versions = self._watch.versions()
 
     def following(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `call` so that it first copies changed weights over."""
@@ -57,13 +63,17 @@ class DerivedWeights:
     def _refresh(self) -> None:
         if self._watch.restructured():
             raise StalePlanError("the model changed, and not its weights only, since the plan made its copy of it")
+        self._versions = []  # until all is copied, no other call may go by what is there
+        self._watch.look()
+        versions = _versions_of(self._watch)
         with torch.no_grad():
             for source, target in zip(_tensors(self._original), _tensors(self.copy), strict=True):
                 if source.shape != target.shape:
                     raise StalePlanError(f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}")
                 target.copy_(source)
-        self._watch.look()
-        self._versions = self._watch.versions()
+        for own, copied in zip(self._original.modules(), self.copy.modules(), strict=True):
+            vars(copied).update({k: v for k, v in vars(own).items() if isinstance(v, torch.Tensor)})
+        self._versions = versions
 
 
 def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool) -> Callable[..., Any]:
@@ -78,7 +88,7 @@ def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool)
         StalePlanError: it changed.
     """
     watch = ModuleWatch(module)
-    versions = watch.versions()
+    versions = _versions_of(watch) if values else []
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         if watch.changed():
@@ -88,6 +98,21 @@ def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool)
         return call(*args, **kwargs)
 
     return guard
+
+
+def _versions_of(watch: ModuleWatch) -> list[int | None]:
+    """Count the writes to each tensor.
+
+    Raises:
+        UnsupportedError: one was made in inference mode, which keeps no count: new weights would go unnoticed.
+    """
+    versions = watch.versions()
+    if None in versions:
+        raise UnsupportedError(
+            "a weight was made in inference mode, where PyTorch does not count what is written to it, and the plan "
+            "keeps copies of the weights: make the model outside inference mode"
+        )
+    return versions
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

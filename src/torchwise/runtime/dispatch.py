@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
+from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
@@ -112,8 +113,12 @@ class Dispatcher:
         self._module = original if isinstance(original, torch.nn.Module) else None
         self._state = vars(original) if self._module is not None else None
         self._training = getattr(original, "training", None)
-        self._hooked_everywhere = bool(modules._has_any_global_hook())
-        self._hooked = self._module is not None and bool(self._module._forward_hooks or self._module._forward_pre_hooks)
+        self._kind = type(original)
+        self._forward = self._state.get("forward") if self._state is not None else None
+        # Those of the backward pass bear on training alone.
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        self._hooks = [self._state[kind] for kind in kinds[: 2 if self._inference else 4]] if self._state else []
+        self._hooked = any(self._hooks)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does; `benchmarks/dispatch.py` measures what that adds to the plan's own time."""
@@ -249,6 +254,11 @@ class Dispatcher:
         alert("out_of_memory", said, plan=plan)
 
     @property
+    def refusal(self) -> str | None:
+        """Why the plan may not answer at all, if that is so: it was refused, or given up since."""
+        return self._refusal
+
+    @property
     def realized(self) -> Realized | None:
         """What the plan became; None before the first call that it answers, and after it was given up."""
         return self._realized
@@ -354,15 +364,19 @@ class Dispatcher:
         """Return how the module differs from when the plan was applied, or None. This runs on every call."""
         if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
             return "a transform of functions (vmap, jvp, grad) is active"
-        if modules._has_any_global_hook() and not self._hooked_everywhere:
-            return "a hook for all modules was registered since the plan was applied"
+        if _len_torch_dispatch_stack():  # it would see other operators than the model's, or none
+            return "a mode that watches or replaces operators is active"
+        if modules._has_any_global_hook():  # a plan enters below the call that would run it
+            return "a hook for all modules is registered"
         state = self._state
         if state is None:
             return None
         if state["training"] is not self._training:
             return "the model changed between train() and eval() since the plan was applied"
-        if (state["_forward_hooks"] or state["_forward_pre_hooks"]) and not self._hooked:
+        if not self._hooked and any(self._hooks):
             return "a hook was registered since the plan was applied"
+        if state.get("forward") is not self._forward or type(self.original) is not self._kind:
+            return "the model's forward or class was replaced since the plan was applied"
         return None
 
     def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -38,7 +38,6 @@ class OptimizedModule(torch.nn.Module):
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[shared] = original.__dict__[shared]
-        self.__dict__["training"] = original.training
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -71,10 +70,20 @@ class OptimizedModule(torch.nn.Module):
         dispatcher: Dispatcher = self.__dict__["_torchwise"]
         return dispatcher
 
+    @property
+    def training(self) -> bool:
+        """The original's mode, whichever of the two it is set on."""
+        own: Dispatcher | None = self.__dict__.get("_torchwise")
+        return own is None or bool(own.original.training)  # type: ignore[attr-defined]
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_torchwise" in self.__dict__:  # or it is `Module.__init__`, before there is an original
+            self._dispatcher.original.training = mode  # type: ignore[attr-defined]
+
     def train(self, mode: bool = True) -> OptimizedModule:
         """Set the original's mode, and so this one's."""
         self._dispatcher.original.train(mode)  # type: ignore[attr-defined]
-        self.__dict__["training"] = mode
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -116,7 +125,7 @@ class OptimizedModule(torch.nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew."""
         own = self._dispatcher
-        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary))
+        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary, own.refusal))
 
     def _get_name(self) -> str:
         """Name it in `repr` as what it is."""
@@ -159,13 +168,23 @@ class OptimizedFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision."""
         own = self._dispatcher
-        return (_rebuilt, (OptimizedFunction, own.original, own.decision, own.borrow, own.canary))
+        return (_rebuilt, (OptimizedFunction, own.original, own.decision, own.borrow, own.canary, own.refusal))
 
 
-def _rebuilt(kind: type, original: Any, decision: Decision, borrow: bool = False, canary: int | None = None) -> Any:
-    """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted."""
+def _rebuilt(
+    kind: type,
+    original: Any,
+    decision: Decision,
+    borrow: bool = False,
+    canary: int | None = None,
+    refusal: str | None = None,
+) -> Any:
+    """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted.
+
+    A plan that was refused, or given up, is so in a copy as well.
+    """
     stale = stale_because(original, decision)
-    refusal = f"the decision is stale ({stale})" if stale else None
+    refusal = f"the decision is stale ({stale})" if stale else refusal
     return kind(original, decision, refusal, borrow=borrow, canary=canary)
 
 

@@ -109,7 +109,7 @@ class OptimizedStep:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew, here, too."""
         self.close()
-        return _rebuilt, (self.original, self.decision)
+        return _rebuilt, (self.original, self.decision, self._refusal)
 
     def __repr__(self) -> str:
         return f"<OptimizedStep of {type(self.original.model).__name__}, plan: {self.decision.plan}>"
@@ -159,6 +159,6 @@ class OptimizedStep:
         return self.original(*batch)
 
 
-def _rebuilt(original: TrainStep, decision: Decision) -> OptimizedStep:
+def _rebuilt(original: TrainStep, decision: Decision, refusal: str | None = None) -> OptimizedStep:
     stale = stale_because(original, decision)
-    return OptimizedStep(original, decision, f"the decision is stale ({stale})" if stale else None)
+    return OptimizedStep(original, decision, f"the decision is stale ({stale})" if stale else refusal)

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwise.records import Check, Outcome
@@ -163,4 +163,4 @@ def _without_roundings(
         size = float(leaf.double().square().mean().sqrt())
         return floor[name].to(leaf.dtype) if size <= NEGLIGIBLE * whole else leaf
 
-    return Observation(tuple((name, excused(name, leaf)) for name, leaf in ours.leaves), ours.aliases)
+    return replace(ours, leaves=tuple((name, excused(name, leaf)) for name, leaf in ours.leaves))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,10 +27,14 @@ class Observation:
         leaves: every output with its path, every input after the call, every buffer after the call, and in training
             every gradient; tensors are copies.
         aliases: pairs (output, input) of positions that share memory.
+        shared: pairs of positions of outputs that share memory.
+        form: the containers that the outputs stand in, empty ones included.
     """
 
     leaves: tuple[tuple[str, Any], ...]
     aliases: Aliases
+    shared: Aliases = frozenset()
+    form: str = ""
 
 
 def observe(
@@ -68,7 +73,7 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     """Copy what a call returned, its inputs as they are after it, and more leaves by name."""
     leaves = [*trees.named_leaves(outputs, "output"), *trees.named_leaves(inputs, "input after the call "), *more]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    return Observation(copied, _aliases(outputs, inputs))
+    return Observation(copied, _aliases(outputs, inputs), _shared(trees.tensors(outputs)), trees.form(outputs))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
@@ -83,7 +88,16 @@ def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> lis
     if loss is None:
         return []
     found = torch.autograd.grad(loss, [t for _, t in wanted], allow_unused=True)
-    return [(name, gradient) for (name, _), gradient in zip(wanted, found, strict=True)]
+    return [(name, _laid_out(gradient, tensor)) for (name, tensor), gradient in zip(wanted, found, strict=True)]
+
+
+def _laid_out(gradient: Any, tensor: torch.Tensor) -> Any:
+    """Return a gradient in the strides that `.grad` has, which autograd gives it whatever those it was computed in."""
+    import torch
+
+    if gradient is None or gradient.layout is not torch.strided or gradient.stride() == tensor.stride():
+        return gradient
+    return torch.empty_like(tensor, dtype=gradient.dtype).copy_(gradient)
 
 
 def _buffers(module: torch.nn.Module | None) -> list[tuple[str, Any]]:
@@ -96,6 +110,14 @@ def _aliases(outputs: Any, inputs: Any) -> Aliases:
     ours, theirs = trees.tensors(outputs), trees.tensors(inputs)
     addresses = [_storage(t) for t in theirs]
     return frozenset((i, addresses.index(a)) for i, t in enumerate(ours) if (a := _storage(t)) and a in addresses)
+
+
+def _shared(outputs: list[torch.Tensor]) -> Aliases:
+    places: dict[int, list[int]] = {}
+    for position, tensor in enumerate(outputs):
+        if place := _storage(tensor):
+            places.setdefault(place, []).append(position)
+    return frozenset(pair for found in places.values() for pair in itertools.combinations(found, 2))
 
 
 def _storage(tensor: torch.Tensor) -> int:

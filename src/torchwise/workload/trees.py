@@ -52,6 +52,23 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for _, leaf in named_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def form(tree: Any) -> str:
+    """Describe the containers of a tree, empty ones included, with `*` for each leaf."""
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(tree)
+    parts = [form({f.name: getattr(x, f.name) for f in _init_fields(x)}) for x in leaves if _is_plain_dataclass(x)]
+    return " ".join([_form_of(spec), *parts])
+
+
+def _form_of(spec: Any) -> str:
+    if spec.type is None:
+        return "*"
+    name = spec.context.__name__ if isinstance(spec.context, type) else spec.type.__name__
+    children = spec.children() if hasattr(spec, "children") else spec.children_specs  # torch 2.11
+    return f"{name}({', '.join(map(_form_of, children))})"
+
+
 def clone(tree: Any) -> Any:
     """Copy every tensor, keeping strides and `requires_grad`, so that a call cannot touch the original."""
     return map_tensors(lambda t: copy_of(t).requires_grad_(t.requires_grad), tree)

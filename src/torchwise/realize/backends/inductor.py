@@ -121,6 +121,7 @@ class Compiled:
 
     def _guarded(self, *args: Any, **kwargs: Any) -> Any:
         """Answer by Dynamo's own way, which compiles anew, as the plan says, for whatever is new."""
+        self._straight.tighten()
         with while_compiling(self._plan):
             return self._steady(*args, **kwargs)
 

@@ -1,0 +1,184 @@
+"""Changes after `apply` that a plan must see, and refusals that copies keep."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from live_decisions import decided
+from torchwise.plan import Plan
+from torchwise.runtime.module import OptimizedModule
+
+X = torch.randn(4, 8)
+PLAN = Plan(threads=1)
+SCALE = 1.0
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.table = torch.ones(8)
+        self.tables = [torch.ones(8)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.inner(x)) * self.table * self.tables[0]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * SCALE
+
+
+def served(model: nn.Module, plan: Plan = PLAN, refusal: str | None = None, mode: str = "inference") -> OptimizedModule:
+    decision = decided(model, plan, X)
+    decision = replace(decision, workload=replace(decision.workload, mode=mode))
+    fast = OptimizedModule(model, decision, refusal)
+    if mode == "inference":
+        with torch.no_grad():
+            for _ in range(3):
+                fast(X)
+    return fast
+
+
+def agree(fast: Any, model: nn.Module) -> bool:
+    with torch.no_grad():
+        ours, right = fast(X), model(X)
+    return bool((ours - right).norm() <= 0.02 * right.norm())
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))], ids=["copy", "pickle"])
+def test_a_refused_plan_is_refused_in_a_copy(again: Any) -> None:
+    fast = again(served(Model(), refusal="Ada rejected it"))
+    with torch.no_grad():
+        fast(X)
+    assert (fast.statistics.optimized, dict(fast.statistics.original)) == (0, {"Ada rejected it": 1})
+
+
+def test_a_plan_that_was_given_up_is_so_in_a_copy() -> None:
+    fast = served(Model())
+    fast._dispatcher.close("the canary found something")
+    again = copy.deepcopy(fast)
+    with torch.no_grad():
+        again(X)
+    assert again.statistics.optimized == 0
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "in a list"])
+def test_a_copy_of_the_weights_follows_plain_tensors(change: str) -> None:
+    fast = served(model := Model().eval(), Plan(precision="bf16"))
+    if change == "written":
+        model.table.mul_(3)
+    elif change == "replaced":
+        model.table = torch.full((8,), 3.0)
+    else:
+        model.tables[0].mul_(3)
+    assert agree(fast, model)
+
+
+@pytest.mark.parametrize("plan", [Plan(precision="bf16"), Plan(backend="inductor", options=(("freezing", True),))])
+def test_copied_weights_of_inference_mode_are_never_stale(plan: Plan) -> None:
+    with torch.inference_mode():
+        fast = served(model := Model().eval(), plan)
+        model.load_state_dict({name: 7 * value for name, value in model.state_dict().items()})
+        assert agree(fast, model)
+
+
+def test_weights_written_while_they_are_copied_are_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchwise.realize import weights
+
+    fast = served(model := Model().eval(), Plan(precision="bf16"))
+    real, written = weights._tensors, list[bool]()
+
+    def meanwhile(module: nn.Module) -> list[torch.Tensor]:  # as another thread that loads a checkpoint
+        found = real(module)
+        if module is not model and not written:
+            written.append(True)
+            return _Late(found, model)
+        return found
+
+    with torch.no_grad():
+        model.inner.bias.mul_(3)
+        monkeypatch.setattr(weights, "_tensors", meanwhile)
+        fast(X)
+    assert written
+    assert agree(fast, model)
+
+
+class _Late(list):  # type: ignore[type-arg]
+    """Targets of copies; after the last, the first source is written to."""
+
+    def __init__(self, found: list[torch.Tensor], model: Model) -> None:
+        super().__init__(found)
+        self._model = model
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        self._model.inner.weight.mul_(5)
+
+
+def test_a_forward_or_class_that_was_replaced_is_the_one_that_answers() -> None:
+    fast = served(model := Model().eval(), Plan(backend="inductor"))
+    model.forward = lambda x: x * 0 + 1  # type: ignore[method-assign]
+    assert agree(fast, model)
+
+
+def test_hooks_for_all_modules_run_though_they_were_there_before() -> None:
+    hook = nn.modules.module.register_module_forward_hook(lambda _module, _inputs, output: output * 2)
+    try:
+        assert agree(served(model := Model().eval(), Plan(backend="inductor")), model)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_backward_hooks_of_the_model_run_in_training(before: bool) -> None:
+    model, ran = Model().train(), []
+    if before:
+        model.register_full_backward_hook(lambda *_: ran.append(True))
+    fast = served(model, Plan(backend="inductor"), mode="training")
+    fast(X.clone().requires_grad_()).sum().backward()
+    ran.clear()
+    if not before:
+        model.register_full_backward_hook(lambda *_: ran.append(True))
+    fast(X.clone().requires_grad_()).sum().backward()
+    assert ran
+
+
+def test_a_hook_runs_though_a_global_number_changed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = served(model := Scaled().eval(), Plan(backend="inductor"))
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    assert agree(fast, model)
+    model.inner.register_forward_hook(lambda _module, _inputs, output: output * 7)
+    assert agree(fast, model)
+
+
+def test_a_mode_that_counts_operators_sees_those_of_the_model() -> None:
+    fast = served(Model().eval(), Plan(backend="inductor"))
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        fast(X)
+    assert counter.get_total_flops() == 2 * 4 * 8 * 8
+    assert dict(fast.statistics.original) == {"a mode that watches or replaces operators is active": 1}
+
+
+def test_the_wrappers_mode_is_the_originals_whichever_is_set() -> None:
+    fast = served(model := Model().eval())
+    fast.training = True
+    assert model.training
+    assert fast.training
+    model.eval()
+    assert not fast.training
+    assert nn.Sequential(fast).train()[0].training
+    assert model.training
