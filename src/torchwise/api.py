@@ -278,6 +278,11 @@ def apply(
     from torchwise.study.ruled import Ruled, in_force
 
     decision = decision.decision if isinstance(decision, Study) else decision
+    if not isinstance(decision, Decision):
+        raise InputError(
+            f"decision is {decision!r:.80}, but must be a Decision or a Study: Decision.from_json reads what "
+            "`torchwise plans show` prints"
+        )
     model = unwrap(model)
     stale = stale_because(model, decision)
     if stale and strict:

@@ -50,6 +50,7 @@ def test_only_this_machine_may_rule_unless_somebody_says_so(
 
 def test_streamlit_reports_to_nobody_and_opens_a_browser_only_where_asked() -> None:
     assert "--browser.gatherUsageStats=false" in serve.words("localhost", 1, browser=True)
+    assert "--server.showEmailPrompt=false" in serve.words("localhost", 1, browser=True), "the first start asks for one"
     assert "--server.address=localhost" in serve.words("localhost", 1, browser=True)
     assert "--server.headless=false" in serve.words("localhost", 1, browser=True)
     assert "--server.headless=true" in serve.words("localhost", 1, browser=False)

@@ -91,6 +91,26 @@ def test_any_other_break_is_estimated_from_what_one_costs_here() -> None:
     assert priced(found).per_call_s.low < priced(found).per_call_s.mid < priced(found).per_call_s.high
 
 
+def test_a_setting_that_is_a_call_is_named_and_not_tried() -> None:
+    adds = replace(
+        BRANCH, mend=Mend("print", "print less", "torch._dynamo.config.reorderable_logging_functions.add(print)")
+    )
+    prices = FixedPrices(price(9e-6), Interval(9e-6, 10e-6, 11e-6))
+    (found,) = breaks.find(evidence(watched=Watched(5.0, (adds,), compilations=(COMPILATION,))), prices)
+    assert prices.asked == ["a break"]
+    assert "functions.add(print)" in found.mend
+
+
+def test_a_break_in_what_was_compiled_too_often_is_priced_as_left_to_eager() -> None:
+    limit = Fallback(FallbackKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
+    seen = evidence(
+        watched=Watched(5.0, (BRANCH,), compilations=(COMPILATION,), fallbacks=(limit,)),
+        execution=replace(evidence().execution, regions=0.0),
+    )
+    (found,) = breaks.find(seen, FixedPrices(None, Interval(9e-6, 10e-6, 11e-6)))
+    assert "what is left uncompiled" in priced(found).how
+
+
 def test_recompiling_costs_seconds_once() -> None:
     again = replace(COMPILATION, compile_id="0/1", seconds=7.0)
     changed = Recompile("forward", "model.py", 10, "size of L['n']", "n was 3, then 4", compile_ids=("0/1",))
@@ -240,6 +260,13 @@ def test_a_kernel_far_from_the_roofline_is_found_and_a_near_one_is_not() -> None
     assert found.title.startswith("aten::mm reaches 10%")
     assert priced(found).per_call_s.high == pytest.approx(45e-6)
     assert priced(found).basis is Basis.ESTIMATED
+
+
+def test_no_kernel_takes_more_than_a_call() -> None:
+    """The profiler was held up where the clock was not: by a busy machine, a kernel once took 29 calls' time."""
+    (found,) = roofline.find(evidence(profiled=Profiled((Kernel("aten::exp", 1.0, 29 * CALL_S, 1e3, 1e6, 0.1),), 0.1)))
+    assert found.cause.startswith("It takes 100% of a call")
+    assert priced(found).per_call_s.high == pytest.approx(0.9 * CALL_S)
 
 
 def test_frames_of_recompiles_are_places() -> None:

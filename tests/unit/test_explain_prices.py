@@ -66,6 +66,23 @@ def test_a_mend_is_priced_on_every_example_and_once(ask: Any, compiled: int) -> 
     assert asked.notes == []
 
 
+def test_only_compiling_may_pass_the_limit_and_no_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a model that changes on every call is compiled on every one of them, as it never is for its user."""
+    limits: list[tuple[str, int]] = []
+    arena = Stub()
+    for name in ("first_calls", "measure"):
+        own = getattr(arena, name)
+
+        def noted(*args: Any, name: str = name, own: Any = own, **options: Any) -> Any:
+            limits.append((name, torch._dynamo.config.recompile_limit))
+            return own(*args, **options)
+
+        monkeypatch.setattr(arena, name, noted)
+    usual = torch._dynamo.config.recompile_limit
+    prices(arena).under(SETTING)
+    assert limits == [("first_calls", 1 << 16), ("measure", usual)]
+
+
 def test_a_mend_that_fails_has_no_price_and_is_told() -> None:
     asked = prices(Stub(RuntimeError("no such kernel\nand a long trace")))
     assert asked.under(SETTING) is None

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchwise.diagnose.explain import explain
 from torchwise.diagnose.stages import CAPTURE, EXECUTION, GENERATION
-from torchwise.errors import BaselineError
+from torchwise.errors import BaselineError, PlanError
 from torchwise.records.explanation import Explanation
 
 
@@ -38,6 +38,28 @@ def test_a_break_is_found_with_its_place_and_price(tmp_path: Path) -> None:
     assert any(name.startswith("kernels-") for name in stages[GENERATION].artefacts)
     assert any(kernel.generated and kernel.nbytes for kernel in told.kernels)
     assert told.capturable.answer is False
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.cos() + self.calls
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_until_the_limit_is_said_to_run_in_eager() -> None:
+    told = explain(Counting(), (torch.ones(64),), budget=0)
+    (found,) = [one for one in told.findings if one.kind == "recompile"]
+    assert "until PyTorch gave up and ran it in eager" in found.title
+
+
+def test_a_plan_must_be_one() -> None:
+    with pytest.raises(PlanError, match="plan is 'nosuch', but must be a Plan"):
+        explain(nn.Linear(2, 2), (torch.ones(1, 2),), plan="nosuch")  # type: ignore[arg-type]
 
 
 def test_a_model_that_raises_is_the_baselines_error() -> None:

@@ -405,8 +405,8 @@ def test_what_looks_like_it_but_is_allowed(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "this is no JSON: "),
-        ("{", "this is no JSON: "),
+        ("", "plan is '', but must be JSON, such as "),
+        ("{", "plan is '{', but must be JSON, such as "),
         ("[]", "a plan is a JSON object, but this is of type list"),
         ("null", "a plan is a JSON object, but this is of type NoneType"),
         ("{}", "schema is None, but this version reads 'torchwise.plan/1'"),

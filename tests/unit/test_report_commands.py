@@ -15,7 +15,7 @@ from torchwise import api
 from torchwise.cli.tune import tune
 from torchwise.plan import Plan
 from torchwise.records import StudyState
-from torchwise.report.commands import next_steps, reproduce
+from torchwise.report.commands import BREAK, folded, next_steps, reproduce
 from torchwise.workload import WorkloadSpec
 
 HOSTILE = "a b/$(touch x);'\".py:make"
@@ -98,6 +98,15 @@ def test_a_decided_plan_is_to_be_applied_and_eager_may_be_left_with_reduced_prec
 def test_the_page_is_always_within_reach() -> None:
     for study in (a_study(), a_study(decided=-1), a_study(decided=None), a_study([])):
         assert next_steps(study)[-1].command == "torchwise report 7 --html report.html"
+
+
+@pytest.mark.parametrize("width", range(35, 90))
+def test_a_folded_command_fits_and_reads_back_as_one(width: int) -> None:
+    command = "torchwise tune models.py:make --device cpu --effort quick --calls 1000000 --plan '{\"a\": 1}' --fresh"
+    lines = folded(command, width)
+    assert max(map(len, lines)) <= width
+    assert all(line.endswith(BREAK) for line in lines[:-1])
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command), "as a shell reads it"
 
 
 def test_every_trial_can_be_repeated() -> None:

@@ -38,7 +38,7 @@ def lock(
     wanted = targets or known.targets
     if not wanted:
         raise InputError(f"no target is given, and {file} holds none: torchwise lock TARGET, as it was tuned")
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         entries = collect(storage, wanted)
     written = known.with_entries(entries)
     write(written, file)

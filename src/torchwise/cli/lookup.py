@@ -22,7 +22,7 @@ def find_study(name: str, store: str | None) -> Study:
         return read_study(Path(name))
     from torchwise.store import open_storage
 
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         if name == "latest":
             summaries = storage.list_studies(limit=1)
             if not summaries:

@@ -41,7 +41,7 @@ def list_plans(
 
     from torchwise.store import open_storage
 
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         found = storage.list_studies(target, limit=limit + 1)
     summaries = found[:limit]
     if not summaries:
@@ -106,7 +106,7 @@ def import_(
     from torchwise.store import open_storage
 
     study = read_study(file)
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         added = storage.import_study(study)
     typer.echo(f"Study {added.id}: {study.workload.target}, {len(study.trials)} trials.")
 
@@ -116,7 +116,7 @@ def delete(study: Annotated[int, typer.Argument(help="Number of a stored study."
     """Delete a study with all its trials and its decision."""
     from torchwise.store import open_storage
 
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         target = storage.get_study(study).workload.target
         storage.delete_study(study)
     typer.echo(f"Deleted study {study} of {target}.")
@@ -154,7 +154,7 @@ def withdraw(study: StudyArgument, plan: PlanArgument = None, store: Store = Non
 
     found = find_study(study, store)
     scope = (found.workload.target, found.workload.mode, found.environment.hardware)
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         chosen = find_plan(plan, found, [ruling.plan for ruling in storage.rulings(*scope)])
         was_ruled = storage.withdraw(*scope, chosen.id)
     if not was_ruled:
@@ -171,7 +171,7 @@ def list_rulings(
     from torchwise.report.facts import when
     from torchwise.store import open_storage
 
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         found = storage.rulings(target)
     scopes: dict[str, list[Ruling]] = {}
     for ruling in found:
@@ -196,7 +196,7 @@ def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | No
     found = find_study(study, store)
     by = _login() if by is None else by
     ruling = ruling_on(found, find_plan(plan, found), Standing(standing), by=by, reason=reason)
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         storage.rule(ruling)
     scope = _scope(ruling.target, ruling.mode, ruling.hardware)
     typer.echo(f"{standing.capitalize()}: {ruling.plan} ({ruling.plan.id}) for {scope}.")

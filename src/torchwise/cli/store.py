@@ -16,7 +16,7 @@ def info(store: Store = None) -> None:
     """Say which store is in use, what it holds, and of which schema it is."""
     from torchwise.store import open_storage
 
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         count, trials = storage.size()
         typer.echo(f"Store {storage.place}: {count} studies, {trials} trials, schema {storage.schema}.")
 
@@ -36,7 +36,7 @@ def copy(
     from torchwise.errors import StorageError
     from torchwise.store import open_storage
 
-    with open_storage(store) as here, open_storage(to) as there:
+    with open_storage(store, existing=True) as here, open_storage(to) as there:
         if here.place == there.place:
             raise StorageError(f"store and --to are both {here.place}, but must be two stores")
         count, _ = here.size()

@@ -48,6 +48,7 @@ def words(host: str, port: int, *, browser: bool) -> list[str]:
         f"--server.address={host}",
         f"--server.port={port}",
         f"--server.headless={str(not browser).lower()}",
+        "--server.showEmailPrompt=false",  # or the first start of a user waits for an answer to it
         "--server.fileWatcherType=none",
         "--browser.gatherUsageStats=false",
         "--client.toolbarMode=viewer",

@@ -33,6 +33,8 @@ from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.loading import refuse_step
 from torchwise.workload import Workload, trees
 
+MOST_SETTLING_CALLS = 10
+"""Further calls while each compiles something: two more than PyTorch's limit for one function."""
 CALLS = 25
 """Calls of one example by which its time is known, where there are several."""
 
@@ -106,10 +108,19 @@ def _arena(inquiry: Inquiry) -> Arena:
 
 
 def _compile(inquiry: Inquiry, arena: Arena) -> tuple[Calls, _Compiled]:
-    """Compile as the plan says, and listen to it."""
-    run = arena.runners(_call(inquiry, arena))
+    """Compile as the plan says, and listen to it until nothing is compiled any more.
+
+    What a model changes in itself, such as a count of its calls, has it compiled again until PyTorch's limit.
+    """
+    run, seen = arena.runners(_call(inquiry, arena)), -1
     with Trace(artefacts=tuple(FILES), spans=True) as trace:
         arena.first_calls(run)
+        for _ in range(MOST_SETTLING_CALLS):
+            if len(trace.compilations) == seen:
+                break
+            seen = len(trace.compilations)
+            for call in run:
+                arena.once(call)
     return run, _Compiled(trace.watched(), trace.spans, trace.artefacts)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.diagnose.sending import sent, specified
 from torchwise.errors import InputError, UnsupportedError
-from torchwise.plan import Plan
+from torchwise.plan import Plan, check_is_plan
 from torchwise.records import Failure, codec
 from torchwise.records.explanation import Explanation
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
@@ -95,6 +95,8 @@ def explain(
     """
     if not budget >= 0:
         raise InputError(f"budget is {budget!r} s, but must be at least 0")
+    if plan is not None:
+        check_is_plan(plan)
     workload = given(model, args, kwargs, examples)
     spec = specified(model, workload, device, mode=mode, calls=calls)
     folder = _made(artefacts)

@@ -2,7 +2,7 @@
 
 from torchwise.plan.choice import CHOICES, Choice, register
 from torchwise.plan.legality import Legality
-from torchwise.plan.plan import EAGER, Plan
+from torchwise.plan.plan import EAGER, Plan, check_is_plan
 from torchwise.plan.space import PlanSpace
 
-__all__ = ["CHOICES", "EAGER", "Choice", "Legality", "Plan", "PlanSpace", "register"]
+__all__ = ["CHOICES", "EAGER", "Choice", "Legality", "Plan", "PlanSpace", "check_is_plan", "register"]

@@ -11,6 +11,7 @@ from typing import Any
 from torchwise.errors import PlanError
 
 SCHEMA = "torchwise.plan/1"
+EXAMPLE = f'{{"schema":"{SCHEMA}","backend":"inductor"}}'
 
 OptionValue = bool | int | str
 """What a backend option may be; floats are left out so that the canonical form has one spelling."""
@@ -146,7 +147,7 @@ class Plan:
         try:
             data = json.loads(text)
         except ValueError as error:
-            raise PlanError(f"this is no JSON: {error}") from None
+            raise PlanError(f"plan is {text[:60]!r}, but must be JSON, such as {EXAMPLE} ({error})") from None
         return cls.from_dict(data)
 
     def __str__(self) -> str:
@@ -177,3 +178,15 @@ def _field_names() -> str:
 
 EAGER = Plan()
 """The baseline: the model as it is."""
+
+
+def check_is_plan(given: object) -> None:
+    """Refuse what was given in a plan's place, such as its text.
+
+    Raises:
+        PlanError: it is no plan.
+    """
+    if not isinstance(given, Plan):
+        raise PlanError(
+            f"plan is {given!r}, but must be a Plan, such as Plan(backend='inductor'); Plan.from_json reads {EXAMPLE}"
+        )

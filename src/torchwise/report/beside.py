@@ -45,10 +45,14 @@ def differences(first: Study, second: Study) -> list[str]:
         ("calls", first.workload.calls, second.workload.calls),
         ("restarts", first.workload.restarts, second.workload.restarts),
         ("model and inputs", first.inspection.identity, second.inspection.identity),
-        ("plan", first.decision and str(first.decision.plan), second.decision and str(second.decision.plan)),
-        ("speed-up", first.decision and str(first.decision.speedup), second.decision and str(second.decision.speedup)),
+        ("plan", *(str(study.decision.plan) if study.decision else "undecided" for study in (first, second))),
+        ("speed-up", _speedup(first), _speedup(second)),
     ]
     return lines + [f"{name}: {one} first, {other} second" for name, one, other in pairs if one != other]
+
+
+def _speedup(study: Study) -> str:
+    return str(study.decision.speedup) if study.decision and study.decision.speedup else "none"
 
 
 def beside(first: Study, second: Study) -> list[PlanBeside]:

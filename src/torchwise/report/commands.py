@@ -81,7 +81,7 @@ def folded(command: str, width: int) -> list[str]:
             units.append(word)
     lines = [""]
     for unit in units:
-        if len(lines[-1]) + len(unit) + len(BREAK) > width and lines[-1]:
+        if len(lines[-1]) + 1 + len(unit) + len(BREAK) > width and lines[-1]:
             lines.append("   ")
         lines[-1] += f" {unit}" if lines[-1] else unit
     return [line + BREAK for line in lines[:-1]] + lines[-1:]

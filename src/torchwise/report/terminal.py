@@ -123,7 +123,7 @@ def _excluded(excluded: tuple[str, ...]) -> RenderableType:
     return _listed("Not tried", lines)
 
 
-class _Command:
+class Command:
     """A command, broken only where a shell allows it, so that it can be copied from a narrow terminal too."""
 
     def __init__(self, command: str) -> None:
@@ -136,7 +136,7 @@ class _Command:
 
 def _steps(study: Study) -> Iterator[RenderableType]:
     for step in next_steps(study):
-        yield _Command(step.command)
+        yield Command(step.command)
         yield Padding(Text(step.purpose, style="dim"), (0, 0, 0, 4))
 
 

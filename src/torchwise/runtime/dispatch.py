@@ -11,10 +11,6 @@ from typing import Any
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
-from torch._C import _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
-from torch.nn.modules import module as modules
 
 from torchwise.alerts import alert
 from torchwise.errors import InputError, UnsupportedError
@@ -23,6 +19,7 @@ from torchwise.realize.capture.frozen import FrozenError, hold
 from torchwise.records import Decision
 from torchwise.runtime.alike import Known, is_of, ranks, recognized
 from torchwise.runtime.canary import Canary
+from torchwise.runtime.changes import Changes
 from torchwise.runtime.circuit import Circuit
 from torchwise.runtime.latency import EVERY, Latency
 from torchwise.runtime.statistics import Statistics
@@ -111,14 +108,7 @@ class Dispatcher:
         self._is_slower = False
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
-        self._state = vars(original) if self._module is not None else None
-        self._training = getattr(original, "training", None)
-        self._kind = type(original)
-        self._forward = self._state.get("forward") if self._state is not None else None
-        # Those of the backward pass bear on training alone.
-        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        self._hooks = [self._state[kind] for kind in kinds[: 2 if self._inference else 4]] if self._state else []
-        self._hooked = any(self._hooks)
+        self._changed = Changes(original, inference=self._inference).found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does; `benchmarks/dispatch.py` measures what that adds to the plan's own time."""
@@ -359,25 +349,6 @@ class Dispatcher:
         if is_autocast_enabled(self._device):
             return "autocast is enabled, and the plan was proven without"
         return self._changed()
-
-    def _changed(self) -> str | None:
-        """Return how the module differs from when the plan was applied, or None. This runs on every call."""
-        if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
-            return "a transform of functions (vmap, jvp, grad) is active"
-        if _len_torch_dispatch_stack():  # it would see other operators than the model's, or none
-            return "a mode that watches or replaces operators is active"
-        if modules._has_any_global_hook():  # a plan enters below the call that would run it
-            return "a hook for all modules is registered"
-        state = self._state
-        if state is None:
-            return None
-        if state["training"] is not self._training:
-            return "the model changed between train() and eval() since the plan was applied"
-        if not self._hooked and any(self._hooks):
-            return "a hook was registered since the plan was applied"
-        if state.get("forward") is not self._forward or type(self.original) is not self._kind:
-            return "the model's forward or class was replaced since the plan was applied"
-        return None
 
     def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an answer could need a gradient.

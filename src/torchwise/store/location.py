@@ -67,6 +67,18 @@ def file_of(text: str) -> Path | None:
     return Path(path.removeprefix("/") if separator else text).expanduser().absolute()
 
 
+def check_exists(url: URL) -> None:
+    """Refuse a file that is not there; a server is asked when it is opened.
+
+    Raises:
+        StorageError: it is not there.
+    """
+    if url.drivername == "sqlite" and not Path(url.database or "").exists():
+        raise StorageError(
+            f"store {url.database} is not there: give another with --store, or tune into it first by `torchwise tune`"
+        )
+
+
 def shown(url: URL) -> str:
     """Return a server's URL for messages: no password, and of the parameters those that say where the server is."""
     query = {name: value for name, value in url.query.items() if name in _PLACES}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torchwise.errors import StorageError
 from torchwise.store.database import Database
-from torchwise.store.location import default_url, locate
+from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import revision_of
 from torchwise.store.schema import HEAD
 from torchwise.store.storage import Storage
@@ -28,8 +26,7 @@ def read_storage(url: str | None = None) -> Storage | None:
         StorageError: it is not there, cannot be reached within `PROMPT_S`, or its schema is not this version's.
     """
     location = locate(url or default_url())
-    if location.drivername == "sqlite" and not Path(location.database or "").exists():
-        raise StorageError(f"store {location.database} is not there: give another, or tune into it first")
+    check_exists(location)
     database = Database(location, prompt_s=PROMPT_S)
     held = database.read(revision_of)
     if held == HEAD:

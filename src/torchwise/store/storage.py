@@ -19,7 +19,7 @@ from torchwise.store.copying import Copied
 from torchwise.store.database import Database
 from torchwise.store.explanations import ExplanationSummary
 from torchwise.store.keys import StudyKey, StudySummary
-from torchwise.store.location import default_url, locate
+from torchwise.store.location import check_exists, default_url, locate
 from torchwise.store.migrate import bring_to_head, take_back
 from torchwise.store.owner import Owner
 from torchwise.store.schema import HEAD
@@ -27,16 +27,20 @@ from torchwise.store.trouble import UnreachableError
 from torchwise.workload import WorkloadSpec
 
 
-def open_storage(url: str | None = None) -> Storage:
+def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
     """Open the store at `url`, creating or migrating it where that is needed; by default `default_url()`.
 
     Args:
         url: a path ending in .db, a `sqlite:///PATH` or a `postgresql://USER@HOST/DATABASE` URL.
+        existing: refuse a file that is not there, and create none: for whoever only looks things up.
 
     Raises:
         StorageError: it cannot be reached or read, is no store, has a newer schema, or its driver is missing.
     """
-    database = Database(locate(url or default_url()))
+    location = locate(url or default_url())
+    if existing:
+        check_exists(location)
+    database = Database(location)
     bring_to_head(database)
     return Storage(database)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.errors import InputError
-from torchwise.plan import Legality, Plan
+from torchwise.plan import Legality, Plan, check_is_plan
 from torchwise.plan.space import EFFORTS, legality_of
 from torchwise.trial import ProcessSettings
 from torchwise.workload import WorkloadSpec
@@ -48,6 +48,7 @@ class Request:
         if self.budget_s is not None and not self.budget_s > 0:
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
         for plan in self.plans or ():
+            check_is_plan(plan)
             if not self.allow.allows(level := legality_of(plan)):  # which refuses choices that nobody knows, too
                 raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
 

@@ -118,7 +118,7 @@ class _Loop:
                         time.sleep(WAIT_S)
                     else:
                         break
-            if not self._tried:
+            if not self._tried and self._history().trials:
                 self._listener.note("decided from what is stored; --fresh measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             with suppress(StorageError):  # a store that is lost holds what is finished all the same

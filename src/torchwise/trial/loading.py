@@ -13,7 +13,7 @@ from torchwise.measure import turns
 from torchwise.trial.job import Job
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
-from torchwise.workload.workload import Example
+from torchwise.workload.workload import Example, check_device
 
 MOST_SKIPPED = 40
 """Steps that a gradient scaler may skip until its scale fits: from 65,536 it halves sixteen times down to 1."""
@@ -27,6 +27,7 @@ def load(job: Job) -> Workload:
     """
     if job.settings is not None:
         job.settings.apply()
+    check_device(job.workload.device)
     turns.join(job.workload.device)
     workload = _loaded(job)
     if workload.step and job.workload.mode != "training":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from torchwise.records import Outcome
+from torchwise.records import Interval, Outcome
 from torchwise.records.analysis import MARGIN, Advice, Analysis, Batch
 from torchwise.report import format as show
 from torchwise.report.why import own_fault
@@ -13,6 +13,8 @@ from torchwise.report.why import own_fault
 Rule = Callable[[Analysis], str]
 """Returns a sentence or two; empty where there is nothing to say."""
 
+DISAGREE = 2.0
+"""Times by which what the second process saw may lie outside the first one's interval, which no plan does by itself."""
 UNCLEAR = 0.2
 """Relative half-width from which an interval that holds 1 says nothing, rather than that there is no gain."""
 NOISY, DRIFTED, TAILED = 0.25, 0.10, 1.5
@@ -48,6 +50,11 @@ def use(analysis: Analysis) -> str:
 def _worth(analysis: Analysis, name: str) -> str:
     speed = analysis.speedup
     assert speed is not None, "a plan whose answers are right was timed"
+    if seen := _contradicted(analysis, speed):
+        return (
+            f"It cannot be told whether {name} pays: it had {show.speedup(speed)} of eager's speed in one process, and "
+            f"{show.ratio(seen)} in the next. Look again when nothing else runs."
+        )
     if speed.high < 1:
         return f"Leave the model alone: with {name} it is slower, {show.speedup(speed)} of eager's speed."
     if speed.low <= 1 <= speed.high and speed.half_width > UNCLEAR:
@@ -66,6 +73,15 @@ def _worth(analysis: Analysis, name: str) -> str:
         return f"Leave the model alone for {show.counted(expected, 'call')}: with {name} {saves}."
     saved = f"over the expected {show.counted(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
     return f"Use {name}: {saves}; {saved}."
+
+
+def _contradicted(analysis: Analysis, speed: Interval) -> float | None:
+    """Return the speed-up of the second process, by its median calls, where it is quite another than the first's."""
+    alike = analysis.workload.objective == "latency" and len(analysis.inspection.inputs) == 1
+    if analysis.steady is None or not alike:  # it waited for each call, and of several inputs it timed one
+        return None
+    seen = analysis.steady.baseline.quantile(0.5) / analysis.steady.plan.quantile(0.5)
+    return None if speed.low / DISAGREE <= seen <= speed.high * DISAGREE else seen
 
 
 def few_calls(analysis: Analysis) -> str:

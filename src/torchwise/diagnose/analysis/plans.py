@@ -53,7 +53,7 @@ def is_id(text: str) -> bool:
 def _stored(plan_id: str, store: str | None) -> Plan:
     from torchwise.store import open_storage
 
-    with open_storage(store) as storage:
+    with open_storage(store, existing=True) as storage:
         for decision in storage.decisions():
             if decision.plan.id == plan_id:
                 return decision.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import EAGER, Plan, check_is_plan
 from torchwise.records.bisection import Symptom
 from torchwise.trial import ProcessSettings
 from torchwise.workload import WorkloadSpec
@@ -43,6 +43,7 @@ class BisectRequest:
         known = [AUTO, *(symptom.value for symptom in Symptom if symptom is not Symptom.NONE)]
         if self.what not in known:
             raise InputError(f"what is {self.what!r}, but must be one of {', '.join(known)}")
+        check_is_plan(self.plan)
         for name in ("limit_s", "budget_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
 from torchwise.records.explanation import Finding, Place, Price
-from torchwise.records.watched import Break
+from torchwise.records.watched import Break, FallbackKind
 from torchwise.report import format as show
 
 
@@ -51,6 +51,12 @@ def _uncompiled(evidence: Evidence, breaks: int) -> Price:
     )
 
 
+def _is_given_up(evidence: Evidence) -> bool:
+    """Whether it was compiled too often, and runs in eager: then nothing breaks any more."""
+    limited = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
+    return limited and not evidence.execution.regions
+
+
 def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
     """Time it without the break where a setting mends it; else work out what each break costs by itself.
 
@@ -58,9 +64,10 @@ def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price
     guards of what follows. What fusing across it would save comes on top: at most half the time of the generated
     kernels.
     """
-    if one.mend and one.mend.setting and (price := prices.under(one.mend.setting)):
+    # A setting that is a call, such as `….add(print)`, cannot be taken back, and is not tried.
+    if one.mend and "=" in one.mend.setting and (price := prices.under(one.mend.setting)):
         return price
-    if one.whole:
+    if one.whole or _is_given_up(evidence):
         return _uncompiled(evidence, breaks)
     if (alone := prices.of_a_break()) is None:
         return None

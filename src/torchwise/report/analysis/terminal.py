@@ -15,6 +15,7 @@ from torchwise.records.analysis import Analysis
 from torchwise.report import format as show
 from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
 from torchwise.report.analysis.steps import next_steps, notes
+from torchwise.report.terminal import Command
 
 
 def render_analysis(analysis: Analysis) -> RenderableType:
@@ -36,7 +37,7 @@ def render_analysis(analysis: Analysis) -> RenderableType:
         Text("\nNext", style="bold"),
     ]
     for step in next_steps(analysis):
-        parts += [Text(f"  {show.plain(step.command)}", style="cyan"), _hanging(step.purpose, 4, "dim")]
+        parts += [Command(step.command), _hanging(step.purpose, 4, "dim")]
     return Group(*parts)
 
 

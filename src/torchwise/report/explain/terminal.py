@@ -11,6 +11,7 @@ from rich.text import Text
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel
 from torchwise.report import format as show
 from torchwise.report.explain.words import NOTHING, capturable, cells, execution, headline, next_steps, place, price
+from torchwise.report.terminal import Command
 
 MOST_KERNELS = 12
 MOST_FILES = 2
@@ -34,7 +35,7 @@ def render_explanation(explanation: Explanation) -> RenderableType:
         parts += [_title("Worth knowing"), *(_hanging(show.plain(note)) for note in explanation.notes)]
     parts.append(_title("Next"))
     for step in next_steps(explanation):
-        parts += [_hanging(show.plain(step.command), style="cyan"), _hanging(step.purpose, style="dim", indent=5)]
+        parts += [Command(step.command), _hanging(step.purpose, style="dim", indent=5)]
     return Group(*parts)
 
 
