@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import torchwise
 from live_decisions import decided
+from torchwise.errors import InputError, PlanError
 from torchwise.plan import Plan
 from torchwise.runtime.module import OptimizedModule
 
@@ -182,3 +184,14 @@ def test_the_wrappers_mode_is_the_originals_whichever_is_set() -> None:
     assert not fast.training
     assert nn.Sequential(fast).train()[0].training
     assert model.training
+
+
+@pytest.mark.parametrize("given", [None, "decision.json"])
+def test_what_is_no_decision_is_refused_with_the_way_out(given: Any) -> None:
+    with pytest.raises(InputError, match=r"but must be a Decision or a Study: Decision\.from_json reads"):
+        torchwise.apply(Model(), given)
+
+
+def test_what_is_no_plan_is_refused_with_the_way_out() -> None:
+    with pytest.raises(PlanError, match="plan is 'inductor', but must be a Plan, such as"):
+        torchwise.tune(Model(), (X,), plans=["inductor"])  # type: ignore[list-item]

@@ -113,6 +113,20 @@ def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Stor
     assert any("inductor" in line for line in study.excluded)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_only_what_was_stored_before_is_said_to_be_decided_from(storage: Storage, table: Table, again: bool) -> None:
+    notes: list[str] = []
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    if again:
+        run_study(request(), storage, table, Silent())
+    run_study(request(calls=10**8 if again else 10), storage, table, Notes())
+    assert any("decided from what is stored" in note for note in notes) is again, notes
+
+
 def test_where_nothing_is_faster_eager_wins(storage: Storage, table: Table) -> None:
     table.known[INDUCTOR] = (0.8, 10.0, GOOD)
     study = run_study(request(), storage, table, Silent())

@@ -16,11 +16,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from torchwise.errors import BaselineError, TargetError, WorkloadError
+from torchwise.measure import turns
 from torchwise.plan import Plan
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
-from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings, inspect_workload, try_plan
+from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings, inspect_workload, loading, try_plan
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.launcher import WAITING
 from torchwise.workload import WorkloadSpec
@@ -296,3 +298,11 @@ def test_the_largest_example_is_called_first() -> None:
 
 def test_a_worker_runs_parts_of_a_program_plainly() -> None:
     assert Job("try", WorkloadSpec("zoo:tutorial.branch")).variables()["TORCHWISE_DISABLE"] == "1"
+
+
+def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(turns, "join", lambda _device: pytest.fail("it asked"))
+    told = job("good")
+    with pytest.raises(WorkloadError, match="device is 'cuda', but PyTorch"):
+        loading.load(replace(told, workload=replace(told.workload, device="cuda")))
