@@ -195,3 +195,51 @@ def test_what_is_no_decision_is_refused_with_the_way_out(given: Any) -> None:
 def test_what_is_no_plan_is_refused_with_the_way_out() -> None:
     with pytest.raises(PlanError, match="plan is 'inductor', but must be a Plan, such as"):
         torchwise.tune(Model(), (X,), plans=["inductor"])  # type: ignore[list-item]
+
+
+class Moves(nn.Linear):
+    """Has a tensor that PyTorch does not know of, moves it along, and counts it among its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.table = [torch.ones(8)]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Moves:
+        self.table = [fn(table) for table in self.table]
+        return super()._apply(fn, recurse)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        yield from super().parameters(recurse)
+        yield from self.table
+
+
+def test_what_the_models_class_overrides_is_used_through_the_wrapper() -> None:
+    fast = served(model := Moves())
+    assert fast.double() is fast
+    assert model.table[0].dtype is torch.float64
+    assert len(list(fast.parameters())) == 3
+    assert len(list(copy.deepcopy(fast).parameters())) == 3
+    assert isinstance(pickle.loads(pickle.dumps(fast)), Moves)
+
+
+def test_a_list_of_modules_stays_one() -> None:
+    fast = served(model := nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    assert (len(fast), fast[1], list(fast)) == (2, model[1], list(model))
+    fast[1] = nn.Tanh()
+    assert isinstance(model[1], nn.Tanh)
+    assert agree(fast, model)
+    assert served(Model()), "what has no length is true"
+    with pytest.raises(TypeError):
+        len(served(Model()))
+
+
+def test_hooks_of_checkpoints_may_be_registered_on_either() -> None:
+    fast = served(model := Model())
+    fast.register_state_dict_post_hook(lambda _module, state, _prefix, _metadata: state.update(extra=torch.ones(1)))
+    assert "extra" in fast.state_dict()
+    assert "extra" in model.state_dict()
+    assert "inner.extra" not in nn.Sequential(fast).state_dict()
+    seen: list[str] = []
+    fast.register_load_state_dict_post_hook(lambda _module, _keys: seen.append("loaded"))
+    fast.load_state_dict(Model().state_dict())
+    assert seen == ["loaded"]

@@ -12,9 +12,21 @@ import torch
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
+from torchwise.runtime.likeness import like
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.step import OptimizedStep
+
+SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 class OptimizedModule(torch.nn.Module):
@@ -23,6 +35,11 @@ class OptimizedModule(torch.nn.Module):
     Checkpoints carry no prefix and load into the bare module and back. What the plan cannot answer, or fails at, the
     original answers (`Dispatcher`).
     """
+
+    def __new__(cls, original: torch.nn.Module, *_: Any, **__: Any) -> OptimizedModule:
+        """Make one of a class that has what the original's class overrides, too."""
+        made: OptimizedModule = super().__new__(like(cls, type(original)))
+        return made
 
     def __init__(
         self,
@@ -36,7 +53,7 @@ class OptimizedModule(torch.nn.Module):
         super().__init__()
         self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
-        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for shared in SHARED:
             self.__dict__[shared] = original.__dict__[shared]
 
     @property  # type: ignore[misc]

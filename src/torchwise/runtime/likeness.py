@@ -1,0 +1,47 @@
+"""A wrapper's class that has what the original's class has of its own: Python and PyTorch look methods up there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CONTAINER = frozenset(
+    {"__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__reversed__", "__setitem__"}
+)
+"""Methods of Sequential, ModuleList and ModuleDict; an instance's are never looked for."""
+
+
+def like(kind: type, original: type) -> type:
+    """Return `kind`, or a subclass that forwards what `original` has of its own where a module has PyTorch's.
+
+    That is how a model moves (`_apply`, `to`), what it counts among its parameters, or that it is a list of modules.
+    What `kind` defines itself stays.
+    """
+    return _forwarding(kind, _own(kind, original))
+
+
+def _own(kind: type, original: type) -> tuple[str, ...]:
+    mro = original.__mro__
+    theirs = {name for each in mro[: mro.index(torch.nn.Module)] for name in vars(each)}
+    overridden = {name for name in theirs if not name.startswith("__") and hasattr(torch.nn.Module, name)}
+    found = (overridden | theirs & CONTAINER) - set(vars(kind))
+    return tuple(sorted(name for name in found if callable(getattr(original, name))))
+
+
+@functools.cache
+def _forwarding(kind: type, names: tuple[str, ...]) -> type:
+    methods = {name: _forwarded(name) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "__doc__": kind.__doc__}) if methods else kind
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        original = self._dispatcher.original
+        answer = getattr(original, name)(*args, **kwargs)
+        return self if answer is original else answer
+
+    method.__name__ = name
+    return method
