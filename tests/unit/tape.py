@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchwise.realize.capture import loop, obstacle, situation, step
 from torchwise.realize.capture.graph import Graph
+from torchwise.runtime import changes
 from torchwise.workload import trees
 
 
@@ -69,6 +70,9 @@ class Machine:
         self.recorded, self.replayed, self.mode, self.capturing = 0, 0, 0, False
         self.pools: list[int] = []
         monkeypatch.setattr(situation, "DEVICE", "cpu")
+        monkeypatch.setattr(
+            changes, "_len_torch_dispatch_stack", lambda: 0
+        )  # no real recording is a mode, as the tape is
         monkeypatch.setattr(obstacle, "_MACHINERY", (*obstacle._MACHINERY, __file__))
         fakes = {
             "graph_pool_handle": itertools.count().__next__,

@@ -22,14 +22,14 @@ def find_study(name: str, store: str | None) -> Study:
         return read_study(Path(name))
     from torchwise.store import open_storage
 
+    if name != "latest" and not name.isdigit():
+        raise InputError(f"study is {name!r}, but must be a number, `latest` or a .json file")
     with open_storage(store, existing=True) as storage:
         if name == "latest":
             summaries = storage.list_studies(limit=1)
             if not summaries:
                 raise InputError("the store holds no study yet: torchwise tune TARGET makes one")
             return storage.get_study(summaries[0].id)
-        if not name.isdigit():
-            raise InputError(f"study is {name!r}, but must be a number, `latest` or a .json file")
         return storage.get_study(int(name))
 
 
