@@ -194,6 +194,15 @@ class StorageContract:
         storage.finish_trial(study.id, failed(claim(storage, study.id, TUNED, GONE)))
         assert storage.claim_trial(study.id, TUNED, "", ME) is None
 
+    def test_what_failed_is_claimed_again_where_that_is_asked_for(self, storage: Storage, study: Study) -> None:
+        storage.finish_trial(study.id, failed(claim(storage, study.id)))
+        trial = storage.claim_trial(study.id, INDUCTOR, "once more", ME, again=True)
+        assert trial is not None
+        assert (trial.number, trial.reason, trial.state) == (0, "once more", TrialState.RUNNING)
+        assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE, again=True) is None
+        storage.finish_trial(study.id, finished(trial))
+        assert storage.claim_trial(study.id, INDUCTOR, "", ME, again=True) is None
+
     def test_a_dead_owner_s_trial_is_taken_over_under_its_number(self, storage: Storage, study: Study) -> None:
         claim(storage, study.id, owner=GONE)
         claim(storage, study.id, TUNED)

@@ -315,3 +315,11 @@ def test_where_nothing_fits_that_is_said() -> None:
     assert decision.reason == (
         "Stay with eager, which takes 4096 MiB a call and passes the limit of 2048 MiB: no proven plan keeps it either."
     )
+
+
+@pytest.mark.parametrize("peak", [50, 97], ids=["much lighter", "a little lighter"])
+def test_where_eager_passes_the_limit_the_lightest_is_chosen_among_all_that_keep_it(peak: int) -> None:
+    slow = a_trial(CAPTURE, 0.8, cold_s=0.0, peak=peak, eager_peak=100)
+    heavy = an_inspection(peak_memory=100)
+    decision = decide(a_history(slow, inspection=heavy, objective="memory", memory_limit=98), HERE)
+    assert decision.plan == CAPTURE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchwise.measure.clock import Clock, Reading
-from torchwise.measure.pairs import LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
+from torchwise.measure.pairs import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
 
 
 class Steady(Clock):
@@ -66,3 +66,8 @@ def test_examples_count_by_their_weight() -> None:
     mixed = Mix((lambda: 1.0, lambda: 3.0), (0.75, 0.25))
     found = measure_pair(mixed, mixed, Steady(), Precision())
     assert set(found.candidate_s) == {1.5}
+
+
+def test_a_slow_call_is_timed_often_enough_for_an_interval_whatever_the_budget() -> None:
+    mix = Mix((lambda: 1.0,), (1.0,))
+    assert len(measure_pair(mix, mix, Steady(), Precision(budget_s=1e-9)).candidate_s) == FEWEST_ROUNDS

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial
+from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_inspection
 
 from torchwise.decide import decide, prune_below
 from torchwise.decide.pruner import MARGIN
@@ -58,3 +60,19 @@ def test_for_memory_a_light_plan_is_not_stopped_for_being_slower_than_a_fast_one
     light = a_trial(CAPTURE, 1.05, cold_s=0.0, peak=50, eager_peak=100)
     assert decide(a_history(fast, light, objective="memory"), HERE).plan == CAPTURE
     assert prune_below(a_history(fast, objective="memory")) < 1.05
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "memory"])
+def test_where_eager_passes_the_memory_limit_a_slower_plan_is_not_stopped(objective: str) -> None:
+    heavy = an_inspection(peak_memory=100)
+    heavier = a_trial(INDUCTOR, 3.0, cold_s=0.0, peak=300, eager_peak=100)
+    asked: dict[str, Any] = {"inspection": heavy, "objective": objective, "memory_limit": 60}
+    assert prune_below(a_history(heavier, **asked)) == 0
+    light = a_trial(CAPTURE, 0.8, cold_s=0.0, peak=50, eager_peak=100)
+    assert decide(a_history(heavier, light, **asked), HERE).plan == CAPTURE
+
+
+def test_what_keeps_the_memory_limit_is_to_be_beaten_where_time_counts() -> None:
+    heavy = an_inspection(peak_memory=100)
+    light = a_trial(CAPTURE, 0.8, cold_s=0.0, peak=50, eager_peak=100)
+    assert prune_below(a_history(light, inspection=heavy, memory_limit=60)) == pytest.approx(MARGIN * 0.8)

@@ -126,3 +126,19 @@ def test_an_interval_is_worked_out_once() -> None:
     """A bootstrap of a thousand rounds takes tens of milliseconds, and every view asks for the same ones."""
     samples = [1.0, 2.0, 3.0, 4.0]
     assert median_interval(samples) is median_interval(list(samples))
+
+
+@pytest.mark.parametrize("count", range(6, 10))
+def test_few_samples_cover_the_truth_as_well_however_they_are_distributed(count: int) -> None:
+    draws = np.random.default_rng(count).standard_t(1.5, (500, count))
+    found = [median_interval((100 + draw).tolist()) for draw in draws]
+    assert sum(interval.low <= 100 <= interval.high for interval in found) >= 0.93 * len(found)
+
+
+def test_which_samples_the_ends_of_few_are() -> None:
+    ends = {count: median_interval(list(map(float, range(1, count + 1)))) for count in (5, 8, 9)}
+    assert {count: (found.low, found.high) for count, found in ends.items()} == {
+        5: (1.0, 5.0),
+        8: (1.0, 8.0),
+        9: (2.0, 8.0),
+    }

@@ -19,6 +19,7 @@ from torchwise.records import (
     Inspection,
     Measurement,
     Outcome,
+    Study,
     StudyState,
     TrialState,
     Verdict,
@@ -26,6 +27,7 @@ from torchwise.records import (
 )
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, Silent, run_study
+from torchwise.study.request import TRIAL_S
 from torchwise.trial import Job, Limits
 from torchwise.trial.job import Attempt
 from torchwise.workload import WorkloadSpec
@@ -317,3 +319,58 @@ def test_the_listener_hears_everything_in_order(storage: Storage, table: Table) 
 
     run_study(request(plans=(INDUCTOR,)), storage, table, Ears())  # type: ignore[arg-type]
     assert heard == ["inspecting", "inspected", "trying", "finished", "leading"]
+
+
+MAX_AUTOTUNE = INDUCTOR.with_choice("mode", "max-autotune-no-cudagraphs")
+
+
+@pytest.fixture
+def stopped(storage: Storage, table: Table) -> Study:
+    """A search for many calls that stopped a plan early, as it could no longer lead."""
+    table.known[MAX_AUTOTUNE] = (2.0, 300.0, GOOD)
+    table.known[INDUCTOR] = (1.8, 10.0, GOOD)
+    leads = request(calls=10**8, plans=(MAX_AUTOTUNE,))
+    run_study(leads, storage, table, Silent())
+    study = run_study(request(calls=10**8), storage, table, Silent())
+    trial = next(trial for trial in study.trials if trial.plan == INDUCTOR)
+    assert trial.state is TrialState.PRUNED
+    table.ran.clear()
+    return study
+
+
+@pytest.mark.parametrize("changed", [{"calls": 20_000}, {"plans": (INDUCTOR,)}], ids=["fewer calls", "named"])
+def test_a_plan_that_was_stopped_for_what_was_asked_then_is_measured_for_what_is_asked_now(
+    storage: Storage, table: Table, stopped: Study, changed: dict[str, object]
+) -> None:
+    study = run_study(request(**changed), storage, table, Silent())  # type: ignore[arg-type]
+    assert study.id == stopped.id
+    assert INDUCTOR in table.tried()
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_plan_that_would_be_stopped_again_is_not_tried_again(storage: Storage, table: Table) -> None:
+    run_study(request(calls=10**8), storage, table, Silent())
+    assert INDUCTOR not in table.tried()
+
+
+def test_what_ran_out_of_time_is_tried_again_where_it_has_more(
+    storage: Storage, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
+    monkeypatch.setitem(TRIAL_S, "quick", -1.0)
+    monkeypatch.setattr("torchwise.study.run.CALLS_PER_TRIAL", 0)
+    for _ in range(2):
+        run_study(request(effort="quick"), storage, table, Silent())
+    assert table.tried().count(INDUCTOR) == 1
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    study = run_study(request(effort="standard"), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
+def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(storage: Storage, table: Table) -> None:
+    table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
+    run_study(request(), storage, table, Silent())
+    assert table.tried().count(INDUCTOR) == 1

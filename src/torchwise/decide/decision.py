@@ -63,7 +63,10 @@ def _cheapest(history: History) -> Trial | None:
 
 
 def _lightest(history: History) -> Trial | None:
-    """Return the proven plan of least peak memory that is surely lighter than eager and not slower."""
+    """Return the proven plan of least peak memory that is surely lighter than eager and not slower.
+
+    Where eager itself does not fit, every plan that does is one of them.
+    """
 
     def share(trial: Trial) -> float:
         costs = trial.costs
@@ -71,14 +74,12 @@ def _lightest(history: History) -> Trial | None:
             return 1.0
         return costs.peak_memory / costs.baseline_peak_memory
 
+    def is_better(trial: Trial) -> bool:
+        return share(trial) < LESS_MEMORY and economics.cost(trial).mid <= economics.baseline_cost * (1 + TIE)
+
     economics = history.economics
     fitting = [
-        t
-        for t in history.trials
-        if t.is_proven
-        and history.fits(t)
-        and share(t) < LESS_MEMORY
-        and economics.cost(t).mid <= economics.baseline_cost * (1 + TIE)
+        t for t in history.trials if t.is_proven and history.fits(t) and (not history.eager_fits or is_better(t))
     ]
     return min(fitting, key=lambda t: (share(t), complexity_of(t.plan)), default=None)
 

@@ -10,12 +10,14 @@ MARGIN = 0.97
 
 
 def prune_below(history: History) -> float:
-    """Return the speed-up that a candidate must be able to reach, or else is stopped.
+    """Return the speed-up that a candidate must be able to reach, or else is stopped; 0 stops none.
 
     The leader's cost includes its compiling; a slower candidate that compiled for nothing could still cost less. So the
     bound is the speed at which a candidate free of compiling would cost what the leader does.
     """
     incumbent = history.incumbent()
+    if not history.eager_fits and (incumbent == EAGER or history.workload.objective == "memory"):
+        return 0.0  # whatever keeps the memory limit is wanted, and what saves memory is slower as a rule
     if incumbent == EAGER or history.workload.objective == "memory":  # for memory, not slower than eager is enough
         return MARGIN
     trial = history.tried(incumbent)

@@ -6,6 +6,7 @@ Here, below everything that uses it, so that no two places can derive different 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 2000
 MOST_RESAMPLES = 100_000
 """A bootstrap of a ratio takes about ten milliseconds with so many."""
+FEW = 10
+"""Samples below which a bootstrap covers too little: of 4 it holds 88 %, of 7 88 %, and of 10 94 %."""
 BEYOND = 10
 """Resamples wanted beyond each end of an interval: with fewer, its ends would be noise."""
 
@@ -44,10 +47,12 @@ class Interval:
 def median_interval(samples: Sequence[float]) -> Interval:
     """Return the median of `samples` with its percentile-bootstrap interval.
 
-    Resampling is seeded, so that the same samples always give the same interval. With fewer than three samples
-    the interval is their range.
+    Resampling is seeded, so that the same samples always give the same interval. Of fewer than ten samples the
+    interval is that of the sign test, which holds whatever they are distributed like; of fewer than six that is their
+    range, which holds less: 94 % of five, 75 % of three.
 
-    Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    Sources: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; David & Nagaraja, Order
+    Statistics (2003), section 7.1.
     """
     return _median_interval(tuple(samples))
 
@@ -59,13 +64,22 @@ def _median_interval(samples: tuple[float, ...]) -> Interval:
     if values.size == 0:
         raise ValueError("samples is empty, but a median needs at least one")
     mid = float(np.median(values))
-    if values.size < 3:
-        return Interval(float(values.min()), mid, float(values.max()))
+    if values.size < FEW:
+        ordered, skipped = np.sort(values), _skipped(values.size)
+        return Interval(float(ordered[skipped]), mid, float(ordered[-1 - skipped]))
     draws = np.random.default_rng(0).integers(0, values.size, (RESAMPLES, values.size))
     medians = np.median(values[draws], axis=1)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, (tail, 1 - tail))
     return Interval(float(low), mid, float(high))
+
+
+def _skipped(count: int) -> int:
+    """Return how many samples lie beyond each end of the sign test's interval: so few that more would be too many."""
+    below, skipped = 0.5**count, 0  # the chance that the median lies below all samples
+    while 2 * (below := below + math.comb(count, skipped + 1) * 0.5**count) <= 1 - CONFIDENCE:
+        skipped += 1
+    return skipped
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:

@@ -19,6 +19,7 @@ from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
 
 _RUNNING = TrialState.RUNNING.value
+_UNSETTLED = (TrialState.PRUNED.value, TrialState.FAIL.value)
 
 
 def require(connection: Connection, study_id: int, *, lock: bool = False) -> None:
@@ -36,12 +37,17 @@ def require(connection: Connection, study_id: int, *, lock: bool = False) -> Non
         raise StorageError(f"there is no study {study_id}; {held}")
 
 
-def claim(connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner) -> Trial | None:
-    """Insert a RUNNING trial, or take a dead owner's over; None where the plan is finished or in hand."""
+def claim(
+    connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: bool = False
+) -> Trial | None:
+    """Insert a RUNNING trial, or take a dead owner's over; None where the plan is finished or in hand.
+
+    With `again` one that was stopped early or failed is taken over, too.
+    """
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
     at = now(connection)
-    if row is not None and (row.state != _RUNNING or _owner(row).is_alive(at - row.heartbeat)):
+    if row is not None and not _is_free(row, at, again=again):
         return None
     number = row.number if row is not None else _next_number(connection, study_id)
     trial = Trial(number, plan, TrialState.RUNNING, reason, started_at=time.time())
@@ -51,6 +57,12 @@ def claim(connection: Connection, study_id: int, plan: Plan, reason: str, owner:
     else:
         connection.execute(_at(update(trials), study_id, number).values(values))
     return trial
+
+
+def _is_free(row: Row[Any], at: float, *, again: bool) -> bool:
+    if row.state == _RUNNING:
+        return not _owner(row).is_alive(at - row.heartbeat)
+    return again and row.state in _UNSETTLED
 
 
 def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:

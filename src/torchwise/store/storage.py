@@ -134,13 +134,14 @@ class Storage:
         """
         return self._database.read(lambda c: studies.summaries(c, target, limit))
 
-    def claim_trial(self, study_id: int, plan: Plan, reason: str, owner: Owner) -> Trial | None:
+    def claim_trial(self, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: bool = False) -> Trial | None:
         """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None where there is nothing to do.
 
         None says that the plan is finished, or RUNNING by an owner that lives, this one included. The number is
-        the next one; a dead owner's trial is taken over under its own.
+        the next one; a dead owner's trial is taken over under its own. With `again` so is one that was stopped early
+        or failed: what it found is given up.
         """
-        return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner))
+        return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner, again=again))
 
     def finish_trial(self, study_id: int, trial: Trial) -> None:
         """Store a finished trial in the place of its claim.

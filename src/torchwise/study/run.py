@@ -19,7 +19,7 @@ from torchwise.environment import Environment
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
-from torchwise.records import Decision, Inspection, Study, StudyState, Trial, TrialState
+from torchwise.records import Decision, FailureKind, Inspection, Study, StudyState, Trial, TrialState
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
@@ -80,6 +80,16 @@ def _job(request: Request, task: str) -> Job:
     )
 
 
+def _ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
+    """Whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
+
+    Calls, restarts, memory limit, effort and plans may be asked for otherwise than when it was tried.
+    """
+    if trial.state is TrialState.PRUNED and trial.measurement is not None:
+        return bound is None or trial.measurement.speedup.high >= bound
+    return bool(trial.failure and trial.failure.kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
+
+
 class _Loop:
     def __init__(
         self,
@@ -103,7 +113,8 @@ class _Loop:
         self._waited_s = 0.0
         self._waits_since: float | None = None
         self._leader = EAGER
-        self._tried = 0
+        self._tried: set[Plan] = set()
+        self._open_again: set[Plan] = set()
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
@@ -127,9 +138,24 @@ class _Loop:
         return self._conclude(StudyState.DECIDED)
 
     def _history(self) -> History:
-        """Read what is known, other processes' trials included; the calls are those asked for now."""
+        """Read what is known, other processes' trials included; the calls are those asked for now.
+
+        A trial that was ended for what was asked then, and would not be now, is as if it had not been.
+        """
         study = self._storage.get_study(self._id)
-        return History(self._request.workload, study.inspection, tuple(t for t in study.trials if self._counts(t.plan)))
+        counted = tuple(t for t in study.trials if self._counts(t.plan))
+        found = History(self._request.workload, study.inspection, counted)
+        bound, limit_s = self._bound(found), self._limit_s(found)
+        early = {t.plan for t in counted if _ended_early(t, bound, limit_s)}
+        self._open_again = early - self._tried
+        return replace(found, trials=tuple(t for t in counted if t.plan not in self._open_again))
+
+    def _bound(self, history: History) -> float | None:
+        """Return the speed-up below which a trial is stopped; a plan that the user named is measured to its end."""
+        return prune_below(history) if self._request.plans is None else None
+
+    def _limit_s(self, history: History) -> float:
+        return self._request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
 
     def _counts(self, plan: Plan) -> bool:
         """Whether a plan may be decided for: the user's list, where there is one, leaves out what else is stored."""
@@ -139,7 +165,8 @@ class _Loop:
         return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
 
     def _try(self, proposal: Proposal) -> None:
-        trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner)
+        again = proposal.plan in self._open_again  # and not where another process finished it just now
+        trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
             return
         try:
@@ -153,16 +180,15 @@ class _Loop:
         self._report_leader()
 
     def _launch(self, trial: Trial) -> Trial:
-        self._tried += 1
+        self._tried.add(trial.plan)
         self._listener.trying(trial.number, trial.plan, trial.reason)
         history = self._history()
         job = replace(
             _job(self._request, "try"),
             traits=self._traits(history),
-            # A plan that the user named is measured to its end, whoever leads.
-            prune_below=prune_below(history) if self._request.plans is None else None,
+            prune_below=self._bound(history),
         )
-        limits = Limits.of_this_machine(self._request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s)
+        limits = Limits.of_this_machine(self._limit_s(history))
         return try_plan(self._launcher, job, trial, limits, self._stage)
 
     def _stage(self, name: str) -> None:
