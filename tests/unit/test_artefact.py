@@ -112,6 +112,12 @@ def test_what_is_saved_is_what_is_loaded(file: Path, place: Path, decision: Deci
     assert unpacked(place) == {"ab/cabc.so": b"code", "triton/0/key/kernel.cubin": b"more code"}
 
 
+def test_it_is_readable_by_whomever_the_umask_lets(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_the_compiler_is_imported_by_loading_and_not_by_the_first_call(file: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from torchwise import artefact; from torchwise.realize import isa; isa.replay = lambda known: 0\n"
@@ -169,8 +175,26 @@ def listed(file: Path) -> None:
 
 
 LINK, PIPE = stat.S_IFLNK | 0o777, stat.S_IFIFO | 0o666
+
+
+def deflated_otherwise(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    spoilt = bytearray(file.read_bytes())
+    spoilt[60:200] = bytes(byte ^ 0x5A for byte in spoilt[60:200])
+    file.write_bytes(spoilt)
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-40]), "is no artefact, or is damaged .*: copy it again"),
+    "by another method": (deflated_otherwise, "is packed by method 14, but must be deflated"),
+    "less than nothing": (
+        lambda f: rewritten(f, manifest=lambda m: m["members"]["inductor/ab/cabc.so"].update(size=-2)),
+        "says that 'inductor/ab/cabc.so' has -2 bytes",
+    ),
     "empty": (lambda f: f.write_bytes(b""), "is no artefact, or is damaged"),
     "no zip": (lambda f: f.write_bytes(b"x" * 400), "is no artefact, or is damaged"),
     "a flipped bit": (

@@ -43,6 +43,7 @@ class FakeRay:
     scripts: list[Any] = field(default_factory=list)
     version: str = __version__
     gpus: int = 0
+    refusal: str = ""
     busy: set[str] = field(default_factory=set)
     taken: list[str] = field(default_factory=list)
     killed: int = 0
@@ -86,6 +87,8 @@ class FakeSeat:
         return types.SimpleNamespace(remote=lambda *given: lambda: getattr(self, f"do_{name}")(*given))
 
     def do_about(self, device: str) -> About:
+        if self._ray.refusal:
+            raise RayError(self._ray.refusal)
         if self._node not in self._ray.kinds or self._node in self._ray.busy:
             raise RayError("ActorUnschedulable: no such node, or no time")
         self._ray.taken.append(self._node)
@@ -187,6 +190,14 @@ def test_a_fault_of_the_seats_own_code_is_raised_and_not_retried(held: Callable[
 def test_a_cluster_without_such_a_device_is_refused_with_what_it_has(held: Callable[..., RayLauncher]) -> None:
     with pytest.raises(InputError, match=r"no node of the cluster has a GPU to reserve \(a has 8 CPUs and 0 GPUs\)"):
         held(FakeRay({"a": HERE}), "cuda")
+
+
+def test_a_seat_that_cannot_be_made_ends_the_study_with_the_cause(held: Callable[..., RayLauncher]) -> None:
+    died = (
+        "The actor died because of an error raised in its creation task, ray::Seat.__init__()\n  File ...\nOSError: x"
+    )
+    with pytest.raises(UnsupportedError, match="must be installed as it is here: OSError: x"):
+        held(FakeRay({"a": HERE}, refusal=died))
 
 
 def test_another_torchwise_on_the_nodes_is_refused(held: Callable[..., RayLauncher]) -> None:

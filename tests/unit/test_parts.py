@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -204,6 +206,56 @@ def test_examples_stand_in_for_the_first_call() -> None:
     assert find.asked[0][1][0].args[0].shape == (1, 4)
 
 
+def test_a_static_method_stays_one() -> None:
+    find = Finder()
+
+    class Sums:
+        @CompileManager(find=find).register
+        @staticmethod
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    assert torch.equal(Sums.double(X), X * 2)
+    assert torch.equal(Sums().double(X), X * 2)
+    assert len(find.asked) == 1
+
+
+def test_parts_may_come_and_go_while_others_look() -> None:
+    manager, stopped, failed = CompileManager("development"), threading.Event(), list[Exception]()
+
+    def come_and_go() -> None:
+        while not stopped.is_set():
+            for call in [manager.register(lambda x: x, "part") for _ in range(20)]:
+                assert callable(call)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 1
+        while time.monotonic() < until and not failed:
+            try:
+                manager.statistics()
+            except Exception as error:  # which is what is looked for
+                failed.append(error)
+    finally:
+        sys.setswitchinterval(interval)
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert not failed
+
+
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def many(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield x
+
+
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
@@ -212,6 +264,8 @@ def test_examples_stand_in_for_the_first_call() -> None:
         (double, {"lazy": False}, "lazy is False, but there are no examples"),
         (double, {"examples": [X]}, "an example is of type Tensor"),
         (double, {"modes": "auto"}, "modes is no field"),
+        (later, {}, "later is a coroutine or a generator function"),
+        (many, {}, "many is a coroutine or a generator function"),
     ],
 )
 def test_what_cannot_be_a_part_is_refused(target: Any, options: dict[str, Any], said: str) -> None:

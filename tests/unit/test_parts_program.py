@@ -18,6 +18,7 @@ from torchwise.errors import InputError
 from torchwise.parts import CompileManager, compiled, default_manager
 from torchwise.parts.disabled import VARIABLE
 from torchwise.parts.part import FIRST, SWITCHED_OFF
+from torchwise.workload import Example
 
 X = torch.randn(3, 4)
 
@@ -196,6 +197,25 @@ def test_each_instance_of_a_registered_class_is_a_part(
     assert isinstance(fine, Finer)
     assert [found.optimized for found in manager.statistics().values()] == [1, 1]
     assert "late.weight" in fine.state_dict()
+
+
+@torch.no_grad()
+def test_no_plan_is_sought_for_an_instance_that_is_half_made(manager: CompileManager) -> None:
+    class Scorer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Finer(Scorer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 3.0
+
+    manager.register(Scorer, examples=[Example((X,))], lazy=False)
+    whole, fine = Scorer(), Finer()
+    assert [part._found is not None for part in manager.parts.values()] == [True, False]
+    for _ in range(2):
+        assert torch.equal(fine(X), whole(X))
+    assert [found.optimized for found in manager.statistics().values()] == [2, 1]
 
 
 def test_an_instance_that_cannot_be_a_part_is_made_all_the_same(

@@ -78,6 +78,13 @@ def test_many_sizes_are_padded_where_that_is_proven_and_little_is_padding() -> N
     assert len(choice.sizes) == 8
     assert choice.sizes == buckets_for(range(1, 101))
     assert choose(range(1, 101), proven=True, most=50).sizes[-1] == 50
+    assert choose(range(1, 101), proven=True, least=50, count=51).sizes == tuple(range(50, 101))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_a_number_of_sizes_that_is_none_is_refused_whatever_is_chosen(count: int) -> None:
+    with pytest.raises(InputError, match=f"count is {count}, but must be a whole number of at least 1"):
+        choose(range(1, 101), proven=False, count=count)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,9 @@ def test_many_sizes_are_padded_where_that_is_proven_and_little_is_padding() -> N
     [
         ({"proven": False}, "no rule for padding is proven"),
         ({"proven": True, "count": 1}, "of the work is padding, which is more than 25%"),
-        ({"proven": True, "most": 0}, "none is at most 0"),
+        ({"proven": True, "most": 0}, "padding reaches 0%"),
+        ({"proven": True, "most": 49}, "padding reaches 49%"),
+        ({"proven": True, "least": 52}, "padding reaches 49%"),
     ],
 )
 def test_otherwise_one_plan_serves_every_size(options: dict[str, object], said: str) -> None:

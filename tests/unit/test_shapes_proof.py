@@ -191,3 +191,21 @@ def test_a_model_that_takes_no_such_size_is_named_with_it() -> None:
 
     with pytest.raises(BaselineError, match="raised ValueError on inputs of size 11: too long"):
         prove(at_most_eight, (X[0],), padding=BATCH, buckets=BUCKETS)
+
+
+def test_values_on_one_side_of_their_padding_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A maximum over values above 0 is not changed by zeros: proven for such alone."""
+    rule, positive = Padding({"x": 0}), torch.rand(8, 3) + 0.1
+
+    def highest(x: torch.Tensor) -> torch.Tensor:
+        return x.amax(0)
+
+    prove(highest, (positive,), padding=rule, buckets=(4, 8))
+    assert "all values of input x lie on one side of 0" in caplog.text
+    caplog.clear()
+    prove(highest, (positive,), padding=Padding({"x": 0}, fill={"x": 0}), buckets=(4, 8))
+    prove(torch.neg, (torch.randn(8, 3),), padding=Padding({0: 0}), buckets=(4, 8))
+    prove(torch.neg, (torch.ones(8, 3),), padding=Padding({0: 0}), buckets=(4, 8))
+    assert not caplog.records
+    with pytest.raises(InputError, match="changes the answer"):
+        prove(highest, (torch.randn(8, 3),), padding=rule, buckets=(4, 8))

@@ -35,6 +35,9 @@ from torchwise.shapes import (
     warm_up,
 )
 from torchwise.shapes.dispatch import AUTOCAST, BELOW, BEYOND, CHANGED, EAGER_HERE, GRADIENTS, UNFIT
+from torchwise.shapes.fit import DYNAMIC
+from torchwise.shapes.module import buckets_of
+from torchwise.shapes.route import UNLIKE
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
 
@@ -127,11 +130,80 @@ def test_keyword_arguments_are_padded_too() -> None:
 
     mask = torch.ones(8, 1)
     proof = prove(call, (X,), {"mask": mask}, padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
-    fast = apply_buckets(call, decision(call, THREADS), proof)
+    inputs = tuple(describe_example(Example((X[:size],), {"mask": mask[:size]})) for size in BUCKETS)
+    fast = apply_buckets(call, replace(decision(call, THREADS), inputs=inputs), proof)
     with torch.no_grad():
         same(fast(X[:3], mask=mask[:3]), X[:3])
         same(fast(x=X[:3], mask=None), X[:3])
     assert counts_of(fast).calls == {4: 2}
+    assert fast.statistics.optimized == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("args", [(), (None,), (None, True)])
+def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tuple[Any, ...]) -> None:
+    """Without the mask, say, padding changes the answer: not even the original may be asked on padded inputs."""
+    sizes: list[int] = []
+
+    def mean(x: Tensor, mask: Tensor | None = None, negative: bool = False) -> Tensor:
+        sizes.append(len(x))
+        found = x.mean(0) if mask is None else (x * mask).sum(0) / mask.sum()
+        return -found if negative else found
+
+    mask = torch.ones(8, 1)
+    proof = prove(mean, (X, mask), padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
+    described = [describe_example(Example((X[:size], *more))) for size in BUCKETS for more in (args, (mask[:size],))]
+    for inputs in (described[1::2], described):  # the plan itself may be proven for more than padding is
+        fast = apply_buckets(mean, replace(decision(mean, THREADS), inputs=tuple(inputs)), proof)
+        assert isinstance(fast, BucketedFunction)
+        sizes.clear()
+        same(fast(X[:3], *args), mean(X[:3], *args))
+        same(fast(X[:3], *args), mean(X[:3], *args))
+        assert sizes == [3, 3, 3, 3]
+        assert fast.statistics.original == {UNLIKE: 2}
+        same(fast(X[:3], mask[:3]), mean(X[:3], mask[:3]))
+        assert (fast.statistics.optimized, sizes[-2:]) == (1, [4, 3])
+
+
+@torch.no_grad()
+def test_what_a_failed_plan_leaves_is_answered_as_it_came(net: Net) -> None:
+    fast = served(net)
+    route = buckets_of(fast)._routes[0]
+    assert route is not None
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    fast(X[:3])
+    route._proven = dict.fromkeys(route._proven, fails)
+    route._last = None
+    net.sizes.clear()
+    same(fast(X[:3]), net(X[:3]))
+    assert net.sizes == [3, 3]
+    assert fast.statistics.failures == {"RuntimeError": 1}
+    route.close("it was wrong")
+    same(fast(X[:2]), net(X[:2]))
+    assert net.sizes == [3, 3, 2, 2]
+
+
+@torch.no_grad()
+def test_warming_up_writes_to_no_buffer_and_not_to_the_example() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: Tensor, log: Tensor) -> Tensor:
+            self.calls += 1
+            log += 1
+            return x * 2
+
+    net, log = Counts().eval(), torch.zeros(1)
+    proof = prove(net, (X, log), padding=RULE, buckets=BUCKETS)
+    inputs = tuple(describe_example(Example((X[:size], log))) for size in BUCKETS)
+    fast = apply_buckets(net, replace(decided(net, THREADS, X), inputs=inputs), proof)
+    warm_up(fast)
+    assert (net.calls.item(), log.item(), fast.statistics.optimized) == (0, 0, 4)
 
 
 @torch.no_grad()
@@ -454,3 +526,21 @@ def test_the_plans_of_all_buckets_count_in_one_place(net: Net) -> None:
         fast(torch.randn(size, 3))
     assert (fast.statistics.optimized, fast.statistics.compared, fast.statistics.first_calls) == (4, 4, 2)
     assert fast.statistics.mismatched == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "plans"), [({}, DYNAMIC), ({"plans": (THREADS,)}, (THREADS,)), ({"allow": "exact"}, None)]
+)
+def test_where_one_plan_is_to_serve_every_size_no_other_is_sought(options: dict[str, Any], plans: Any) -> None:
+    def running(x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+    asked: list[Any] = []
+
+    def tune(model: Any, *, examples: Sequence[Example], **given: Any) -> Found:
+        asked.append(given.get("plans"))
+        return Found(decision(model, THREADS))
+
+    _, choice = fit(running, (torch.randn(99, 3),), padding=RULE, sizes=range(1, 100), count=1, tune=tune, **options)
+    assert choice.kind == "dynamic"
+    assert asked == [plans]

@@ -42,6 +42,8 @@ with log.open("a") as out:
     print("it is tuned", file=sys.stderr, flush=True)
     if target == "dies" or (target == "dies_once" and not begun):
         os.kill(os.getpid(), signal.SIGKILL)
+    if target == "unnamed":
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
     if target == "broken":
         print("torchwise: the model itself raised: no weights", file=sys.stderr)
         sys.exit(3)
@@ -112,6 +114,13 @@ def test_a_study_whose_process_is_killed_is_begun_again_and_that_is_bounded(swee
     assert sweep.log("dies").count("begins") == 1 + RETRIES
     assert after.exit_code == 0
     assert "dies on cpu: its process was ended by SIGKILL" in sweep.said
+
+
+def test_a_signal_without_a_name_ends_one_study_and_not_the_sweep(sweep: Sweep) -> None:
+    ended, after = sweep.run(tasks("unnamed", "a"), [CPU])
+    assert ended.exit_code == -(signal.SIGRTMIN + 1)
+    assert f"unnamed on cpu: its process was ended by signal {signal.SIGRTMIN + 1}" in sweep.said
+    assert after.exit_code == 0
 
 
 def test_a_study_that_fails_ends_alone_with_its_error(sweep: Sweep) -> None:

@@ -6,11 +6,12 @@ manifest there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import secrets
 import stat
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -112,17 +113,17 @@ def put(path: Path, data: bytes) -> None:
     Raises:
         InputError: it cannot be written; what was there before still is.
     """
-    beside = None
+    # A plain open, unlike tempfile's, leaves the file readable by whomever the umask lets: a fleet has several users.
+    beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as file:
-            beside = file.name
+        with beside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        beside.replace(path)
     except OSError as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise InputError(f"{path} cannot be written: {error.strerror}; nothing was changed there") from None
 
 
@@ -142,6 +143,8 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
         raise InputError(f"{odd[0]!r} is in the file or in its manifest, but must be in both")
     if DECISION not in entries:
         raise InputError(f"it has no {DECISION}")
+    if wrong := next((name for name, member in manifest.members.items() if member.size < 0), None):
+        raise InputError(f"the manifest says that {wrong!r} has {manifest.members[wrong].size} bytes")
     if (total := sum(member.size for member in manifest.members.values())) > MOST_BYTES:
         raise InputError(f"it unpacks to {total} bytes, but at most {MOST_BYTES} are read")
     return manifest, {name: _checked(archive, entries[name], member) for name, member in manifest.members.items()}
@@ -173,6 +176,8 @@ def _check_name(name: str) -> None:
 
 def _bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
     """Read an entry, but not more than one byte over what is expected, whatever it claims or unpacks to."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # other decompressors have other errors
+        raise InputError(f"{entry.filename!r} is packed by method {entry.compress_type}, but must be deflated")
     with archive.open(entry) as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -180,9 +180,11 @@ class RayLauncher:
             about: About = self._get(self._seat.about.remote(self._device), ASKING_S)
         except LostError as error:
             self.close()
-            if "ModuleNotFoundError" in str(error):
+            told = str(error.__cause__)
+            if "creation task" in told or "ModuleNotFoundError" in told:  # what Ray tells of it has many lines
                 raise UnsupportedError(
-                    f"Torchwise cannot run on the nodes, where it must be installed as it is here: {error}"
+                    "Torchwise cannot run on the nodes, where it must be installed as it is here: "
+                    + told.strip().splitlines()[-1]
                 ) from None
             return None
         if about.version != __version__:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from torchwise.cluster.manifest import Task
+from torchwise.trial.launcher import signal_name
 
 RETRIES = 2
 """Times that a study is begun again whose process was killed: it goes on from what is stored."""
@@ -147,7 +148,7 @@ class _Sweep:
                 code, last = self._run([*self._command, *_with(task, "--json", str(file), *slot.words)], task, slot)
                 if code >= 0 or self._is_stopped:
                     break
-                self._say(f"{task.name}: its process was ended by {signal.Signals(-code).name}")
+                self._say(f"{task.name}: its process was ended by {signal_name(-code)}")
             seconds = time.monotonic() - start
             if code == 0 and file.exists():
                 study = json.loads(file.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import logging
 import threading
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torchwise.parts.part import Part, PartStatistics
 
 logger = logging.getLogger("torchwise")
+
+LATE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -59,7 +62,7 @@ class CompileManager:
             raise InputError(f"config is of type {type(config).__name__}, but must be a CompileConfig or a profile")
         self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
         self._find = find
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `set_mode` holds it over `parts`, which takes it as well
         self._parts: WeakValueDictionary[str, Part] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,14 +77,15 @@ class CompileManager:
     @property
     def parts(self) -> dict[str, Part]:
         """The parts that are alive, by name."""
-        return dict(self._parts)
+        with self._lock:  # others may register meanwhile; those that die meanwhile are left out by `items`
+            return dict(self._parts.items())
 
     def register(self, target: T, name: str | None = None, *, examples: Sequence[Example] = (), **changes: Any) -> T:
         """Make `target` a part, and return it: to be used as before.
 
         Args:
-            target: a function, for which another is returned; a module, which stays the object that it is; or a class
-                of modules, each instance of which becomes a part once it is made.
+            target: a function, for which another is returned (a static method stays one); a module, which stays the
+                object that it is; or a class of modules, each instance of which becomes a part once it is made.
             name: by which statistics name it, with "#2" behind it where it is taken; by default its own.
             examples: inputs to find a plan for; by default those of the first call.
             **changes: fields of the config that are to be different for this part.
@@ -90,6 +94,9 @@ class CompileManager:
             InputError: the target cannot be a part, or a field or its value is wrong.
             TorchwiseError: with `lazy=False` and `fallback=False`, no plan could be sought.
         """
+        if isinstance(target, staticmethod):  # what it was would be given the instance, as a method is
+            own = self.register(target.__func__, name, examples=examples, **changes)
+            return cast("T", staticmethod(own))
         _check(target, examples, self._config.changed(**changes))
         if isinstance(target, type):
             from torchwise.parts.program import place_instances
@@ -150,6 +157,7 @@ class CompileManager:
         name: str | None,
         examples: tuple[Example, ...],
         changes: dict[str, Any],
+        is_whole: bool = True,
     ) -> Callable[..., Any]:
         import torch
 
@@ -166,16 +174,21 @@ class CompileManager:
             if module is not None:
                 place(module, part)
             self._parts[name] = part
-        if not config.lazy:
+        if not config.lazy and is_whole:  # else a plan is sought at the first call
             part.seek()
         return function_of(part) if module is None else module
 
     def _instance(
-        self, name: str | None, examples: tuple[Example, ...], changes: dict[str, Any], module: torch.nn.Module
+        self,
+        name: str | None,
+        examples: tuple[Example, ...],
+        changes: dict[str, Any],
+        module: torch.nn.Module,
+        is_whole: bool,
     ) -> None:
         """Register what a registered class made; where that cannot be, making it does not fail for it."""
         try:
-            self._add(module, name, examples, changes)
+            self._add(module, name, examples, changes, is_whole)
         except TorchwiseError as error:
             logger.warning("torchwise: a %s is left as it is, because %s", type(module).__name__, error)
 
@@ -200,6 +213,11 @@ def _check(target: object, examples: Sequence[Example], config: CompileConfig) -
         raise InputError(f"{target.__name__} is a class, but only classes of torch.nn.Module have parts for instances")
     if not callable(target):
         raise InputError(f"the part is of type {type(target).__name__}, but must be a function, a module or its class")
+    if any(is_late(target) for is_late in LATE):
+        raise InputError(
+            f"{getattr(target, '__qualname__', target)} is a coroutine or a generator function, whose call computes "
+            "nothing yet: register what it calls"
+        )
     if unwrap(target) is not target:
         raise InputError("the part runs by a plan already: register what that was applied to, or leave it as it is")
     if wrong := [example for example in examples if not isinstance(example, Example)]:

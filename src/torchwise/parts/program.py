@@ -65,15 +65,18 @@ def place(module: torch.nn.Module, part: Part) -> None:
     _parts[module] = part
 
 
-def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Module], object]) -> None:
-    """Have each instance of `cls` registered as soon as it is made; copies and what is unpickled are plain."""
+def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Module, bool], object]) -> None:
+    """Have each instance of `cls` registered as soon as it is made; copies and what is unpickled are plain.
+
+    `register` hears whether the instance is whole: that of a class derived from `cls` may still be in the making.
+    """
     make = cls.__init__
 
     @functools.wraps(make)
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, *args, **kwargs)
         if not is_part(self):  # a class derived from it may be registered as well
-            register(self)
+            register(self, type(self).__init__ is __init__)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
 

@@ -57,8 +57,7 @@ def buckets_for(
     Raises:
         InputError: `count` is below 1, or as `histogram_of`.
     """
-    if type(count) is not int or count < 1:
-        raise InputError(f"count is {count!r}, but must be a whole number of at least 1")
+    check_count(count)
     histogram = _coarsened(histogram_of(sizes))
     known = list(histogram)
     if len(known) <= count:
@@ -73,6 +72,16 @@ def buckets_for(
         best = before[came] + costs * (weights[1:] - weights[came])
         chosen.append(came)
     return tuple(known[place] for place in _traced(chosen, len(known) - 1))
+
+
+def check_count(count: int) -> None:
+    """Refuse a number of buckets that is none.
+
+    Raises:
+        InputError: it is below 1.
+    """
+    if type(count) is not int or count < 1:
+        raise InputError(f"count is {count!r}, but must be a whole number of at least 1")
 
 
 def padded_share(sizes: Mapping[int, float] | Iterable[int], buckets: Sequence[int]) -> float:

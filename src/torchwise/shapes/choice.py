@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torchwise.shapes.buckets import MOST_BUCKETS, buckets_for, histogram_of, padded_share
+from torchwise.shapes.buckets import MOST_BUCKETS, buckets_for, check_count, histogram_of, padded_share
 
 STATIC_SHARE = 0.99
 """Share of the calls that the commonest sizes must have for the others to be left to the original."""
 MOST_PADDED = 0.25
 """Share of padding above which a plan for every size is better than one for few."""
+
+LEAST_WITHIN = 0.5
+"""Share of the calls that padding must reach, or else one plan for every size is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +38,34 @@ def choose(
     *,
     proven: bool,
     count: int = MOST_BUCKETS,
+    least: int = 1,
     most: int | None = None,
 ) -> Choice:
     """Choose by the sizes that were seen.
 
     Few sizes that are nearly all of the calls need neither padding nor plans for every size. Otherwise sizes are padded
-    where a rule is proven and little of the work is padding.
+    where a rule is proven, reaches most of the calls, and little of the work is padding.
 
     Args:
         sizes: with how often each came, or every size as it came.
         proven: whether there is a rule for padding that `prove` did not refuse.
         count: sizes that a plan is made for, at most.
+        least: the smallest size to pad; smaller ones are left to the original.
         most: the largest size to pad to; larger ones are left to the original.
 
     Raises:
         InputError: as `buckets_for`.
     """
+    check_count(count)
     histogram = histogram_of(sizes)
     total = sum(histogram.values())
     common = tuple(sorted(sorted(histogram, key=lambda size: -histogram[size])[:count]))
     share = sum(histogram[size] for size in common) / total
     if share >= STATIC_SHARE:
         return Choice("static", common, f"{_sizes(len(common))} of {len(histogram)} seen are {share:.1%} of the calls")
-    within = {size: weight for size, weight in histogram.items() if most is None or size <= most}
-    if proven and within:
+    within = {size: weight for size, weight in histogram.items() if least <= size <= (size if most is None else most)}
+    reached = sum(within.values()) / total
+    if proven and reached >= LEAST_WITHIN:
         buckets = buckets_for(within, count)
         padding = padded_share(within, buckets)
         said = f"with {_sizes(len(buckets))} to pad to, {padding:.0%} of the work is padding"
@@ -67,7 +74,7 @@ def choose(
         reason = f"{said}, which is more than {MOST_PADDED:.0%}"
     else:
         reason = f"{len(histogram)} sizes were seen, {_sizes(len(common))} are only {share:.1%} of the calls, " + (
-            f"and none is at most {most}" if proven else "and no rule for padding is proven"
+            f"and padding reaches {reached:.0%}" if proven else "and no rule for padding is proven"
         )
     return Choice("dynamic", _representative(histogram), reason)
 

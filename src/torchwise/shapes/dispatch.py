@@ -16,6 +16,8 @@ from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.shapes.counts import Counts
 from torchwise.shapes.padder import Padder
 from torchwise.shapes.proof import Proof
+from torchwise.shapes.route import AsItCame, Route
+from torchwise.workload.state import kept_buffers
 
 BEYOND = "the inputs are larger than the largest bucket"
 BELOW = "the inputs are smaller than what padding is proven for"
@@ -29,8 +31,8 @@ EAGER_HERE = "the decision for this bucket is to stay with eager, where padding 
 class Buckets(Dispatcher):
     """Answers a call by the plan of the smallest bucket that holds it, and by the original where there is none.
 
-    What the plan of a bucket cannot answer the original does, as in `Dispatcher`; where padding, the plan and the
-    original all fail on padded inputs, the original answers the call as it came, and its error is the caller's.
+    What the plan of a bucket cannot answer the original does, as in `Dispatcher`, and always on the call as it came:
+    what padding was not proven for, such as a call without its mask, is not padded for the original either.
 
     Args:
         original: the module or function.
@@ -58,7 +60,7 @@ class Buckets(Dispatcher):
         if any(decision.workload.mode != "inference" for decision in decisions):
             raise InputError("a decision is for training, but padding is proven for answers alone, not for gradients")
         shared = Statistics()
-        served = {id(decision): _served(original, decision, canary, shared) for decision in decisions}
+        served = {id(decision): _served(original, decision, proof, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
         super().__init__(original, leading, stale_because(original, leading), statistics=shared)
         self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
@@ -86,6 +88,8 @@ class Buckets(Dispatcher):
         counts.sizes[size] += 1
         if route is None:
             return self._original(EAGER_HERE, args, kwargs)
+        if route.refusal is not None:
+            return self._original(route.refusal, args, kwargs)
         counts.calls[bucket] += 1
         counts.padding += bucket - size
         counts.computed += bucket
@@ -93,16 +97,23 @@ class Buckets(Dispatcher):
             return route(*args, **kwargs)
         try:
             more, named = self._padder.pad(args, kwargs, bucket - size)
-            return self._padder.cut(route(*more, **named), size, bucket)
+            answer = route.instead_of(args, kwargs, more, named)
+            if isinstance(answer, AsItCame):
+                return answer.answer
+            return self._padder.cut(answer, size, bucket)
         except Exception as error:  # whatever padding led to, the call is answered as it came
             return self._original(f"padding failed ({type(error).__name__})", args, kwargs)
 
     def warm(self, bucket: int, calls: int) -> None:
-        """Call a bucket's plan on the example, made as long as the bucket; where eager serves, do nothing."""
+        """Call a bucket's plan on the example, made as long as the bucket; where eager serves, do nothing.
+
+        The example and the model's buffers are left as they were.
+        """
         route = self._routes[self._buckets.index(bucket)]
+        module = self.original if isinstance(self.original, torch.nn.Module) else None
         for _ in range(calls if route is not None else 0):
-            example = self._padder.resize(self.proof.example, bucket)
-            with torch.no_grad():
+            example = self._padder.resize(self.proof.example, bucket).clone()  # which the model may write to
+            with torch.no_grad(), kept_buffers(module):
                 route(*example.args, **example.kwargs)  # type: ignore[misc]
 
     def freeze(self) -> None:
@@ -149,9 +160,9 @@ class Buckets(Dispatcher):
 
 
 def _served(
-    original: Callable[..., Any], decision: Decision, canary: int | None, statistics: Statistics
-) -> Dispatcher | None:
+    original: Callable[..., Any], decision: Decision, proof: Proof, canary: int | None, statistics: Statistics
+) -> Route | None:
     """Return what answers by a decision, or None where that is to leave the model alone, or no longer holds."""
     if decision.plan.is_eager or stale_because(original, decision):
         return None
-    return Dispatcher(original, decision, canary=canary, statistics=statistics)
+    return Route(original, decision, proof, canary=canary, statistics=statistics)

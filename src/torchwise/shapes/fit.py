@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise.errors import InputError
+from torchwise.plan import Plan
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.shapes.bucketed import Tuned, tuned, tuning
 from torchwise.shapes.buckets import MOST_BUCKETS, histogram_of
@@ -20,6 +21,9 @@ from torchwise.workload import Example
 from torchwise.workload.workload import as_args, as_kwargs
 
 logger = logging.getLogger("torchwise")
+
+DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
+"""What may serve every size beside eager: any other plan would answer only the sizes that it was tuned on."""
 
 
 def fit(
@@ -66,6 +70,8 @@ def fit(
         decisions = tuned(model, proof, seen, tune, plan_per_bucket=plan_per_bucket, **options)
         return apply_buckets(model, decisions, proof, store=options.get("store")), choice
     examples = [replace(padder.resize(example, size), weight=seen[size]) for size in choice.sizes]
+    if choice.kind == "dynamic" and options.get("allow") != "exact":
+        options = {"plans": DYNAMIC, **options}
     decision = tune(model, examples=examples, **options).decision
     return apply(model, decision, store=options.get("store")), choice
 
@@ -73,7 +79,7 @@ def fit(
 def _chosen(
     model: Callable[..., Any], example: Example, padding: Padding, seen: Mapping[int, float], count: int
 ) -> tuple[Choice, Proof | None]:
-    choice = choose(seen, proven=True, count=count, most=padding.most)
+    choice = choose(seen, proven=True, count=count, least=padding.least, most=padding.most)
     if choice.kind != "buckets":
         return choice, None
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,12 @@ class Padder:
         if size is None:
             raise InputError(f"none of {', '.join(map(str, self.carriers))} is given, but one must carry the size")
         return size
+
+    def given(self, example: Example) -> Iterator[tuple[Carrier, torch.Tensor]]:
+        """Yield each input of an example that carries the size."""
+        for carrier in self.carriers:
+            if (given := _given(carrier, example.args, example.kwargs)) is not None:
+                yield carrier, given
 
     def pad(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: int) -> Arguments:
         """Return the arguments with `extra` more in each dimension that carries the size: one copy per input."""

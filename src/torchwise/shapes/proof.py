@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Example, Workload, trees
 from torchwise.workload.workload import as_args, as_kwargs
+
+logger = logging.getLogger("torchwise")
 
 DRAWS = 2
 """Inputs beyond the example itself that take turns."""
@@ -61,7 +64,9 @@ def prove(
     For each bucket the model answers inputs of the smallest, a middle and the largest size that would be padded to it,
     as they are and padded. Outputs, inputs after the call and buffers must agree in form and value. The smallest is
     compared in float64, too, where the model runs in it, as what little a padded place contributes would pass for
-    rounding in float32. The proof holds for the model's weights as they are, and for its mode.
+    rounding in float32. The proof holds for the model's weights as they are, for its mode, and for values of the
+    example's range: one whose values are all above what they are padded with is warned of, as a maximum over it would
+    be proven, and be wrong for lower values.
 
     Args:
         model: an `nn.Module` or a function; run without gradients, and left as it was.
@@ -78,6 +83,7 @@ def prove(
     example = Example(as_args(args), as_kwargs(kwargs or {}))
     if not Padder(model, padding).size_of(example.args, example.kwargs):
         raise InputError("the size of the example is 0, but must be at least 1: other sizes are made from it")
+    _warn_of_one_side(model, padding, example)
     with torch.random.fork_rng(_devices(example)):
         return _proven(model, padding, buckets, example)
 
@@ -163,6 +169,22 @@ def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
             "the model's answers are not the same twice, so none can be compared with that to padded inputs; where it "
             "drops out, call model.eval() first"
         )
+
+
+def _warn_of_one_side(model: Callable[..., Any], padding: Padding, example: Example) -> None:
+    """Say where values lie on one side of what they are padded with, unless the user chose that or they are a mask."""
+    for carrier, given in Padder(model, padding).given(example):
+        chosen = {carrier.position, carrier.name} & set(padding.fill)
+        if chosen or not given.is_floating_point() or not given.numel():
+            continue
+        low, high = (bound.item() for bound in given.detach().float().aminmax())
+        if low != high and (low > carrier.fill or high < carrier.fill):
+            logger.warning(
+                "torchwise: all values of %s lie on one side of %g, with which it is padded: the proof holds for such "
+                "alone; give an example with values of both signs if others may come, or the fill itself",
+                carrier,
+                carrier.fill,
+            )
 
 
 def _refuse(found: str | None, model: Callable[..., Any], padding: Padding, size: int, bucket: int) -> None:

@@ -41,7 +41,8 @@ def warm_up(fast: Any, progress: Callable[[Warmed], object] | None = None, *, fr
     """Call the plan of every bucket until it is compiled and captured, the largest first, then freeze.
 
     The largest goes first, as its memory serves the smaller ones. After the freeze no call compiles or captures: what
-    would need it is answered by the original and counted.
+    would need it is answered by the original and counted. PyTorch compiles for `torch.inference_mode()` apart: where
+    requests are answered under it, call this under it, too.
 
     Args:
         fast: of `bucketed` or `apply_buckets`.

@@ -186,8 +186,13 @@ class _Conversation:
     def _died(self) -> Failure:
         self._process.join(10)
         code = self._process.exitcode
-        name = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        name = f"exit code {code}" if code is None or code >= 0 else signal_name(-code)
         return Failure(FailureKind.DIED, self._stage, name, self._written()[-LOG_TAIL:].strip())
+
+
+def signal_name(number: int) -> str:
+    """Name a signal; one of real time has none of its own."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _end(process: BaseProcess) -> None:

@@ -1,0 +1,70 @@
+"""The plan of a bucket: what it cannot answer, the original answers on the call as it came, never on padded inputs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchwise.records import Decision
+from torchwise.runtime import Dispatcher, Statistics
+from torchwise.runtime.alike import ranks
+from torchwise.shapes.proof import Proof
+from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
+
+UNLIKE = "padding was proven on calls with other arguments, types or values: prove it with such an example"
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AsItCame:
+    """An answer of the original to a call before it was padded: there is nothing to cut."""
+
+    answer: Any
+
+
+class Route(Dispatcher):
+    """Answers padded calls by a plan, those of the proof's kind alone: same arguments, dtypes, ranks and values.
+
+    Args:
+        original: as for `Dispatcher`.
+        decision: likewise.
+        proof: of padding.
+        canary: as for `Dispatcher`.
+        statistics: likewise.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        decision: Decision,
+        proof: Proof,
+        *,
+        canary: int | None,
+        statistics: Statistics,
+    ) -> None:
+        super().__init__(original, decision, canary=canary, statistics=statistics)
+        self._kind = ranks(describe_example(proof.example))
+        self._here = threading.local()
+
+    def instead_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: tuple[Any, ...], named: Any) -> Any:
+        """Answer a padded call by the plan; where that cannot be, return `AsItCame` with the answer to the call."""
+        self._here.came = (args, kwargs)
+        try:
+            return self(*more, **named)
+        finally:
+            self._here.came = None
+
+    def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        came: Call | None = getattr(self._here, "came", None)
+        if came is None:
+            return super()._original(reason, args, kwargs)
+        return AsItCame(super()._original(reason, *came))
+
+    def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        if ranks(describe_example(Example(args, kwargs))) != self._kind:
+            return UNLIKE
+        return super()._unproven(args, kwargs)
