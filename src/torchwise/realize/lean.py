@@ -16,7 +16,6 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
@@ -235,7 +234,7 @@ def checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
     changed = watch.changed if watch is not None else bool
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not settings() or changed() or stacked() != count or (count and not _are(modes, _function_modes())):
+        if not settings() or changed() or stacked() != count or (count and _function_modes() != modes):
             return guarded(*args, **kwargs)
         return straight(*args, **kwargs)
 
@@ -244,10 +243,6 @@ def checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
 
 def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-
-
-def _are(ones: list[Any], others: list[Any]) -> bool:
-    return all(map(is_, ones, others))
 
 
 def _is_covered(guard: Any, own: str | None, given: set[str]) -> bool:

@@ -114,7 +114,6 @@ class _Loop:
         self._waits_since: float | None = None
         self._leader = EAGER
         self._tried: set[Plan] = set()
-        self._open_again: set[Plan] = set()
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
@@ -142,13 +141,17 @@ class _Loop:
 
         A trial that was ended for what was asked then, and would not be now, is as if it had not been.
         """
+        stored = self._stored()
+        return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored)))
+
+    def _stored(self) -> History:
         study = self._storage.get_study(self._id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
-        found = History(self._request.workload, study.inspection, counted)
-        bound, limit_s = self._bound(found), self._limit_s(found)
-        early = {t.plan for t in counted if _ended_early(t, bound, limit_s)}
-        self._open_again = early - self._tried
-        return replace(found, trials=tuple(t for t in counted if t.plan not in self._open_again))
+        return History(self._request.workload, study.inspection, counted)
+
+    def _may_go_on(self, trial: Trial, stored: History) -> bool:
+        """Whether a trial is to be had again; never one of this very search."""
+        return trial.plan not in self._tried and _ended_early(trial, self._bound(stored), self._limit_s(stored))
 
     def _bound(self, history: History) -> float | None:
         """Return the speed-up below which a trial is stopped; a plan that the user named is measured to its end."""
@@ -165,7 +168,8 @@ class _Loop:
         return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
 
     def _try(self, proposal: Proposal) -> None:
-        again = proposal.plan in self._open_again  # and not where another process finished it just now
+        stored = self._stored()  # anew: what another process finished just now is done
+        again = any(t.plan == proposal.plan and self._may_go_on(t, stored) for t in stored.trials)
         trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
             return
