@@ -36,14 +36,16 @@ def main() -> None:
     parser.add_argument("--devices", type=int, required=True)
     parser.add_argument("--manifest", type=Path, default=MANIFEST)
     parser.add_argument("--launcher", default="process")
+    parser.add_argument("--now", type=int, help="run only the sweep on so many devices; the other when called again")
     asked = parser.parse_args()
     held = json.loads(asked.result.read_text()) if asked.result.exists() else {"runs": {}}
     held |= {"manifest": asked.manifest.read_text(), "launcher": asked.launcher, **_here()}
     for devices in (asked.devices, 1):
-        if str(devices) not in held["runs"]:
+        if str(devices) not in held["runs"] and asked.now in (None, devices):
             held["runs"][str(devices)] = _swept(asked.manifest, devices, asked.launcher)
             asked.result.write_text(json.dumps(held, indent=1) + "\n")
-    print(report(held["runs"][str(asked.devices)], held["runs"]["1"], asked.devices))
+    if len(held["runs"]) == 2:
+        print(report(held["runs"][str(asked.devices)], held["runs"]["1"], asked.devices))
 
 
 def _swept(manifest: Path, devices: int, launcher: str) -> dict[str, Any]:

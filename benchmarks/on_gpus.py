@@ -1,0 +1,161 @@
+"""Run a list of GPU jobs until a time is up, several beside each other: tests, benchmarks, whatever a rented hour is for.
+
+    python benchmarks/on_gpus.py benchmarks/jobs/h200.toml OUT --seconds 1600 [--only WORD…] [--skip WORD…]
+
+Every job is a shell command in a process group of its own with a GPU and an even share of the CPU cores, so that one
+crash costs one job. Its output goes to OUT/NAME.log, and how it ended to OUT/jobs.json; jobs that ended there are not
+run again. Jobs start in the order of the list. In a command {out} is the folder, {gpus} the number of GPUs, and {left}
+the seconds that are left; python is the interpreter that runs this.
+
+Fields of a job: name, run, needs (seconds that must be left for it to start), gpus ("one", or "all": alone on the
+host), alone (nothing else on its GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from run_suite import shares_of
+
+GRACE_S = 10.0
+"""What a job is given to write its results down when the time is up."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command of the list."""
+
+    name: str
+    run: str
+    needs: float = 60.0
+    gpus: str = "one"
+    alone: bool = False
+
+
+@dataclass
+class Lane:
+    """A GPU (or all) with a share of the cores, and what runs there."""
+
+    gpus: list[str]
+    cores: set[int]
+    running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = field(default_factory=dict)
+
+    def takes(self, job: Job, beside: int) -> bool:
+        """Say whether the job may start here now."""
+        alone = job.alone or any(other.alone for other, _, _ in self.running.values())
+        return not self.running if alone else len(self.running) < beside
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--gpus", help="as 0,1; all there are where left out")
+    parser.add_argument("--beside", type=int, default=2, help="jobs on one GPU at once")
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--only", nargs="+", default=[""])
+    parser.add_argument("--skip", nargs="+", default=[])
+    asked = parser.parse_args()
+    end = time.monotonic() + asked.seconds
+    asked.out.mkdir(parents=True, exist_ok=True)
+    gpus = asked.gpus.split(",") if asked.gpus else present()
+    done = ended(asked.out)
+    jobs = [Job(**job) for job in tomllib.loads(asked.jobs.read_text())["job"]]
+    jobs = [job for job in jobs if any(word in job.name for word in asked.only) and job.name not in done]
+    jobs = [job for job in jobs if not any(word in job.name for word in asked.skip)]
+    cores = sorted(os.sched_getaffinity(0))
+    lanes = [Lane([gpu], share) for gpu, share in zip(gpus, shares_of(cores, len(gpus)), strict=True)]
+    for job in [job for job in jobs if job.gpus == "all"]:
+        work([job], [Lane(gpus, set(cores))], 1, end, asked.out)
+    work([job for job in jobs if job.gpus != "all"], lanes, asked.beside, end, asked.out)
+
+
+def present() -> list[str]:
+    """Return the GPUs that there are, by number."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return [str(number) for number, _ in enumerate(listed.splitlines())]
+
+
+def ended(out: Path) -> dict[str, dict[str, float]]:
+    file = out / "jobs.json"
+    found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def work(waiting: list[Job], lanes: list[Lane], beside: int, end: float, out: Path) -> None:
+    """Run the jobs, in their order, on the lanes; return when all ended or the time is up."""
+    while (waiting or any(lane.running for lane in lanes)) and time.monotonic() < end:
+        for lane in lanes:
+            reap(lane, out)
+            for job in startable(waiting, lane, beside, end):
+                waiting.remove(job)
+                lane.running[job.name] = (job, start(job, lane, end, out), time.monotonic())
+        if not any(lane.running for lane in lanes):
+            break  # what waits needs more time than is left
+        time.sleep(0.5)
+    for lane in lanes:
+        for _, process, _ in lane.running.values():
+            os.killpg(process.pid, signal.SIGINT)
+    for lane in lanes:
+        for name, (_, process, _) in lane.running.items():
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            print(f"{name}: the time was up", flush=True)
+
+
+def startable(waiting: list[Job], lane: Lane, beside: int, end: float) -> Iterator[Job]:
+    """Yield jobs for as long as the first of them that there is time for may start on this lane."""
+    while job := next((job for job in waiting if job.needs <= end - time.monotonic()), None):
+        if not lane.takes(job, beside):
+            return
+        yield job
+
+
+def start(job: Job, lane: Lane, end: float, out: Path) -> subprocess.Popen[bytes]:
+    left = f"{max(end - time.monotonic() - 60, 0):.0f}"
+    command = job.run.replace("{out}", str(out)).replace("{gpus}", str(len(lane.gpus))).replace("{left}", left)
+    place = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": ",".join(lane.gpus),
+        "PATH": f"{place}{os.pathsep}{os.environ['PATH']}",
+    }
+    print(f"{job.name}: starts on {','.join(lane.gpus)}", flush=True)
+    with (out / f"{job.name}.log").open("wb") as log:
+        return subprocess.Popen(
+            ["bash", "-c", command],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, lane.cores),
+        )
+
+
+def reap(lane: Lane, out: Path) -> None:
+    """Note what has ended."""
+    for name, (_, process, begun) in list(lane.running.items()):
+        if process.poll() is None:
+            continue
+        del lane.running[name]
+        took = round(time.monotonic() - begun)
+        (out / "jobs.json").write_text(
+            json.dumps(ended(out) | {name: {"exit_code": process.returncode, "seconds": took}}, indent=1)
+        )
+        print(f"{name}: exit code {process.returncode} after {took} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
