@@ -1,4 +1,4 @@
-"""Run a list of GPU jobs until a time is up, several beside each other: tests, benchmarks, whatever a rented hour is for.
+"""Run a list of GPU jobs, tests and benchmarks, until a time is up, several beside each other.
 
     python benchmarks/on_gpus.py benchmarks/jobs/h200.toml OUT --seconds 1600 [--only WORD…] [--skip WORD…]
 

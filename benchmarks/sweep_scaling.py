@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from torchwise.decide.history import TIE
 from torchwise.environment import default_device, detect
 from torchwise.plan import Plan
 from torchwise.records import codec
@@ -108,7 +109,10 @@ def report(several: dict[str, Any], one: dict[str, Any], devices: int) -> str:
 
 
 def agreement(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Say whether two studies decided alike: for one plan, or for two whose speed-ups neither sweep tells apart."""
+    """Say whether two studies decided alike: for one plan, or for two that neither sweep tells apart.
+
+    Those are plans whose speed-ups differ by no more than what decides for the simpler of two (`TIE`), or not surely.
+    """
     if a["plan"] is None or b["plan"] is None:
         return "undecided"
     if a["plan"] == b["plan"]:
@@ -116,7 +120,7 @@ def agreement(a: dict[str, Any], b: dict[str, Any]) -> str:
     plans = [json.dumps(study["plan"], sort_keys=True) for study in (a, b)]
     for proven in (a["proven"], b["proven"]):
         found = [proven.get(plan, {"low": 1.0, "high": 1.0}) for plan in plans]
-        if found[0]["low"] > found[1]["high"] or found[1]["low"] > found[0]["high"]:
+        if any(one["low"] > (1 + TIE) * other["high"] for one, other in (found, reversed(found))):
             return "different"
     return "tied"
 

@@ -234,6 +234,18 @@ def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     assert decision.reason.endswith("may pay back only after 10,000,010 calls, and 100,000 are expected.")
 
 
+def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
+    # A compiled plan that is a little faster still, and never pays: it is not what eager was preferred to.
+    quick, slow = a_trial(CAPTURE, 1.012, 1.02, cold_s=0.0), a_trial(INDUCTOR, 1.0001, 1.04, cold_s=10.0)
+    for trials in ((quick, slow), (slow, quick)):
+        decision = decided(*trials, calls=1000)
+        assert decision.plan == EAGER
+        assert decision.reason.startswith(
+            f"Stay with eager: {CAPTURE} runs at 1.02 [1.01, 1.02] times its speed, and saves "
+        )
+        assert decision.reason.endswith("over 1,000 calls: less than the 2% from which a plan is worth having.")
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [

@@ -45,6 +45,11 @@ def test_plans_that_neither_sweep_tells_apart_are_tied() -> None:
     assert agreement(one, study(CAPTURE, inductor=(1.3, 1.5), capture=(1.4, 1.6))) == "tied"
 
 
+@pytest.mark.parametrize(("low", "word"), [(1.01, "tied"), (1.03, "different")])
+def test_a_lead_that_the_decision_itself_takes_for_a_tie_is_one(low: float, word: str) -> None:
+    assert agreement(study({}, capture=(low, 1.06)), study(CAPTURE, capture=(low, 1.06))) == word
+
+
 def test_the_ratio_is_of_the_wall_times() -> None:
     several = {"seconds": 30.0, "studies": [FAST, {**FAST, "seconds": 12.0}]}
     one = {"seconds": 100.0, "studies": [FAST, FAST]}

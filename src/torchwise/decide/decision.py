@@ -122,6 +122,8 @@ def _why_eager(history: History) -> str:
     if history.workload.objective == "memory":
         return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
     faster = [t for t in proven if t.measurement and t.measurement.speedup.low > 1]
+    if tied := [t for t in faster if economics.surely_pays(t)]:
+        return f"Stay with eager: {_tied(min(tied, key=lambda t: economics.cost(t).mid), economics)}."
     if faster:
         best = max(faster, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
         return f"Stay with eager: {_shortfall(best, economics)}."
@@ -154,6 +156,15 @@ def _shortfall(best: Trial, economics: Economics) -> str:
     return (
         f"{best.plan} runs at {best.measurement.speedup} times its speed, but compiles for "
         f"{_duration(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
+    )
+
+
+def _tied(best: Trial, economics: Economics) -> str:
+    assert best.measurement is not None
+    saved = _duration(economics.baseline_cost - economics.cost(best).mid)
+    return (
+        f"{best.plan} runs at {best.measurement.speedup} times its speed, and saves {saved} over {economics.calls:,} "
+        f"calls: less than the {TIE:.0%} from which a plan is worth having"
     )
 
 

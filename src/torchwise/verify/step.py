@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import RMS_FACTOR
 from torchwise.verify.draws import draws
+from torchwise.verify.elsewhere import doubted, is_on_cpu, on_cpu
 from torchwise.verify.gradients import Gradients
+from torchwise.verify.observe import Observation
 from torchwise.verify.stochastic import check_noise, is_stochastic
 from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee, quiet
 from torchwise.verify.trajectory import TRAJECTORIES, check_trajectories
@@ -142,7 +144,10 @@ def _arithmetic(
         is_open = is_open or gradients.is_open or gradients.decides
         if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break
-    yield from gradients.checks()
+    for check in gradients.checks():
+        if check.outcome is Outcome.FAIL and not is_on_cpu(inputs[0]):
+            check = _asked_elsewhere(check, base, ours, native, inputs[0])
+        yield check
     rounding = {name.removeprefix("gradient of ") for name in gradients.rounding}
     # Several times: where a model decides otherwise after a rounding (see `gradients`), all that follows is another.
     for first in range(ORDERS):
@@ -152,6 +157,15 @@ def _arithmetic(
         if check.outcome is Outcome.PASS:
             break
     yield check
+
+
+def _asked_elsewhere(check: Check, base: TrainStep, ours: Trainee, native: Trainee, example: Example) -> Check:
+    """Ask the step in float64 on the CPU who is right."""
+
+    def elsewhere() -> Observation:
+        return ReferenceTrainee(base, device="cpu").gradients(on_cpu(example), seed=0)
+
+    return doubted(check, ours.gradients(example, seed=0), lambda: native.gradients(example, seed=0), elsewhere)
 
 
 def _further(workload: Workload, known: int) -> Iterator[Example]:

@@ -190,14 +190,19 @@ class Trainee:
 
 
 class ReferenceTrainee(Trainee):
-    """The step in float64, without autocast and scaler, drawing the random numbers that eager draws.
+    """The step in float64, without autocast and scaler, drawing the random numbers that eager draws on its device.
+
+    Args:
+        base: copied.
+        device: where it is taken; None for where it is.
 
     Raises:
         Exception: whatever the copy raises; there is no reference then.
     """
 
-    def __init__(self, base: TrainStep) -> None:
-        super().__init__(_float64_of(base))
+    def __init__(self, base: TrainStep, device: str | None = None) -> None:
+        wide = _float64_of(base)
+        super().__init__(wide.to(device) if device else wide)
 
     def take(self, example: Example) -> torch.Tensor:
         """Take one step in float64; return its loss."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare, errors_of
 from torchwise.verify.draws import draws
+from torchwise.verify.elsewhere import doubted, is_on_cpu, on_cpu
 from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
@@ -95,7 +96,26 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
             yield Check("values", Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
         ours = observe(candidate, subject.module, example, seed=position, training=subject.training)
-        yield from compare(ours, native, floor, reference.on(example, position), EPSILON.get(subject.precision))
+        for check in compare(ours, native, floor, reference.on(example, position), EPSILON.get(subject.precision)):
+            if check.outcome is Outcome.FAIL and not subject.stochastic and not is_on_cpu(example):
+                check = _asked_elsewhere(subject, check, ours, example, position)
+            yield check
+
+
+def _asked_elsewhere(subject: Subject, check: Check, ours: Observation, example: Example, seed: int) -> Check:
+    """Ask the model in float64 on the CPU who is right."""
+    import torch
+
+    def eager() -> Observation:
+        return observe(subject.workload.call, subject.module, example, seed=seed, training=subject.training)
+
+    def elsewhere() -> Observation:
+        call = float64_of(subject.workload.call)
+        module = call.cpu() if isinstance(call, torch.nn.Module) else None
+        wide = on_cpu(widen(example))
+        return observe(call, module, wide, seed=seed, training=subject.training, under=as_reference())
+
+    return doubted(check, ours, eager, elsewhere)
 
 
 def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator[Check]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.nn import functional
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import Example, Roofline, Workload
+from torchwise.zoo.arr_coc.windows import window_sum
 from torchwise.zoo.draws import Request
 
 LEAST, MOST = 64, 400
@@ -94,7 +94,7 @@ def blend(features: torch.Tensor, budgets: torch.Tensor, grid: int) -> torch.Ten
 def _blurred(plane: torch.Tensor, distance: int) -> torch.Tensor:
     """Average (batch, width, grid, grid) over neighbours that exist, up to `distance`; give (batch, grid², width)."""
     if distance:
-        plane = functional.avg_pool2d(plane, 2 * distance + 1, stride=1, padding=distance, count_include_pad=False)
+        plane = window_sum(plane, distance) / window_sum(plane.new_ones(1, 1, *plane.shape[-2:]), distance)
     return plane.flatten(2).transpose(1, 2)
 
 

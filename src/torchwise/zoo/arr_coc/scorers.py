@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from torchwise.workload import Example, Roofline, Workload
 from torchwise.zoo.arr_coc.scenes import features_of_scene
+from torchwise.zoo.arr_coc.windows import window_sum
 from torchwise.zoo.draws import Request
 
 SCORES = 3
@@ -53,8 +54,8 @@ class SalienceScorer(nn.Module):
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Map (batch, grid², width) to contrasts, (batch, grid²)."""
         plane = patches.transpose(1, 2).unflatten(-1, (self.grid, self.grid))
-        count = _sum_3x3(plane.new_ones(1, 1, self.grid, self.grid)) - 1
-        surroundings = (_sum_3x3(plane) - plane) / count
+        count = window_sum(plane.new_ones(1, 1, self.grid, self.grid), 1) - 1
+        surroundings = (window_sum(plane, 1) - plane) / count
         contrast: torch.Tensor = torch.linalg.vector_norm(plane - surroundings, dim=1)
         return contrast.flatten(1) / math.sqrt(patches.shape[-1])
 
@@ -137,11 +138,6 @@ def _query_flops(batch: int, grid: int, width: int) -> float:
 def _query_numbers(batch: int, grid: int, width: int) -> int:
     """Count what the query's scorer reads: its weights, the queries and the patches."""
     return width * (width + 1) + batch * width * (1 + grid**2)
-
-
-def _sum_3x3(plane: torch.Tensor) -> torch.Tensor:
-    """Sum over each element of (…, height, width) and its neighbours, with zeros outside."""
-    return functional.avg_pool2d(plane, kernel_size=3, stride=1, padding=1, divisor_override=1)
 
 
 def _of_patches(request: Request, model: nn.Module, batch: int, grid: int, width: int, flops: float) -> Workload:

@@ -1,0 +1,135 @@
+"""Where eager itself is wrong on a device, a failed verdict says so; where the candidate is, it says nothing more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torchwise  # noqa: E402
+import torchwise.verify  # noqa: E402
+from torchwise.records import Check, Outcome  # noqa: E402
+from torchwise.verify import Subject, verify  # noqa: E402
+from torchwise.verify import elsewhere as third  # noqa: E402
+from torchwise.verify.observe import Observation  # noqa: E402
+from torchwise.verify.step import StepSubject, verify_step  # noqa: E402
+from torchwise.verify.trainee import Trainee  # noqa: E402
+from torchwise.workload import Example, Workload  # noqa: E402
+
+FAILED = Check("values", Outcome.FAIL, "output is off by 0.5", 0.5, 1e-7)
+RIGHT, WRONG = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])
+
+
+def seen(*values: torch.Tensor) -> Observation:
+    return Observation(tuple((f"output[{n}]", value) for n, value in enumerate(values)), frozenset())
+
+
+def refuses() -> Observation:
+    raise RuntimeError("only runs on a GPU")
+
+
+def test_eager_is_named_where_the_cpu_sides_with_the_candidate() -> None:
+    told = third.doubted(FAILED, seen(RIGHT), lambda: seen(WRONG), lambda: seen(RIGHT.double()))
+    assert told.outcome is Outcome.FAIL
+    assert told.detail.startswith(FAILED.detail)
+    assert "it is eager that is wrong here" in told.detail
+    assert "output[0] is off by 0.27" in told.detail
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager"),
+    [
+        ([WRONG], [RIGHT]),
+        ([WRONG], [WRONG]),
+        ([RIGHT, WRONG], [WRONG, RIGHT]),
+        ([RIGHT], [RIGHT + 1e-5]),
+        ([torch.full((3,), torch.nan)], [WRONG]),
+        ([RIGHT[:2]], [WRONG]),
+    ],
+    ids=["the candidate", "both", "one each", "nobody", "nan", "another shape"],
+)
+def test_nothing_is_added_where_the_candidate_is_wrong_too(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> None:
+    exact = [RIGHT.double()] * len(ours)
+    assert third.doubted(FAILED, seen(*ours), lambda: seen(*eager), lambda: seen(*exact)) == FAILED
+
+
+def test_a_model_that_insists_on_its_device_has_no_third_opinion() -> None:
+    assert third.doubted(FAILED, seen(RIGHT), lambda: seen(WRONG), refuses) == FAILED
+
+
+def test_a_model_that_would_take_minutes_on_a_cpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(third, "LONGEST_S", 0.0)
+    asked: list[int] = []
+
+    def elsewhere() -> Observation:
+        asked.append(1)
+        return seen(RIGHT.double())
+
+    assert third.doubted(FAILED, seen(RIGHT), lambda: seen(WRONG), elsewhere) == FAILED
+    assert not asked
+
+
+class Broken(torch.nn.Module):
+    """A model of a device on which a kernel is wrong: it is right once it was moved to the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.factor = 1.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer, and be wrong by a tenth."""
+        y: torch.Tensor = self.layer(x) * self.factor
+        return y
+
+    def cpu(self) -> Any:
+        """Be where kernels are right."""
+        self.factor = 1.0
+        return super().cpu()
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Be where kernels are right."""
+        self.factor = 1.0
+        return super().to(*args, **kwargs)
+
+
+@pytest.fixture
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("verify", "step"):  # the package's own name `verify` is a function
+        monkeypatch.setattr(sys.modules[f"torchwise.verify.{name}"], "is_on_cpu", lambda _: False)
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_a_verdict_says_who_is_right() -> None:
+    model, example = Broken(), Example((torch.randn(3, 4),))
+    subject = Subject(Workload(model, (example,)), model.layer, model, training=True)
+    (failure,) = [check for check in verify(subject).checks if check.outcome is Outcome.FAIL]
+    assert "it is eager that is wrong here" in failure.detail
+    fine = Subject(Workload(model, (example,)), lambda x: model(x) * 1.5, model)
+    (failure,) = [check for check in verify(fine).checks if check.outcome is Outcome.FAIL]
+    assert "eager that is wrong" not in failure.detail
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_a_verdict_on_a_training_step_says_who_is_right() -> None:
+    model = Broken()
+    step = torchwise.TrainStep(
+        model, torch.nn.functional.mse_loss, torch.optim.AdamW(model.parameters(), 1e-3), clip_norm=100.0
+    )
+
+    def made(step: Any) -> Callable[..., Any]:
+        def right(x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = step.model.layer(x)
+            return y
+
+        return step.taken_by(right)  # type: ignore[no-any-return]
+
+    workload = Workload(step, (Example((torch.randn(8, 4), torch.randn(8, 4))),))
+    verdict = verify_step(StepSubject(workload, Trainee(step, made), made), extra_draws=0)
+    (failure,) = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
+    assert failure.name == "gradients"
+    assert "it is eager that is wrong here" in failure.detail
