@@ -71,7 +71,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def promoted(model: Any, plan: Plan = THREADS, **changes: Any) -> str:
     decision = decided(model, plan, X, error=1e-6)
-    return codec.to_json(News("promoted", f"plan {plan}", decision.to_json(), **{"is_quiet": True, **changes}))
+    return codec.to_json(News("promoted", f"plan {plan}", decision.to_json(), **{"extra_calls": "any", **changes}))
 
 
 DONE = codec.to_json(News("done", "the search is over"))
@@ -241,10 +241,65 @@ def test_code_is_loaded_before_the_swap_also_for_a_model_that_may_not_be_called(
     sha256 = messages.write_code(file, [])
     monkeypatch.setattr(tuning, "Loader", Wrong)
     before = Wrong.loaded
-    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, is_quiet=False), DONE)
+    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="none"), DONE)
     fast = optimized(model)
     assert fast.background.wait(30)
     assert Wrong.loaded == before + 1
+    assert fast.background.is_promoted
+
+
+class Noisy(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn_like(x)
+
+
+class Counting(Wrong):
+    """Code that draws random numbers, and counts its calls."""
+
+    called = 0
+
+    def __call__(self, call: Any, plan: Plan) -> Any:
+        def counted(x: torch.Tensor) -> torch.Tensor:
+            Counting.called += 1
+            torch.randint(0, 9, (2,), out=torch.empty(2, dtype=torch.int64))
+            return call(x)
+
+        return counted
+
+
+@pytest.mark.parametrize(("extra_calls", "called"), [("undrawn", 1), ("none", 0)])
+def test_a_plan_that_draws_random_numbers_is_called_once_without_drawing_any(
+    extra_calls: str, called: int, child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A request need not wait for its kernels to be loaded, and a seed still gives the numbers that it gave."""
+    model = Noisy().eval()
+    file = tmp_path / "0.code"
+    sha256 = messages.write_code(file, [])
+    monkeypatch.setattr(tuning, "Loader", Counting)
+    monkeypatch.setattr(Counting, "called", 0)
+    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls=extra_calls), DONE)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    fast = optimized(model)
+    assert fast.background.wait(30)
+    assert fast.background.is_promoted
+    assert Counting.called == called
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_plan_that_draws_in_an_unknown_way_is_swapped_in_without_a_call(
+    child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise NotImplementedError("no kernel on meta")
+
+    model, file = Noisy().eval(), tmp_path / "0.code"
+    monkeypatch.setattr(tuning, "Loader", Counting)
+    monkeypatch.setattr(tuning, "call_undrawn", refuses)
+    sha256 = messages.write_code(file, [])
+    child(promoted(model, Plan(backend="inductor"), file=str(file), sha256=sha256, extra_calls="undrawn"), DONE)
+    fast = optimized(model)
+    assert fast.background.wait(30)
     assert fast.background.is_promoted
 
 
@@ -367,7 +422,7 @@ class Workers:
             return Failure(FailureKind.RAISED, "compile ahead", "UnsupportedError: it depends on G['x']")
         if job.step == "make":
             return codec.to_json(Made("0" * 64, {"avx2": True}))
-        return codec.to_json(Checked(Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan])), True))
+        return codec.to_json(Checked(Attempt(Costs(0.5), PASSED, a_measurement(self.speedups[plan])), "any"))
 
 
 COMPILED, CAPTURED = Plan(backend="inductor"), Plan(capture="call")

@@ -34,6 +34,11 @@ class Order:
     path: tuple[str, ...]
 
 
+ExtraCalls = Literal["any", "undrawn", "none"]
+"""How a model may be called besides its program's own calls: freely; without drawing random numbers, which are the
+program's; or not at all, as it keeps state."""
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """What became of it so far.
@@ -46,7 +51,7 @@ class News:
         file: where its code lies; "" for a plan that compiles nothing.
         sha256: of that file.
         checks: what is known of the instruction sets (`torchwise.realize.isa`).
-        is_quiet: whether the model may be called once more than the program does.
+        extra_calls: how the model may be called besides the program's own calls.
     """
 
     kind: Kind
@@ -55,7 +60,7 @@ class News:
     file: str = ""
     sha256: str = ""
     checks: dict[str, bool] = field(default_factory=dict)
-    is_quiet: bool = False
+    extra_calls: ExtraCalls = "none"
 
     def decided(self) -> Decision:
         """Return the decision of what is promoted."""

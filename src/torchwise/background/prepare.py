@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchwise.background.messages import read_code, write_code
+from torchwise.background.messages import ExtraCalls, read_code, write_code
 from torchwise.realize import isa, realize
 from torchwise.realize.ahead import Loader, Maker
 from torchwise.realize.glance import glance_at
@@ -91,12 +91,11 @@ class Checked:
 
     Attributes:
         attempt: verdict and measurement of the code as loaded.
-        is_quiet: whether the model may be called once more than the program does: it neither draws random numbers nor
-            keeps state.
+        extra_calls: how the model may be called besides the program's own calls.
     """
 
     attempt: Attempt
-    is_quiet: bool
+    extra_calls: ExtraCalls
 
 
 def check(preparation: Preparation, stage: Callable[[str], None]) -> Checked:
@@ -104,13 +103,14 @@ def check(preparation: Preparation, stage: Callable[[str], None]) -> Checked:
     codes = read_code(Path(preparation.file), preparation.sha256) if preparation.file else []
     workload = load(preparation.job)
     _name_in_main(workload.call)
-    is_quiet = "stochastic" not in preparation.job.traits and _keeps_no_state(workload)
+    extra: ExtraCalls = "undrawn" if "stochastic" in preparation.job.traits else "any"
+    extra = extra if _keeps_no_state(workload) else "none"
     del workload  # what is timed is loaded anew, and has the memory to itself
     if codes:
         with contextlib.suppress(Exception):  # it saves seconds, and is not needed
             isa.replay(preparation.checks)
     found = attempt(preparation.job, stage, Loader(codes) if codes else None)
-    return Checked(found, is_quiet)
+    return Checked(found, extra)
 
 
 def _name_in_main(call: Callable[..., Any]) -> None:

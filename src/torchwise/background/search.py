@@ -118,7 +118,7 @@ def _prepared(
         decided = _decided(decision, plan, attempt)
         text = f"plan {plan} is proven, {speedup}× eager's speed"
         code = (str(file), made.sha256, made.checks) if made else ("", "", {})
-        return News("promoted", text, decided.to_json(), *code, checked.is_quiet)
+        return News("promoted", text, decided.to_json(), *code, checked.extra_calls)
     return None
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from torchwise import environment
 from torchwise.alerts import alert
 from torchwise.background.messages import News, Order, read_code
+from torchwise.background.undrawn import call_undrawn
 from torchwise.errors import StalePlanError, TorchwiseError, UnsupportedError
 from torchwise.plan import EAGER
 from torchwise.realize import isa
@@ -166,10 +167,13 @@ class Tuning:
             backend.load()  # also for a model that may not be called in advance: its first call must not wait for this
         # While a CUDA graph is recorded, other threads may not draw random numbers: the program's own first call does.
         ready = replace(decision, plan=replace(decision.plan, capture="none"))
-        if news.is_quiet and not ready.plan.is_eager:
+        if news.extra_calls == "any" and not ready.plan.is_eager:
             found = answers_alike(Dispatcher(original, ready, backend=backend), self._workload)
             if found:
                 raise StalePlanError(found)
+        elif news.extra_calls == "undrawn" and backend is not None:
+            with contextlib.suppress(Exception):  # it only saves the program's first call some time
+                call_undrawn(original, ready.plan, backend, self._workload, decision.workload.device)
         optimized = self._optimized()
         answering = dispatcher_of(optimized)
         if answering is not None and answering.is_frozen:
