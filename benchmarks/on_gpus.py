@@ -14,6 +14,7 @@ host), alone (nothing else on its GPU).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -108,9 +109,9 @@ def work(waiting: list[Job], lanes: list[Lane], beside: int, end: float, out: Pa
             os.killpg(process.pid, signal.SIGINT)
     for lane in lanes:
         for name, (_, process, _) in lane.running.items():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):  # what it started may ignore an interrupt
                 os.killpg(process.pid, signal.SIGKILL)
             print(f"{name}: the time was up", flush=True)
 

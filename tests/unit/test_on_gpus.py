@@ -1,0 +1,74 @@
+"""The list of GPU jobs: what runs beside what, what is left out, and what is ended when the time is up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(folder: Path, jobs: str, *options: str, seconds: float = 20.0) -> str:
+    (folder / "jobs.toml").write_text(jobs)
+    command = [sys.executable, str(BENCHMARKS / "on_gpus.py"), str(folder / "jobs.toml"), str(folder / "out")]
+    command += ["--gpus", "0,1", "--seconds", str(seconds), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def job(name: str, command: str, **more: object) -> str:
+    fields = {"name": name, "run": command, "needs": 1, **more}
+    return "[[job]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+
+
+def ended(folder: Path) -> dict[str, int]:
+    return {name: job["exit_code"] for name, job in json.loads((folder / "out" / "jobs.json").read_text()).items()}
+
+
+def test_jobs_get_a_gpu_and_a_crash_costs_one_of_them(tmp_path: Path) -> None:
+    show = "echo $CUDA_VISIBLE_DEVICES of {gpus} in {out}"
+    told = run(tmp_path, job("both", show, gpus="all") + job("one", f"{show}; exit 3") + job("other", show, alone=True))
+    assert ended(tmp_path) == {"both": 0, "one": 3, "other": 0}
+    out = tmp_path / "out"
+    assert (out / "both.log").read_text() == f"0,1 of 2 in {out}\n"
+    assert {(out / f"{name}.log").read_text() for name in ("one", "other")} == {f"{n} of 1 in {out}\n" for n in "01"}
+    assert told.index("both: exit code 0") < told.index("one: starts")
+
+
+def test_what_wants_to_be_alone_is(tmp_path: Path) -> None:
+    jobs = job("first", "sleep 1.5") + job("alone", "sleep 1", alone=True) + job("last", "true")
+    told = run(tmp_path, jobs, "--gpus", "0")
+    assert told.index("first: exit") < told.index("alone: starts")
+    assert told.index("alone: exit") < told.index("last: starts")
+
+
+def test_what_ended_is_not_run_again_and_what_there_is_no_time_for_not_at_all(tmp_path: Path) -> None:
+    jobs = job("done", "true") + job("long", "true", needs=1000) + job("skipped", "true")
+    assert "done: exit code 0" in run(tmp_path, jobs, "--skip", "skipped")
+    assert "starts" not in run(tmp_path, jobs, "--only", "done", "long")
+    assert ended(tmp_path) == {"done": 0}
+
+
+def test_what_runs_when_the_time_is_up_is_interrupted_with_all_it_started(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    told = run(tmp_path, job("endless", "sleep 300 & echo $!; wait"), seconds=3)
+    assert time.monotonic() - begun < 20
+    assert "endless: the time was up" in told
+    child = int((tmp_path / "out" / "endless.log").read_text().split()[0])
+    assert "sleep" not in subprocess.run(["ps", "-o", "comm=", str(child)], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("file", sorted((BENCHMARKS / "jobs").glob("*.toml")), ids=lambda file: file.name)
+def test_lists_that_are_here_can_be_read_and_name_files_that_are_there(file: Path) -> None:
+    jobs = tomllib.loads(file.read_text())["job"]
+    assert len({job["name"] for job in jobs}) == len(jobs)
+    for job in jobs:
+        assert set(job) <= {"name", "run", "needs", "gpus", "alone"}
+        for word in job["run"].replace("'", " ").split():
+            if word.startswith(("benchmarks/", "tests/")):
+                assert (BENCHMARKS.parent / word.partition(":")[0]).exists(), word
