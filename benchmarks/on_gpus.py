@@ -4,8 +4,9 @@
 
 Every job is a shell command in a process group of its own with a GPU and an even share of the CPU cores, so that one
 crash costs one job. Its output goes to OUT/NAME.log, and how it ended to OUT/jobs.json; jobs that ended there are not
-run again. Jobs start in the order of the list. In a command {out} is the folder, {gpus} the number of GPUs, and {left}
-the seconds that are left; python is the interpreter that runs this.
+run again. Jobs that take all GPUs come first, and else they start in the order of the list. In a command {out} is the
+folder, {gpus} the number of its GPUs, {all} of all, and {left} the seconds that are left but a minute; python is the
+interpreter that runs this.
 
 Fields of a job: name, run, needs (seconds that must be left for it to start), gpus ("one", or "all": alone on the
 host), alone (nothing else on its GPU).
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,11 +69,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--skip", nargs="+", default=[])
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that no job outlives this
     end = time.monotonic() + asked.seconds
     asked.out.mkdir(parents=True, exist_ok=True)
     gpus = asked.gpus.split(",") if asked.gpus else present()
     done = ended(asked.out)
-    jobs = [Job(**job) for job in tomllib.loads(asked.jobs.read_text())["job"]]
+    text = asked.jobs.read_text().replace("{all}", str(len(gpus)))
+    jobs = [Job(**job) for job in tomllib.loads(text)["job"]]
     jobs = [job for job in jobs if any(word in job.name for word in asked.only) and job.name not in done]
     jobs = [job for job in jobs if not any(word in job.name for word in asked.skip)]
     cores = sorted(os.sched_getaffinity(0))
@@ -83,8 +87,10 @@ def main() -> None:
 
 def present() -> list[str]:
     """Return the GPUs that there are, by number."""
+    if given := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return given.split(",")
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    return [str(number) for number, _ in enumerate(listed.splitlines())]
+    return [str(number) for number, _ in enumerate(re.findall(r"^GPU ", listed, re.MULTILINE))]
 
 
 def ended(out: Path) -> dict[str, dict[str, float]]:
@@ -95,25 +101,34 @@ def ended(out: Path) -> dict[str, dict[str, float]]:
 
 def work(waiting: list[Job], lanes: list[Lane], beside: int, end: float, out: Path) -> None:
     """Run the jobs, in their order, on the lanes; return when all ended or the time is up."""
-    while (waiting or any(lane.running for lane in lanes)) and time.monotonic() < end:
-        for lane in lanes:
-            reap(lane, out)
-            for job in startable(waiting, lane, beside, end):
-                waiting.remove(job)
-                lane.running[job.name] = (job, start(job, lane, end, out), time.monotonic())
-        if not any(lane.running for lane in lanes):
-            break  # what waits needs more time than is left
-        time.sleep(0.5)
+    try:
+        while (waiting or any(lane.running for lane in lanes)) and time.monotonic() < end:
+            for lane in lanes:
+                reap(lane, out)
+                for job in startable(waiting, lane, beside, end):
+                    waiting.remove(job)
+                    lane.running[job.name] = (job, start(job, lane, end, out), time.monotonic())
+            if not any(lane.running for lane in lanes):
+                break  # what waits needs more time than is left
+            time.sleep(0.5)
+    finally:
+        stop(lanes, out)
+
+
+def stop(lanes: list[Lane], out: Path) -> None:
+    """Interrupt what still runs, with all that it started, and end it where that takes too long."""
     for lane in lanes:
-        for _, process, _ in lane.running.values():
-            os.killpg(process.pid, signal.SIGINT)
-    for lane in lanes:
-        for name, (_, process, _) in lane.running.items():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
-            with contextlib.suppress(ProcessLookupError):  # what it started may ignore an interrupt
-                os.killpg(process.pid, signal.SIGKILL)
-            print(f"{name}: the time was up", flush=True)
+        reap(lane, out)
+    running = {name: process for lane in lanes for name, (_, process, _) in lane.running.items()}
+    for process in running.values():
+        os.killpg(process.pid, signal.SIGINT)
+    last = time.monotonic() + GRACE_S
+    for name, process in running.items():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(last - time.monotonic(), 0.1))
+        with contextlib.suppress(ProcessLookupError):  # what it started may ignore an interrupt
+            os.killpg(process.pid, signal.SIGKILL)
+        print(f"{name}: the time was up", flush=True)
 
 
 def startable(waiting: list[Job], lane: Lane, beside: int, end: float) -> Iterator[Job]:

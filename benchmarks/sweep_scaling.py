@@ -39,13 +39,18 @@ def main() -> None:
     parser.add_argument("--launcher", default="process")
     parser.add_argument("--now", type=int, help="run only the sweep on so many devices; the other when called again")
     asked = parser.parse_args()
+    if asked.devices < 2 or asked.now not in (None, 1, asked.devices):
+        parser.error(f"--devices must be 2 or more, and --now {asked.devices} or 1: one is compared with several")
     held = json.loads(asked.result.read_text()) if asked.result.exists() else {"runs": {}}
-    held |= {"manifest": asked.manifest.read_text(), "launcher": asked.launcher, **_here()}
+    given = {"manifest": asked.manifest.read_text(), "launcher": asked.launcher, **_here()}
+    if other := [name for name, value in given.items() if name != "date" and held.get(name, value) != value]:
+        parser.error(f"{asked.result} was begun with another {other[0]}: give another file")
+    held |= given
     for devices in (asked.devices, 1):
         if str(devices) not in held["runs"] and asked.now in (None, devices):
             held["runs"][str(devices)] = _swept(asked.manifest, devices, asked.launcher)
             asked.result.write_text(json.dumps(held, indent=1) + "\n")
-    if len(held["runs"]) == 2:
+    if {str(asked.devices), "1"} <= held["runs"].keys():
         print(report(held["runs"][str(asked.devices)], held["runs"]["1"], asked.devices))
 
 

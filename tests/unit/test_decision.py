@@ -244,6 +244,9 @@ def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
             f"Stay with eager: {CAPTURE} runs at 1.02 [1.01, 1.02] times its speed, and saves "
         )
         assert decision.reason.endswith("over 1,000 calls: less than the 2% from which a plan is worth having.")
+    much = a_trial(INDUCTOR, 3.0, cold_s=10_000.0)
+    reason = decided(quick, much, calls=1000).reason
+    assert "from which a plan is worth having; inductor runs at 3 [3, 3] times its speed" in reason
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,14 @@ def ended(folder: Path) -> dict[str, int]:
 
 
 def test_jobs_get_a_gpu_and_a_crash_costs_one_of_them(tmp_path: Path) -> None:
-    show = "echo $CUDA_VISIBLE_DEVICES of {gpus} in {out}"
+    show = "echo $CUDA_VISIBLE_DEVICES of {gpus} of {all} in {out}"
     told = run(tmp_path, job("both", show, gpus="all") + job("one", f"{show}; exit 3") + job("other", show, alone=True))
     assert ended(tmp_path) == {"both": 0, "one": 3, "other": 0}
     out = tmp_path / "out"
-    assert (out / "both.log").read_text() == f"0,1 of 2 in {out}\n"
-    assert {(out / f"{name}.log").read_text() for name in ("one", "other")} == {f"{n} of 1 in {out}\n" for n in "01"}
+    assert (out / "both.log").read_text() == f"0,1 of 2 of 2 in {out}\n"
+    assert {(out / f"{name}.log").read_text() for name in ("one", "other")} == {
+        f"{n} of 1 of 2 in {out}\n" for n in "01"
+    }
     assert told.index("both: exit code 0") < told.index("one: starts")
 
 
@@ -61,6 +63,19 @@ def test_what_runs_when_the_time_is_up_is_interrupted_with_all_it_started(tmp_pa
     assert time.monotonic() - begun < 20
     assert "endless: the time was up" in told
     child = int((tmp_path / "out" / "endless.log").read_text().split()[0])
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_nothing_outlives_what_started_it(tmp_path: Path) -> None:
+    (tmp_path / "jobs.toml").write_text(job("endless", "echo $$; sleep 300"))
+    command = [sys.executable, str(BENCHMARKS / "on_gpus.py"), str(tmp_path / "jobs.toml"), str(tmp_path / "out")]
+    log = tmp_path / "out" / "endless.log"
+    with subprocess.Popen([*command, "--gpus", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as runner:
+        while not (log.exists() and log.read_text()):
+            time.sleep(0.1)
+        runner.terminate()
+        runner.communicate(timeout=30)
+    child = int(log.read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 FOUND = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "sweep_scaling.py"))
-agreement, report, MANIFEST = FOUND["agreement"], FOUND["report"], FOUND["MANIFEST"]
+agreement, report, main, MANIFEST = (FOUND[name] for name in ("agreement", "report", "main", "MANIFEST"))
 INDUCTOR, CAPTURE = {"backend": "inductor"}, {"capture": "call"}
 
 
@@ -66,3 +67,44 @@ def test_the_manifest_has_twelve_studies() -> None:
     assert len(tasks) == 12
     for task in tasks:
         task.request()
+
+
+def swept(monkeypatch: pytest.MonkeyPatch, result: Path, *options: str) -> None:
+    runs = iter(range(9))
+    monkeypatch.setitem(main.__globals__, "_swept", lambda *_: {"seconds": 10.0 + next(runs), "studies": [FAST]})
+    monkeypatch.setattr(sys, "argv", ["sweep_scaling.py", str(result), *options])
+    main()
+
+
+def test_the_two_sweeps_may_be_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tmp_path / "sweep.json"
+    swept(monkeypatch, result, "--devices", "2", "--now", "2")
+    assert list(json.loads(result.read_text())["runs"]) == ["2"]
+    assert "times sooner" not in capsys.readouterr().out
+    swept(monkeypatch, result, "--devices", "2", "--now", "1")
+    assert list(json.loads(result.read_text())["runs"]) == ["2", "1"]
+    assert "10 s on 2: 1.00 times sooner" in capsys.readouterr().out
+    swept(monkeypatch, result, "--devices", "4", "--now", "4")
+    assert "10 s on 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [("--devices", "1"), ("--devices", "2", "--now", "3")])
+def test_what_compares_nothing_is_refused(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        swept(monkeypatch, tmp_path / "sweep.json", *options)
+    assert "one is compared with several" in capsys.readouterr().err
+
+
+def test_a_result_of_another_manifest_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, manifest = tmp_path / "sweep.json", tmp_path / "other.toml"
+    manifest.write_text("[[studies]]\n")
+    swept(monkeypatch, result, "--devices", "2", "--now", "2")
+    with pytest.raises(SystemExit):
+        swept(monkeypatch, result, "--devices", "2", "--manifest", str(manifest))
+    assert "begun with another manifest" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,45 +31,106 @@ def refuses() -> Observation:
     raise RuntimeError("only runs on a GPU")
 
 
+def asked(
+    ours: Observation, here: Observation | None, elsewhere: Callable[[], Observation], check: Check = FAILED
+) -> Check:
+    return third.doubted(check, lambda: ours, lambda: here, elsewhere)
+
+
 def test_eager_is_named_where_the_cpu_sides_with_the_candidate() -> None:
-    told = third.doubted(FAILED, seen(RIGHT), lambda: seen(WRONG), lambda: seen(RIGHT.double()))
+    told = asked(seen(RIGHT), seen(WRONG.double()), lambda: seen(RIGHT.double()))
     assert told.outcome is Outcome.FAIL
     assert told.detail.startswith(FAILED.detail)
     assert "it is eager that is wrong here" in told.detail
     assert "output[0] is off by 0.27" in told.detail
 
 
+ZERO = torch.full((3,), 1e-17)
+
+
 @pytest.mark.parametrize(
-    ("ours", "eager"),
+    ("ours", "here"),
     [
         ([WRONG], [RIGHT]),
         ([WRONG], [WRONG]),
         ([RIGHT, WRONG], [WRONG, RIGHT]),
-        ([RIGHT], [RIGHT + 1e-5]),
+        ([RIGHT * 1.08], [WRONG * 1.9]),
+        ([RIGHT], [RIGHT * (1 + 1e-9)]),
         ([torch.full((3,), torch.nan)], [WRONG]),
+        ([RIGHT], [torch.full((3,), torch.nan)]),
         ([RIGHT[:2]], [WRONG]),
     ],
-    ids=["the candidate", "both", "one each", "nobody", "nan", "another shape"],
+    ids=["the candidate", "both", "one each", "somewhat", "nobody", "nan", "nan here", "another shape"],
 )
-def test_nothing_is_added_where_the_candidate_is_wrong_too(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> None:
+def test_nothing_is_added_where_the_device_is_right_or_the_candidate_wrong_too(
+    ours: list[torch.Tensor], here: list[torch.Tensor]
+) -> None:
     exact = [RIGHT.double()] * len(ours)
-    assert third.doubted(FAILED, seen(*ours), lambda: seen(*eager), lambda: seen(*exact)) == FAILED
+    assert asked(seen(*ours), seen(*(t.double() for t in here)), lambda: seen(*exact)) == FAILED
 
 
-def test_a_model_that_insists_on_its_device_has_no_third_opinion() -> None:
-    assert third.doubted(FAILED, seen(RIGHT), lambda: seen(WRONG), refuses) == FAILED
+def test_a_rounding_of_zero_accuses_nobody() -> None:
+    """The true gradient of a bias before a normalisation is zero, and each rounding of it another number."""
+    here = seen(RIGHT.double(), ZERO.double() * 1e3)
+    assert asked(seen(WRONG, ZERO), here, lambda: seen(RIGHT.double(), ZERO.double())) == FAILED
+    here = seen(WRONG.double(), ZERO.double())
+    told = asked(seen(RIGHT, ZERO * 1e9), here, lambda: seen(RIGHT.double(), ZERO.double()))
+    assert "it is eager that is wrong here" in told.detail
+
+
+def test_other_leaves_than_dense_numbers_are_passed_over() -> None:
+    more = (torch.eye(3).to_sparse(), torch.arange(3), torch.empty(0))
+    told = asked(seen(RIGHT, *more), seen(WRONG.double(), *more), lambda: seen(RIGHT.double(), *more))
+    assert "it is eager that is wrong here" in told.detail
+
+
+@pytest.mark.parametrize("who", ["ours", "here", "elsewhere"])
+def test_whatever_raises_leaves_the_check_as_it_is(who: str) -> None:
+    calls: dict[str, Callable[[], Observation]] = {
+        "ours": lambda: seen(RIGHT),
+        "here": lambda: seen(WRONG.double()),
+        "elsewhere": lambda: seen(RIGHT.double()),
+    }
+    assert third.doubted(FAILED, *calls.values()) != FAILED
+    assert third.doubted(FAILED, *(calls | {who: refuses}).values()) == FAILED
+
+
+def test_an_answer_that_is_not_on_the_cpu_is_no_third_opinion() -> None:
+    assert asked(seen(RIGHT), seen(WRONG.double()), lambda: seen(RIGHT.double().to("meta"))) == FAILED
+
+
+def test_where_float64_does_not_run_nobody_is_asked() -> None:
+    assert asked(seen(RIGHT), None, refuses) == FAILED
 
 
 def test_a_model_that_would_take_minutes_on_a_cpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(third, "LONGEST_S", 0.0)
-    asked: list[int] = []
+    calls: list[int] = []
 
     def elsewhere() -> Observation:
-        asked.append(1)
+        calls.append(1)
         return seen(RIGHT.double())
 
-    assert third.doubted(FAILED, seen(RIGHT), lambda: seen(WRONG), elsewhere) == FAILED
-    assert not asked
+    assert asked(seen(RIGHT), seen(WRONG.double()), elsewhere) == FAILED
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "parameters", "is_asked"),
+    [
+        ("values", Outcome.FAIL, 10, True),
+        ("gradients' scale", Outcome.FAIL, 10, True),
+        ("values", Outcome.PASS, 10, False),
+        ("structure", Outcome.FAIL, 10, False),
+        ("values", Outcome.FAIL, 2**29, False),
+    ],
+)
+def test_numbers_that_fail_on_another_device_are_doubted_where_the_model_fits(
+    name: str, outcome: Outcome, parameters: int, is_asked: bool
+) -> None:
+    held = [torch.empty(parameters, device="meta")]
+    assert third.is_doubtful(Check(name, outcome, ""), Example((RIGHT,)), held) is is_asked
+    assert not third.is_doubtful(Check(name, outcome, ""), Example((RIGHT,)), [RIGHT])
 
 
 class Broken(torch.nn.Module):
@@ -99,8 +159,7 @@ class Broken(torch.nn.Module):
 
 @pytest.fixture
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("verify", "step"):  # the package's own name `verify` is a function
-        monkeypatch.setattr(sys.modules[f"torchwise.verify.{name}"], "is_on_cpu", lambda _: False)
+    monkeypatch.setattr(third, "is_on_cpu", lambda _: False)
 
 
 @pytest.mark.usefixtures("on_a_device")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchwise import environment
 from torchwise.artefact import caches, package
@@ -21,10 +23,15 @@ from torchwise.workload import Workload, trees
 from torchwise.workload.given import device_of
 from torchwise.workload.identity import describe_example, structure
 
+if TYPE_CHECKING:
+    import torch
+
 logger = logging.getLogger("torchwise")
 
 COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torchwise.runtime")
 """What the first call of a compiled plan would import otherwise, which takes seconds."""
+KERNELS = ("torch._inductor.async_compile", "torch._inductor.runtime.triton_heuristics")
+"""The same, for kernels of a GPU."""
 
 
 def info(path: str | Path) -> Info:
@@ -179,7 +186,26 @@ def _used(path: str, found: Package, trust: bool) -> Decision:
             f"{path} is for another machine or software ({'; '.join(different)}): save one here, or go on without it"
         )
     caches.place(found.code)
-    for module in COMPILER:
-        importlib.import_module(module)
     isa.replay(manifest.checks)
+    _set_up_compiler(found.info.decision.workload.device)
     return found.info.decision
+
+
+@functools.cache
+def _set_up_compiler(device: str) -> None:
+    """Import what the first call would import, and compile a graph that leaves nothing to generate.
+
+    For its first graph, whichever that is, the compiler imports some 200 modules and makes its patterns: half of what
+    a first call takes. The graph is of the CPU, also for a GPU: who loads may be about to fork, and CUDA does not bear
+    that once it was used.
+    """
+    import torch
+
+    for module in (*COMPILER, *(KERNELS if device == "cuda" else ())):
+        importlib.import_module(module)
+    with contextlib.suppress(Exception):  # it only saves the first call some time
+        torch.compile(_flat)(torch.empty(2, device="cpu"))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1)

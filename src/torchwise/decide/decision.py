@@ -122,11 +122,16 @@ def _why_eager(history: History) -> str:
     if history.workload.objective == "memory":
         return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
     faster = [t for t in proven if t.measurement and t.measurement.speedup.low > 1]
-    if tied := [t for t in faster if economics.surely_pays(t)]:
-        return f"Stay with eager: {_tied(min(tied, key=lambda t: economics.cost(t).mid), economics)}."
     if faster:
         best = max(faster, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
-        return f"Stay with eager: {_shortfall(best, economics)}."
+        reasons = [_shortfall(best, economics)]
+        if tied := [t for t in faster if economics.surely_pays(t)]:
+            cheapest = min(tied, key=lambda t: economics.cost(t).mid)
+            assert best.measurement is not None
+            assert cheapest.measurement is not None
+            is_clearly_faster = best.measurement.speedup.low > cheapest.measurement.speedup.high
+            reasons = [_tied(cheapest, economics), *(reasons if is_clearly_faster else [])]
+        return f"Stay with eager: {'; '.join(reasons)}."
     if proven and not _too_few_calls(history):
         best = max(proven, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
         assert best.measurement is not None

@@ -36,7 +36,7 @@ class Edge:
         """Run the original once, where the plan needs an edge, to learn what its outputs look like."""
         from torchwise.workload import trees
 
-        if not cls._needed(plan):
+        if not cls.is_needed(plan):
             return cls(plan, (), "cpu")
         example = example.clone()
         devices = {t.device.type for t in trees.tensors((example.args, dict(example.kwargs)))}
@@ -48,12 +48,13 @@ class Edge:
         return cls(plan, forms, "cuda" if "cuda" in devices else "cpu")
 
     @staticmethod
-    def _needed(plan: Plan) -> bool:
+    def is_needed(plan: Plan) -> bool:
+        """Whether tensors must be cast, or laid out otherwise, at the edge."""
         return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` with its edge; `call` itself where the plan needs none."""
-        if not self._needed(self.plan):
+        if not self.is_needed(self.plan):
             return call
         from torch.utils import _pytree
 

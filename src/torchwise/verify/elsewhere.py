@@ -1,35 +1,70 @@
-"""A third opinion: the model in float64 on the CPU, asked where a candidate fails on another device.
+"""A third opinion: the model in float64 on the CPU, asked where a candidate's numbers fail on another device.
 
 Eager and its float64 reference run the same kernels of a device. Where one of those is wrong both are, in the same way,
 and a candidate that does without it looks wrong: the gradient of `avg_pool2d` on CUDA, for padded inputs whose channels
-lie innermost, is such a one (torch 2.11, https://github.com/pytorch/pytorch/issues/188344).
+lie innermost, is such a one (torch 2.11, https://github.com/pytorch/pytorch/issues/188344). Two float64s that differ
+show it: rounding does not.
 
 The candidate fails all the same, for it does not do what the model does here. Who hears so should hear who is right.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchwise.records import Check
+from torchwise.records import Check, Outcome
 from torchwise.verify.compare import errors_of
 from torchwise.verify.observe import Observation
+from torchwise.verify.reference import widened
 from torchwise.workload import trees
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
     import torch
 
+NUMBERS = ("values", "gradients", "gradients' scale")
+"""Names of the checks that hold numbers against the reference."""
 LONGEST_S = 0.1
-"""Seconds of eager's own call from which the CPU is not asked: it would take minutes."""
-WRONG = 1e-3
-"""Relative error of eager from which it is wrong and not rounded."""
-WORSE = 10.0
-"""Times the candidate's error that eager's must be."""
+"""Seconds that float64 may take on the device: a CPU takes hundreds of times as long as a GPU made for it."""
+LARGEST = 2**31
+"""Bytes of a model in float64 that may be copied to the host's memory."""
+DIFFERENT = 1e-6
+"""Relative difference of two float64s that no rounding explains."""
+AGREES, WORSE = 5e-2, 10.0
+"""Relative error from the CPU's float64 up to which a candidate is right, and times it that the device's is wrong."""
+NOTHING = 1e-6
+"""Size of a tensor, beside that of all, from which it is a rounding of zero and tells nothing."""
+
+
+def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a check failed over numbers of a device other than the CPU, of a model that the host can hold.
+
+    Args:
+        check: any check.
+        example: what the model was called with.
+        tensors: parameters and buffers.
+    """
+    if check.outcome is not Outcome.FAIL or check.name not in NUMBERS:
+        return False
+    held = list(tensors)
+    used = [*held, *trees.tensors((example.args, dict(example.kwargs)))]
+    return not is_on_cpu(used) and sum(8 * t.numel() for t in held) <= LARGEST
+
+
+def is_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether there is no other device to doubt."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def moved(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a module in float64 on the CPU."""
+    found: torch.nn.Module = copy.deepcopy(model).cpu()._apply(widened)
+    return found
 
 
 def on_cpu(example: Example) -> Example:
@@ -37,60 +72,65 @@ def on_cpu(example: Example) -> Example:
     return example.map_tensors(lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
 
 
-def is_on_cpu(example: Example) -> bool:
-    """Whether there is no other device to doubt."""
-    return all(tensor.device.type == "cpu" for tensor in trees.tensors((example.args, dict(example.kwargs))))
-
-
 def doubted(
-    check: Check, ours: Observation, eager: Callable[[], Observation], elsewhere: Callable[[], Observation]
+    check: Check,
+    ours: Callable[[], Observation],
+    here: Callable[[], Observation | None],
+    elsewhere: Callable[[], Observation],
 ) -> Check:
-    """Return a failed check, with what the CPU says to it where that is against eager.
+    """Return a failed check, with what the CPU says to it where that is against the device.
 
     Args:
         check: the check that failed.
-        ours: what the candidate made of an example.
-        eager: makes what eager makes of it, once more, for its time is taken.
-        elsewhere: makes what float64 makes of it on the CPU; may raise anything.
+        ours: makes what the candidate makes of an example.
+        here: makes what float64 makes of it on the device; None where it cannot run.
+        elsewhere: makes what float64 makes of it on the CPU.
     """
-    start = time.perf_counter()
-    theirs = _numbers(eager())
-    float(sum(leaf.sum().abs().float() for leaf in theirs.values()))  # waits for the device
-    if time.perf_counter() - start > LONGEST_S:
-        return check
     try:
-        exact = _numbers(elsewhere())
-    except Exception:  # a model may insist on its device, or refuse float64, in any way
+        start = time.perf_counter()
+        reference = _numbers(here())
+        took = time.perf_counter() - start  # copying to the CPU has waited for the device
+        if not reference or took > LONGEST_S:
+            return check
+        exact = _numbers(elsewhere(), "cpu")
+        mine = _numbers(ours())
+    except Exception:  # a model may insist on its device, or refuse float64, in any way; and memory may be full
         return check
-    mine = _numbers(ours)
-    both = [name for name in mine if name in exact]
-    errors = {name: (_off(theirs.get(name), exact[name]), _off(mine[name], exact[name])) for name in both}
-    if not errors:
+    whole = max((float(leaf.abs().square().mean().sqrt()) for leaf in exact.values()), default=0.0)
+    judged = [name for name in exact if float(exact[name].abs().square().mean().sqrt()) > NOTHING * whole]
+    wrong = {name: _off(reference.get(name), exact[name]) for name in judged}
+    name = max(wrong, key=lambda name: wrong[name], default=None)
+    if name is None or not DIFFERENT < wrong[name] < math.inf:
         return check
-    name = max(errors, key=lambda name: errors[name][0])
-    wrong, right = errors[name][0], max(own for _, own in errors.values())
-    if not (math.inf > wrong > WRONG and wrong > WORSE * right):
+    right = max(_off(mine.get(other), exact[other]) for other in judged)
+    if not (right < AGREES and WORSE * right < wrong[name]):
         return check
     return replace(
         check,
         detail=f"{check.detail}. Yet it is eager that is wrong here: held against float64 on the CPU, {name} is off by "
-        f"{wrong:.2g} in eager, and by {right:.2g} at most in this plan",
+        f"{wrong[name]:.2g} in float64 on this device, and nothing by more than {right:.2g} in this plan",
     )
 
 
-def _numbers(seen: Observation) -> dict[str, torch.Tensor]:
-    """Return the tensors that can be off by a little."""
+def _numbers(seen: Observation | None, device: str | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors that can be off by a little, in float64 on the CPU.
+
+    Raises:
+        ValueError: one is not on the device that they should be on.
+    """
     import torch
 
-    leaves = {name: leaf for name, leaf in seen.leaves if isinstance(leaf, torch.Tensor)}
-    return {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point() or leaf.is_complex()}
+    leaves = [(name, leaf) for name, leaf in seen.leaves if isinstance(leaf, torch.Tensor)] if seen else []
+    if device and any(leaf.device.type != device for _, leaf in leaves):
+        raise ValueError(f"the model keeps a tensor elsewhere than on {device}")
+    numbers = [(n, t) for n, t in leaves if t.layout is torch.strided and not t.is_nested and t.numel()]
+    return {n: widened(t.cpu()) for n, t in numbers if t.is_floating_point() or t.is_complex()}
 
 
 def _off(tensor: torch.Tensor | None, exact: torch.Tensor) -> float:
     """Return the relative error, root mean square; infinite where it is of another form, or finite elsewhere."""
     import torch
 
-    if tensor is None or tensor.shape != exact.shape:
+    if tensor is None or tensor.shape != exact.shape or not torch.equal(tensor.isfinite(), exact.isfinite()):
         return math.inf
-    value = tensor.cpu()
-    return errors_of(value, exact).rms if torch.equal(value.isfinite(), exact.isfinite()) else math.inf
+    return errors_of(tensor, exact).rms

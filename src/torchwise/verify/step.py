@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import RMS_FACTOR
 from torchwise.verify.draws import draws
-from torchwise.verify.elsewhere import doubted, is_on_cpu, on_cpu
+from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.observe import Observation
 from torchwise.verify.stochastic import check_noise, is_stochastic
@@ -33,7 +33,7 @@ from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee, qu
 from torchwise.verify.trajectory import TRAJECTORIES, check_trajectories
 from torchwise.verify.verify import EPSILON
 from torchwise.workload import trees
-from torchwise.workload.step import TrainStep
+from torchwise.workload.step import TrainStep, sharded_parts, unwrapped
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -144,10 +144,7 @@ def _arithmetic(
         is_open = is_open or gradients.is_open or gradients.decides
         if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break
-    for check in gradients.checks():
-        if check.outcome is Outcome.FAIL and not is_on_cpu(inputs[0]):
-            check = _asked_elsewhere(check, base, ours, native, inputs[0])
-        yield check
+    yield from (_asked_elsewhere(check, base, ours, reference, inputs[0]) for check in gradients.checks())
     rounding = {name.removeprefix("gradient of ") for name in gradients.rounding}
     # Several times: where a model decides otherwise after a rounding (see `gradients`), all that follows is another.
     for first in range(ORDERS):
@@ -159,13 +156,23 @@ def _arithmetic(
     yield check
 
 
-def _asked_elsewhere(check: Check, base: TrainStep, ours: Trainee, native: Trainee, example: Example) -> Check:
-    """Ask the step in float64 on the CPU who is right."""
+def _asked_elsewhere(
+    check: Check, base: TrainStep, ours: Trainee, reference: ReferenceTrainee | None, example: Example
+) -> Check:
+    """Ask the step in float64 on the CPU who is right, where a check failed on another device.
+
+    A kernel that is wrong is so on every draw of the batch. What ranks do together, one cannot do again by itself.
+    """
+    is_shared = unwrapped(base.model) is not base.model or bool(sharded_parts(base.model))
+    if reference is None or is_shared or not is_doubtful(check, example, base.trained()):
+        return check
 
     def elsewhere() -> Observation:
         return ReferenceTrainee(base, device="cpu").gradients(on_cpu(example), seed=0)
 
-    return doubted(check, ours.gradients(example, seed=0), lambda: native.gradients(example, seed=0), elsewhere)
+    return doubted(
+        check, lambda: ours.gradients(example, seed=0), lambda: reference.gradients(example, seed=0), elsewhere
+    )
 
 
 def _further(workload: Workload, known: int) -> Iterator[Example]:

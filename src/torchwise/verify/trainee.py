@@ -201,8 +201,7 @@ class ReferenceTrainee(Trainee):
     """
 
     def __init__(self, base: TrainStep, device: str | None = None) -> None:
-        wide = _float64_of(base)
-        super().__init__(wide.to(device) if device else wide)
+        super().__init__(_float64_of(base, device))
 
     def take(self, example: Example) -> torch.Tensor:
         """Take one step in float64; return its loss."""
@@ -214,9 +213,9 @@ class ReferenceTrainee(Trainee):
             yield
 
 
-def _float64_of(base: TrainStep) -> TrainStep:
+def _float64_of(base: TrainStep, device: str | None) -> TrainStep:
     """Return a copy in float64; counts of steps stay, as optimizers want them."""
-    step = base.copy()
+    step = base.copy().to(device) if device else base.copy()
     step.autocast = step.scaler = None
     for module in step.modules().values():
         module._apply(widened)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare, errors_of
 from torchwise.verify.draws import draws
-from torchwise.verify.elsewhere import doubted, is_on_cpu, on_cpu
+from torchwise.verify.elsewhere import doubted, is_doubtful, moved, on_cpu
 from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
@@ -96,26 +96,32 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
             yield Check("values", Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
         ours = observe(candidate, subject.module, example, seed=position, training=subject.training)
-        for check in compare(ours, native, floor, reference.on(example, position), EPSILON.get(subject.precision)):
-            if check.outcome is Outcome.FAIL and not subject.stochastic and not is_on_cpu(example):
-                check = _asked_elsewhere(subject, check, ours, example, position)
-            yield check
+        checks = compare(ours, native, floor, reference.on(example, position), EPSILON.get(subject.precision))
+        yield from (_asked_elsewhere(subject, check, reference, example, position) for check in checks)
 
 
-def _asked_elsewhere(subject: Subject, check: Check, ours: Observation, example: Example, seed: int) -> Check:
-    """Ask the model in float64 on the CPU who is right."""
-    import torch
+def _asked_elsewhere(subject: Subject, check: Check, reference: _Reference, example: Example, seed: int) -> Check:
+    """Ask the model in float64 on the CPU who is right, where a check failed on another device.
 
-    def eager() -> Observation:
-        return observe(subject.workload.call, subject.module, example, seed=seed, training=subject.training)
+    Random numbers are others there, and functions may keep tensors from one call to the next.
+    """
+    module = subject.module
+    if subject.stochastic or module is None or not is_doubtful(check, example, _tensors_of(module)):
+        return check
 
     def elsewhere() -> Observation:
-        call = float64_of(subject.workload.call)
-        module = call.cpu() if isinstance(call, torch.nn.Module) else None
-        wide = on_cpu(widen(example))
-        return observe(call, module, wide, seed=seed, training=subject.training, under=as_reference())
+        copied, given = moved(module), widen(on_cpu(example))
+        return observe(copied, copied, given, seed=seed, training=subject.training, under=as_reference())
 
-    return doubted(check, ours, eager, elsewhere)
+    def ours() -> Observation:
+        return observe(subject.candidate, module, example, seed=seed, training=subject.training)
+
+    return doubted(check, ours, lambda: reference.on(example, seed), elsewhere)
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator[Check]:
