@@ -234,6 +234,15 @@ def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     assert decision.reason.endswith("may pay back only after 10,000,010 calls, and 100,000 are expected.")
 
 
+@pytest.mark.parametrize(("looked_at_s", "baseline_s"), [(1.2, 1.2), (1.0, 1.0), (0.5, 0.5), (40.0, 1.0)])
+def test_eager_that_was_held_up_when_it_was_looked_at_is_not_what_a_plan_saves_from(
+    looked_at_s: float, baseline_s: float
+) -> None:
+    """Beside the plan it took one second."""
+    history = a_history(a_trial(INDUCTOR, 2.0, cold_s=10.0), inspection=an_inspection(looked_at_s))
+    assert decide(history, HERE).baseline_s == baseline_s
+
+
 def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
     # A compiled plan that is a little faster still, and never pays: it is not what eager was preferred to.
     quick, slow = a_trial(CAPTURE, 1.012, 1.02, cold_s=0.0), a_trial(INDUCTOR, 1.0001, 1.04, cold_s=10.0)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from torchwise.measure import pairs
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.pairs import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
+from torchwise.measure.quality import Watch
 
 
 class Steady(Clock):
@@ -60,6 +62,29 @@ def test_what_can_no_longer_lead_is_stopped() -> None:
     sides = Mix((lambda: 1.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,))
     assert measure_pair(*sides, Steady(), Precision(), prune_below=1.5).pruned
     assert not measure_pair(*sides, Steady(), Precision(), prune_below=0.5).pruned
+
+
+@pytest.mark.parametrize(("slow", "speedup", "measured"), [(1, 0.5, 2), (2, 0.5, 3), (9, 2.0, 3)])
+def test_what_held_up_the_baseline_alone_does_not_count(
+    slow: int, speedup: float, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan takes twice as long as eager; while something holds eager up, it seems to be twice as fast."""
+    begun: list[float] = []
+    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
+    eager = Mix((lambda: 4.0 if len(begun) <= slow else 1.0,), (1.0,))
+    found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), usual_s=1.0)
+    assert found.speedup.mid == speedup
+    assert len(begun) == measured
+    assert any("eager took 4.0 times as long" in note for note in found.notes) is (speedup > 1)
+
+
+def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    for usual_s in (0.9, 5.0, None):
+        measure_pair(Mix((lambda: 2.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=usual_s)
+    assert len(begun) == 3
 
 
 def test_examples_count_by_their_weight() -> None:

@@ -48,6 +48,7 @@ class Table:
     def __init__(self, **plans: object) -> None:
         self.known: dict[Plan, object] = {}
         self.ran: list[tuple[str, Plan]] = []
+        self.usual: set[float | None] = set()
         self.structure = "structure"
         self.default: object = (0.5, 0.0, GOOD)
 
@@ -55,6 +56,7 @@ class Table:
         self.ran.append((job.task, job.plan))
         if job.task == "inspect":
             return self.inspect()
+        self.usual.add(job.baseline_s)
         answer = self.known.get(job.plan, self.default)
         if isinstance(answer, BaseException):
             raise answer
@@ -104,6 +106,12 @@ def test_where_compiling_pays_it_is_decided_for(storage: Storage, table: Table) 
     assert study.decision.warm_s == 2.5
     assert "2" in study.decision.reason
     assert ("warm", INDUCTOR) in table.ran
+
+
+def test_a_trial_knows_what_eager_usually_takes(storage: Storage, table: Table) -> None:
+    """So that it can tell when something holds eager up."""
+    run_study(request(plans=(INDUCTOR,)), storage, table, Silent())
+    assert EAGER_S in table.usual
 
 
 def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Storage, table: Table) -> None:

@@ -17,6 +17,8 @@ BESIDE_S = 2.0
 """Seconds of a trial beside compiling (start, verification, timing), until one was seen."""
 TIE = 0.02
 """Expected costs that differ by less than this share are tied, and the simpler plan wins: eager is the simplest."""
+HELD_UP = 1.5
+"""Times what it takes beside a plan from which something held eager up when it was looked at."""
 WARM_SHARE = 0.3
 """Warm compile over cold, assumed until seen."""
 
@@ -37,8 +39,14 @@ class History:
 
     @property
     def economics(self) -> Economics:
-        """Costs on this study's baseline, calls and restarts."""
-        return Economics(self.inspection.measurement.baseline_time.mid, self.workload.calls, self.workload.restarts)
+        """Costs on this study's baseline, calls and restarts.
+
+        The baseline is what eager took when it was looked at, unless it was far quicker beside a plan.
+        """
+        looked_at = self.inspection.measurement.baseline_time.mid
+        quickest = min((t.measurement.baseline_time.mid for t in self.timed() if t.measurement), default=looked_at)
+        baseline_s = quickest if looked_at > HELD_UP * quickest else looked_at
+        return Economics(baseline_s, self.workload.calls, self.workload.restarts)
 
     def tried(self, plan: Plan) -> Trial | None:
         """Return the trial of a plan, or None."""

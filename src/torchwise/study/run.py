@@ -191,6 +191,7 @@ class _Loop:
             _job(self._request, "try"),
             traits=self._traits(history),
             prune_below=self._bound(history),
+            baseline_s=history.economics.baseline_s,
         )
         limits = Limits.of_this_machine(self._limit_s(history))
         return try_plan(self._launcher, job, trial, limits, self._stage)

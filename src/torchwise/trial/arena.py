@@ -78,12 +78,13 @@ class Arena:
         baseline: Calls,
         *,
         prune_below: float | None = None,
+        usual_s: float | None = None,
         block_s: float = LEAST_ROUND_S,
     ) -> Measurement:
         """Time two sides in alternation, over the shape mix; see `measure_pair` and `Precision`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
         precision = Precision(self._job.effort.half_width, self._job.effort.measure_s, block_s)
-        return measure_pair(*sides, self._clock, precision, prune_below=prune_below)
+        return measure_pair(*sides, self._clock, precision, prune_below=prune_below, usual_s=usual_s)
 
     def memory(self, candidate: Calls) -> tuple[int | None, int | None]:
         """Return peak memory of the candidate and of eager: the largest over the examples.

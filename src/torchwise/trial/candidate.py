@@ -125,7 +125,8 @@ class _Tryout:
         return self._realize(plain.with_choice("options", ("fallback_random", True))).call
 
     def measurement(self) -> Measurement:
-        found = self.arena.measure(self.candidate, self.arena.eager, prune_below=self._job.prune_below)
+        job, eager = self._job, self.arena.eager
+        found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=job.baseline_s)
         return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
 
 

@@ -105,6 +105,7 @@ class Job:
         traits: what the inspection found; empty for the inspection itself.
         effort: how carefully.
         prune_below: stop measuring once the speed-up surely lies below this.
+        baseline_s: seconds per call of the plain model when it was inspected; None where it was not.
         cache_dir: compile caches of this candidate alone.
         settings: of the user's process; None for PyTorch's own defaults.
         structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
@@ -118,6 +119,7 @@ class Job:
     traits: frozenset[str] = frozenset()
     effort: Effort = EFFORTS["standard"]
     prune_below: float | None = None
+    baseline_s: float | None = None
     cache_dir: str = ""
     settings: ProcessSettings | None = None
     structure: str | None = None
