@@ -195,9 +195,8 @@ def _used(path: str, found: Package, trust: bool) -> Decision:
 def _set_up_compiler(device: str) -> None:
     """Import what the first call would import, and compile a graph that leaves nothing to generate.
 
-    For its first graph, whichever that is, the compiler imports some 200 modules and makes its patterns: half of what
-    a first call takes. The graph is of the CPU, also for a GPU: who loads may be about to fork, and CUDA does not bear
-    that once it was used.
+    For its first graph, whichever that is, the compiler imports many modules more and makes its patterns. The graph is
+    of the CPU, also for a GPU: who loads may be about to fork, and CUDA does not bear that once it was used.
     """
     import torch
 

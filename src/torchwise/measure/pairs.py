@@ -31,7 +31,7 @@ CHECK_EVERY = 4
 HELD_UP = 1.5
 """Times its usual time from which a baseline counts as held up: another program on one core holds up what computes on
 all of them, each of which waits for the last, and hardly what computes on one. So the ratio of a pair does not cancel
-it: a plan that takes 1.5 times as long as eager looked four times as fast."""
+it, and a slower plan looks faster than eager."""
 AGAIN, PAUSE_S = 2, 1.0
 """How many times what was held up is measured again, and seconds until then."""
 

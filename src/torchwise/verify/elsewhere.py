@@ -10,7 +10,6 @@ The candidate fails all the same, for it does not do what the model does here. W
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -59,12 +58,6 @@ def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor])
 def is_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether there is no other device to doubt."""
     return all(tensor.device.type == "cpu" for tensor in tensors)
-
-
-def moved(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a module in float64 on the CPU."""
-    found: torch.nn.Module = copy.deepcopy(model).cpu()._apply(widened)
-    return found
 
 
 def on_cpu(example: Example) -> Example:

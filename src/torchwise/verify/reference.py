@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 
-def float64_of(call: Callable[..., Any]) -> Callable[..., Any]:
+def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[..., Any]:
     """Return a copy of a module in float64 / complex128; a function as it is, for its inputs decide its precision.
+
+    Args:
+        call: a module or a function.
+        device: where the copy is to be; None for where the module is.
 
     Raises:
         Exception: whatever copying the module raises; the caller falls back to eager.
@@ -29,7 +33,10 @@ def float64_of(call: Callable[..., Any]) -> Callable[..., Any]:
 
     if not isinstance(call, torch.nn.Module):
         return call
-    reference: torch.nn.Module = copy.deepcopy(call)._apply(widened)
+    reference: torch.nn.Module = copy.deepcopy(call)
+    if device:
+        reference.to(device)
+    reference._apply(widened)
     return reference
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare, errors_of
 from torchwise.verify.draws import draws
-from torchwise.verify.elsewhere import doubted, is_doubtful, moved, on_cpu
+from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
 from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
@@ -105,12 +105,15 @@ def _asked_elsewhere(subject: Subject, check: Check, reference: _Reference, exam
 
     Random numbers are others there, and functions may keep tensors from one call to the next.
     """
+    import torch
+
     module = subject.module
     if subject.stochastic or module is None or not is_doubtful(check, example, _tensors_of(module)):
         return check
 
     def elsewhere() -> Observation:
-        copied, given = moved(module), widen(on_cpu(example))
+        copied, given = float64_of(subject.workload.call, "cpu"), widen(on_cpu(example))
+        assert isinstance(copied, torch.nn.Module)
         return observe(copied, copied, given, seed=seed, training=subject.training, under=as_reference())
 
     def ours() -> Observation:
