@@ -5,6 +5,9 @@ A small chain of layers is called without waiting for the GPU, so that what is t
 * eager, `torch.compile` (default, reduce-overhead) as a user writes it;
 * the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state.
 
+With --pairs it is called as a step of decoding is: with keys and values of so many layers in nested tuples, given by
+name, and it returns others.
+
 Run it: python benchmarks/dispatch.py --device cuda --layers 8
 """
 
@@ -24,6 +27,8 @@ from torchwise.realize import realize, signature_of
 from torchwise.workload import Example, WorkloadSpec
 from torchwise.workload.identity import describe_example, structure
 
+Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
 CALLS = 200
 ROUNDS = 41
 
@@ -33,12 +38,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--inputs", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=0, help="pairs of further tensors, given and returned in tuples")
     options = parser.parse_args()
     hardware = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
-    print(f"{hardware}, torch {torch.__version__}, {options.layers} layers, {options.inputs} inputs")
+    sizes = f"{options.layers} layers, {options.inputs} inputs, {options.pairs} pairs"
+    print(f"{hardware}, torch {torch.__version__}, {sizes}")
     inputs = tuple(torch.randn(4, 32, device=options.device) for _ in range(options.inputs))
+    past = tuple((torch.randn(4, 32, device=options.device), inputs[0].clone()) for _ in range(options.pairs))
+    example = Example(inputs, {"past": past} if past else {})
     with torch.no_grad():
-        for name, median in race(contenders(options.layers, options.device, inputs), inputs).items():
+        for name, median in race(contenders(options.layers, options.device, example), example).items():
             print(f"{name:40} {median:8.2f} us")
 
 
@@ -47,14 +56,14 @@ class Chain(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(layers))
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+    def forward(self, *given: torch.Tensor, past: Past = ()) -> torch.Tensor | tuple[torch.Tensor, Past]:
         x = sum(given[1:], given[0])
         for layer in self.layers:
             x = torch.relu(layer(x))
-        return x
+        return (x, tuple((keys + 1, values + 1) for keys, values in past)) if past else x
 
 
-def contenders(layers: int, device: str, inputs: tuple[torch.Tensor, ...]) -> dict[str, Callable[..., object]]:
+def contenders(layers: int, device: str, example: Example) -> dict[str, Callable[..., object]]:
     def model() -> torch.nn.Module:
         torch.manual_seed(0)
         return Chain(layers).to(device).eval()
@@ -65,15 +74,15 @@ def contenders(layers: int, device: str, inputs: tuple[torch.Tensor, ...]) -> di
         plans |= {"capture": Plan(capture="call")}
         racers["torch.compile reduce-overhead"] = torch.compile(model(), mode="reduce-overhead")
     for name, plan in plans.items():
-        realized = realize(model(), plan, Example(inputs), device=device, mode="inference")
-        realized.call(*inputs)
-        racers[f"realized: {name}"] = realized.lean(inputs, {})
-        racers[f"applied: {name}"] = applied(model(), plan, inputs, device)
-    racers["signature alone"] = lambda *given: signature_of(given, {})
+        realized = realize(model(), plan, example, device=device, mode="inference")
+        realized.call(*example.args, **example.kwargs)
+        racers[f"realized: {name}"] = realized.lean(example.args, example.kwargs)
+        racers[f"applied: {name}"] = applied(model(), plan, example, device)
+    racers["signature alone"] = lambda *args, **kwargs: signature_of(args, kwargs)
     return racers
 
 
-def applied(model: torch.nn.Module, plan: Plan, inputs: tuple[torch.Tensor, ...], device: str) -> Callable[..., object]:
+def applied(model: torch.nn.Module, plan: Plan, example: Example, device: str) -> Callable[..., object]:
     """Apply `plan` as a decision for this model, these inputs and this machine does."""
     decision = torchwise.Decision(
         plan=plan,
@@ -87,33 +96,34 @@ def applied(model: torch.nn.Module, plan: Plan, inputs: tuple[torch.Tensor, ...]
         workload=WorkloadSpec("live:dispatch", device=device),
         identity="dispatch",
         structure=structure(model),
-        inputs=(describe_example(Example(inputs)),),
+        inputs=(describe_example(example),),
         environment=environment.detect(device),
     )
     return torchwise.apply(model, decision, strict=True)
 
 
-def race(racers: dict[str, Callable[..., object]], inputs: tuple[torch.Tensor, ...]) -> dict[str, float]:
+def race(racers: dict[str, Callable[..., object]], example: Example) -> dict[str, float]:
     for racer in racers.values():
         for _ in range(20):
-            racer(*inputs)
+            racer(*example.args, **example.kwargs)
     samples: dict[str, list[float]] = {name: [] for name in racers}
     names = list(racers)
     for number in range(ROUNDS):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            samples[name].append(host_us(racers[name], inputs))
+            samples[name].append(host_us(racers[name], example))
     return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
 
 
-def host_us(racer: Callable[..., object], inputs: tuple[torch.Tensor, ...]) -> float:
-    if inputs[0].is_cuda:
+def host_us(racer: Callable[..., object], example: Example) -> float:
+    args, kwargs = example.args, dict(example.kwargs)
+    if args[0].is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(CALLS):
-        racer(*inputs)
+        racer(*args, **kwargs)
     taken = (time.perf_counter() - start) / CALLS * 1e6
-    if inputs[0].is_cuda:
+    if args[0].is_cuda:
         torch.cuda.synchronize()
     return taken
 

@@ -19,7 +19,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.capture import call as captured
 from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS, Replays
-from torchwise.realize.capture.graph import Graph, record, record_in_place
+from torchwise.realize.capture.graph import Graph, copy_each, record, record_in_place
 from torchwise.workload import trees
 
 
@@ -525,3 +525,17 @@ def test_what_is_dropped_holds_no_memory_of_the_graph_whoever_holds_it() -> None
     replays.drop()
     del outputs
     assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_several_tensors_are_copied_at_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+    together, one = torch._foreach_copy_, torch.Tensor.copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda a, b: launches.append(len(a)) or together(a, b))
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda a, b: launches.append(1) or one(a, b))
+    dtypes = (torch.float32, torch.bool, torch.complex64, torch.int64)
+    values = [torch.full((0 if n == 3 else n + 1, 2), n).to(dtypes[n % 4]).t() for n in range(count)]
+    into = [torch.empty_like(value) for value in values]
+    copy_each(into, values)
+    assert all(map(torch.equal, into, values))
+    assert launches == ([count] if count else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import Recognizer, signature_of
 from torchwise.runtime import alike, dispatch
+from torchwise.workload import Example
+from torchwise.workload.identity import describe_example
 
 
 @pytest.fixture(autouse=True)
@@ -57,19 +60,72 @@ LIKE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("second", [None, 1.0, "y"])
-def test_what_is_recognised_has_the_very_signature(second: Any) -> None:
-    given = {name: (make(), *(() if second is None else (second,))) for name, make in LIKE.items()}
+WAYS: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "alone": lambda value: ((value,), {}),
+    "before a number": lambda value: ((value, 1.0), {}),
+    "before a text": lambda value: ((value, "y"), {}),
+    "by name": lambda value: ((), {"x": value}),
+    "in a list": lambda value: (([value],), {}),
+    "in a tuple": lambda value: (((value, 2),), {}),
+    "in a dict": lambda value: ((X, {"x": value, "y": None}), {}),
+    "deep": lambda value: ((), {"past": (([X.clone()], [value]), ())}),
+}
+"""In what a value may be given: positional arguments and named ones."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_recognised_has_the_very_signature(way: str) -> None:
+    given = [WAYS[way](make()) for make in LIKE.values()]
     recognised = 0
-    for seen, call in itertools.product(given.values(), repeat=2):
+    for seen, call in itertools.product(given, repeat=2):
         try:
-            recognizer = Recognizer(seen)
+            recognizer = Recognizer(*seen)
         except UnsupportedError:
             continue
-        if recognizer(call):
+        if recognizer(*call):
             recognised += 1
-            assert signature_of(seen, {}) == signature_of(call, {})
+            assert signature_of(*seen) == signature_of(*call)
     assert recognised > 10
+
+
+def test_a_value_is_recognised_only_in_the_containers_that_it_was_seen_in() -> None:
+    ways = {name: way(X.clone()) for name, way in WAYS.items()}
+    for (seen, first), (other, second) in itertools.product(ways.items(), repeat=2):
+        assert Recognizer(*first)(*second) is (seen == other)
+        assert (signature_of(*first) == signature_of(*second)) is (seen == other)
+
+
+A, B, C = torch.ones(3), torch.ones(3), torch.ones(3)
+SHAPED: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    (([A, A], [C]), {}),
+    (([A, B], [C]), {}),
+    (([A], [B, C]), {}),
+    (([A, B, C], []), {}),
+    (((A, B), [C]), {}),
+    (([A, [B]], C), {}),
+    (({"a": A, "b": B}, C), {}),
+    (({"b": A, "a": B}, C), {}),
+    (({"a": A, "c": B}, C), {}),
+    (({"a": A}, B, C), {}),
+    (([A, B],), {"a": C}),
+    (([A, B],), {"b": C}),
+    (([A, B, None], [C]), {}),
+    (([A, B, 1], [C]), {}),
+    (([A, B, 1.0], [C]), {}),
+    (([A, B, True], [C]), {}),
+]
+"""Calls of much the same tensors, no two of which are the same."""
+
+
+def test_nothing_is_recognised_by_its_tensors_alone() -> None:
+    for (place, first), (other, second) in itertools.product(enumerate(SHAPED), repeat=2):
+        assert (signature_of(*first) == signature_of(*second)) is (place == other)
+        try:
+            recognizer = Recognizer(*first)
+        except UnsupportedError:  # one tensor twice, which its signature tells of
+            assert first is SHAPED[0]
+        else:
+            assert recognizer(*second) is (place == other)
 
 
 def test_calls_in_their_stride_are_recognised() -> None:
@@ -89,7 +145,7 @@ def test_one_tensor_given_twice_is_another_call_than_two() -> None:
         Recognizer((x, x))
 
 
-@pytest.mark.parametrize("args", [(), (1, 2), ([X],), (X, object())])
+@pytest.mark.parametrize("args", [(), (1, 2), ([1],), ({X},), (X, object()), ([X, object()],), ({1: X},)])
 def test_other_calls_are_left_to_their_signature(args: tuple[Any, ...]) -> None:
     with pytest.raises(UnsupportedError):
         Recognizer(args)
@@ -119,9 +175,10 @@ def test_it_keeps_no_tensor_alive() -> None:
 
 def test_a_call_is_recognised_only_under_the_mode_it_was_seen_in() -> None:
     """Not recognising it is never wrong: its signature then says which call it is."""
-    recognizer = Recognizer((X,))
-    with torch.inference_mode():
-        assert not recognizer((torch.randn(4, 4),))
+    for args in ((X,), ([X],)):
+        recognizer = Recognizer(args)
+        with torch.inference_mode():
+            assert not recognizer((torch.randn(4, 4),) if args[0] is X else ([torch.randn(4, 4)],))
 
 
 def test_a_live_model_answers_alike_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +196,21 @@ def test_a_live_model_answers_alike_by_either_way(monkeypatch: pytest.MonkeyPatc
     fast._dispatcher.close()
     assert torch.equal(fast(X, 2.0), X * 2)
     assert fast.statistics.optimized == 4
+
+
+def test_a_live_model_that_is_called_by_name_and_with_containers_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(*, past: list[tuple[torch.Tensor, torch.Tensor]], scale: float) -> torch.Tensor:
+        return sum((keys * values for keys, values in past), torch.zeros(())) * scale
+
+    made: list[int] = []
+    plan = Plan(threads=torch.get_num_threads() + 1)
+    given = {"past": [(X, X.clone()), (X.clone(), X.clone())], "scale": 2.0}
+    decision = replace(decided(call, plan), inputs=(describe_example(Example((), given)),))
+    fast = torchwise.apply(call, decision)
+    for module in (dispatch, alike):
+        monkeypatch.setattr(module, "signature_of", lambda *given: made.append(1) or signature_of(*given))
+    for _ in range(4):
+        assert torch.equal(fast(**given), call(**given))  # type: ignore[arg-type]
+    assert torch.equal(fast(past=given["past"][:1], scale=2.0), X * X * 2)  # type: ignore[index]
+    assert fast.statistics.optimized == 4
+    assert len(made) == 3, "twice for the first call, and once for the one that is another"

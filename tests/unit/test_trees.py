@@ -46,6 +46,15 @@ def test_every_tensor_is_found_in_order() -> None:
     assert [tensor[0].item() for tensor in trees.tensors(a_tree())] == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("odd", [None, Pair(t(1), t(2)), OrderedDict(b=t(3), a=t(4)), Output(t(5), [t(6)]), {1, 2}])
+def test_the_short_cut_finds_what_the_long_way_finds(odd: object) -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    tree = {"b": [torch.ones(6), (1, "x", weight)], "a": (torch.ones(7), [], {}, {"odd": odd}), "c": {1: torch.ones(8)}}
+    found, leaves = trees.tensors(tree), [leaf for _, leaf in trees.named_leaves(tree)]
+    assert [tensor.shape for tensor in found][:2] == [(6,), (1,)]
+    assert list(map(id, found)) == [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
 def test_every_leaf_has_a_path_that_people_can_read() -> None:
     paths = [path for path, _ in trees.named_leaves(a_tree())]
     assert paths == [

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.workload import trees
+from torchwise.workload.trees import PLAIN
 
 Signature = tuple[Any, ...]
+
+_NONE: Mapping[str, Any] = {}
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
@@ -22,16 +25,16 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     Whether a tensor is negated or conjugated lazily counts, too: compiled code and graphs read memory as it is.
 
     Dataclasses count by what is in them, other objects by their type alone: nothing may be concluded from two calls
-    that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut,
-    because this runs on every call.
+    that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut, and tuples, lists
+    and dicts a longer one, because this runs on every call.
     """
     if not kwargs:
         keys: list[Any] = []
         tensors = []
         for arg in args:
             kind = type(arg)
-            if kind is torch.Tensor and arg.layout is torch.strided and not arg.is_nested:
-                keys.append((arg.shape, arg.dtype, arg.device, arg.stride(), arg.is_neg(), arg.is_conj()))
+            if kind is torch.Tensor and is_strided(arg):
+                keys.append(_tensor_key(arg))
                 tensors.append(arg)
             elif kind in PLAIN:
                 keys.append(plain_key(arg))
@@ -39,7 +42,45 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
                 break
         else:
             return (*keys, _same(tensors)) if len(tensors) > 1 else tuple(keys)
+    around: list[Any] = []
+    tensors = []
+    if _sort((args, kwargs), tensors, around):
+        return (*around, *map(_tensor_key, tensors), _same(tensors))
     return (_tree_key((args, kwargs)), _same(trees.tensors((args, kwargs))))
+
+
+def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), tensor.is_neg(), tensor.is_conj()
+
+
+def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any]) -> bool:
+    """Sort what usual containers hold into the tensors and, as keys, all that is around them.
+
+    Returns:
+        False where there is anything else than strided tensors and plain values in tuples, lists and dicts: what was
+        sorted so far means nothing then.
+    """
+    for child in children:
+        kind = type(child)
+        if kind is torch.Tensor:
+            if not is_strided(child):
+                return False
+            tensors.append(child)
+            around.append(kind)
+        elif kind is tuple or kind is list:
+            around.append((kind, len(child)))
+            if not _sort(child, tensors, around):
+                return False
+        elif kind is dict:
+            names = tuple(child)
+            around.append((kind, names))
+            if not all(type(name) is str for name in names) or not _sort(child.values(), tensors, around):
+                return False
+        elif kind in PLAIN:
+            around.append(plain_key(child))
+        else:
+            return False
+    return True
 
 
 def _same(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
@@ -60,44 +101,46 @@ def plain_key(leaf: Any) -> Any:
 
 
 class Recognizer:
-    """Tells whether a call has the signature of one that was seen, in a quarter of the time that making it takes.
+    """Tells whether a call has the signature of one that was seen, in a fraction of the time that making it takes.
 
     It may fail to recognise a call (in another grad or inference mode, say), and never takes one for what it is not.
     PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation
     and conjugation.
 
     Args:
-        args: of the call seen, which must have no keyword arguments: distinct strided tensors, and plain values.
+        args: of the call seen: distinct strided tensors and plain values, also in tuples, lists and dicts.
+        kwargs: likewise.
 
     Raises:
         UnsupportedError: there is something else among them, or this torch lacks those guards.
     """
 
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self._places = [place for place, arg in enumerate(args) if type(arg) is torch.Tensor and is_strided(arg)]
-        tensors = [args[place] for place in self._places]
-        plain = [(place, arg) for place, arg in enumerate(args) if type(arg) in PLAIN]
-        if not tensors or len(tensors) + len(plain) < len(args) or _same(tensors) is not None:
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        tensors: list[torch.Tensor] = []
+        self._around: list[Any] = []
+        sorted_ = _sort((args, dict(kwargs or {})), tensors, self._around)
+        if not sorted_ or not tensors or _same(tensors) is not None:
             raise UnsupportedError(
                 "it is recognised by its signature: there are other than distinct strided tensors and values"
             )
-        self._plain = [(place, type(arg), arg, plain_key(arg)) for place, arg in plain]
-        self._length = len(args)
+        self._is_flat = not kwargs and all(type(arg) is torch.Tensor for arg in args)
+        self._length = len(tensors)
         self._check = guards_of(tensors)
 
-    def __call__(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call with these arguments, and no keyword arguments, is surely alike."""
-        if len(args) != self._length:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
+        """Whether a call with these arguments is surely alike."""
+        if self._is_flat:  # tensors alone: the usual case is the quickest
+            if kwargs or len(args) != self._length:
+                return False
+            for tensor in args:
+                if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on one
+                    return False
+            return self._check(*args) and len(set(map(id, args))) == self._length
+        tensors: list[torch.Tensor] = []
+        around: list[Any] = []
+        if not _sort((args, kwargs), tensors, around) or around != self._around:
             return False
-        for place, kind, value, key in self._plain:
-            arg = args[place]
-            if arg is not value and (type(arg) is not kind or plain_key(arg) != key):
-                return False
-        tensors = [args[place] for place in self._places] if self._plain else args
-        for tensor in tensors:
-            if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on one
-                return False
-        return self._check(*tensors) and len(set(map(id, tensors))) == len(tensors)
+        return self._check(*tensors) and len(set(map(id, tensors))) == self._length
 
 
 def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
@@ -138,9 +181,6 @@ def is_plain(leaf: Any) -> bool:
 def is_strided(tensor: torch.Tensor) -> bool:
     """Whether shape and strides say how a tensor lies in memory: it is neither sparse nor nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
-
-
-PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 
 @functools.cache

@@ -23,10 +23,8 @@ def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
     """Return what recognises calls like this one without making their signatures; None where nothing can."""
-    if kwargs:
-        return None
     try:
-        return Recognizer(args), call
+        return Recognizer(args, kwargs), call
     except UnsupportedError:
         return None
 

@@ -120,7 +120,7 @@ class Dispatcher:
             return self.original(*args, **kwargs)
         last, key = self._last, None
         try:
-            call = last[1] if last is not None and not kwargs and last[0](args) else None
+            call = last[1] if last is not None and last[0](args, kwargs) else None
             if call is None:
                 key = signature_of(args, kwargs)
                 call = self._proven.get(key)

@@ -7,11 +7,14 @@ so that models returning them need no preparation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+"""Types of leaves that hold nothing and that their value says everything about."""
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
@@ -46,10 +49,35 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """List every tensor in `tree`, in order, once per place it stands in."""
+    """List every tensor in `tree`, in order, once per place it stands in.
+
+    Tuples, lists and dicts of tensors and plain values take a short cut, because this runs on every call of a program.
+    """
     import torch
 
+    found: list[torch.Tensor] = []
+    if _gather((tree,), found, torch.Tensor):
+        return found
     return [leaf for _, leaf in named_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _gather(children: Iterable[Any], found: list[torch.Tensor], tensor: type[torch.Tensor]) -> bool:
+    """Add the tensors in usual containers to `found`, and say whether there was nothing else to look into."""
+    for child in children:
+        kind = type(child)
+        if kind is tensor:
+            found.append(child)
+        elif kind is tuple or kind is list:
+            if not _gather(child, found, tensor):
+                return False
+        elif kind is dict:
+            if not _gather(child.values(), found, tensor):
+                return False
+        elif isinstance(child, tensor):
+            found.append(child)
+        elif kind not in PLAIN:
+            return False
+    return True
 
 
 def form(tree: Any) -> str:

@@ -21,7 +21,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.frozen import is_held
-from torchwise.realize.capture.graph import Graph, tensors_of
+from torchwise.realize.capture.graph import Graph, copy_each, tensors_of
 from torchwise.realize.private import look_up
 from torchwise.workload import trees
 
@@ -67,7 +67,8 @@ class Replays:
         self._packed = packer(graph.outputs)
         self._direct: dict[Addresses, Recorded] = {}
         self._seen: set[Addresses] = set()
-        self._settling = SETTLING_CALLS if all(map(_is_ordinary, (*graph.inputs, *self._outputs))) else 0
+        self._is_ordinary = all(map(_is_ordinary, (*graph.inputs, *self._outputs)))
+        self._settling = SETTLING_CALLS if self._is_ordinary else 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> Any:
         """Answer by a replay: what is returned may be held, unless it is borrowed, and inputs are written as called.
@@ -75,20 +76,17 @@ class Replays:
         What makes graphs in place is given each time: a cycle of references would leave graphs to the garbage
         collector, which may free them during another recording, and so spoil that.
         """
-        if not self._direct and not self._settling:
+        if not self._is_ordinary:
             return self.graph(args, kwargs, borrow=self._borrow)
         given = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
         wanted = [make() for make in self._blanks]
-        addresses = (*[t.data_ptr() for t in given], *[t.data_ptr() for t in wanted])
-        recorded = self._direct.get(addresses)
-        if recorded is None and self._settling and not is_held():
-            self._settling -= 1
-            recorded = self._settle(addresses, args, kwargs, wanted, record)
+        recorded = self._in_place(given, wanted, args, kwargs, record) if self._direct or self._settling else None
         if recorded is None:
             self.graph.run(given)
-            for tensor, output in zip(wanted, self._outputs, strict=not self._borrow):
-                tensor.copy_(output)
-            return self.graph.outputs if self._borrow else self._packed(wanted)
+            if self._borrow:
+                return self.graph.outputs
+            copy_each(wanted, self._outputs)
+            return self._packed(wanted)
         replay, borrowed = recorded
         replay()
         for position in self.graph.written:
@@ -102,6 +100,22 @@ class Replays:
         self._direct.clear()
         self._outputs, self._blanks, self._packed = [], [], list
         self.graph = Graph(_nothing, [], None, [])
+
+    def _in_place(
+        self,
+        given: list[torch.Tensor],
+        wanted: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        record: Recorder,
+    ) -> Recorded | None:
+        """Return what replays calls whose tensors lie where these do, recording it if it is time to; None for none."""
+        addresses = (*[t.data_ptr() for t in given], *[t.data_ptr() for t in wanted])
+        recorded = self._direct.get(addresses)
+        if recorded is None and self._settling and not is_held():
+            self._settling -= 1
+            recorded = self._settle(addresses, args, kwargs, wanted, record)
+        return recorded
 
     def _settle(
         self,

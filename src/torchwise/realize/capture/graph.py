@@ -17,8 +17,9 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.frozen import count_capture
-from torchwise.realize.signature import PLAIN, is_strided, opaque_leaves
+from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
+from torchwise.workload.trees import PLAIN
 
 WARM_UP_CALLS = 3
 """Calls before capture: lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
@@ -50,10 +51,7 @@ class Graph:
 
     def run(self, given: list[torch.Tensor]) -> None:
         """Copy the inputs in, replay, and copy back those that were written to."""
-        if len(given) == 1:
-            self.inputs[0].copy_(given[0])
-        elif given:
-            torch._foreach_copy_(self.inputs, given)  # one launch for all of them
+        copy_each(self.inputs, given)
         self.replay()
         for position in self.written:
             given[position].copy_(self.inputs[position])
@@ -131,8 +129,7 @@ def record_in_place(
         outputs = call(*args, **kwargs)
         if targets is None:
             return outputs
-        for target, output in zip(targets, trees.tensors(outputs), strict=True):
-            target.copy_(output)
+        copy_each(targets, trees.tensors(outputs))
         return None
 
     return _recorded(whole, pool=pool, stream=stream)
@@ -153,6 +150,18 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) 
         _settle_generator()
         raise
     return graph.replay, outputs
+
+
+def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy tensors into as many others, which lie alike: in one launch where their dtypes are one.
+
+    A step of decoding text returns two tensors a layer, and copies of a few microseconds each would be a good part of
+    it.
+    """
+    if len(into) == 1:
+        into[0].copy_(values[0])  # quicker for one
+    elif into:
+        torch._foreach_copy_(into, values)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
