@@ -90,6 +90,22 @@ def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
 
 
 @torch.no_grad()
+def test_outputs_that_inductor_lays_out_otherwise_lie_as_in_eager() -> None:
+    def begin(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Begin a KV cache as Transformers does: an empty tensor, to which the first keys are joined."""
+        keys = x.view(2, 8, 4, 16).transpose(1, 2)
+        return x * 2, torch.cat([x.new_empty(0), keys + 1], dim=-2)
+
+    x, plan = torch.randn(2, 8, 64), INDUCTOR.with_choice("transforms", "eager_strides")
+    expected = begin(x)
+    before = compiled_graphs()
+    answer = realize(begin, plan, Example((x,)), device="cpu", mode="inference").call(x)
+    assert compiled_graphs() - before == 1
+    assert [t.stride() for t in answer] == [t.stride() for t in expected]
+    assert all(map(torch.allclose, answer, expected))
+
+
+@torch.no_grad()
 def test_regional_compiles_equal_blocks_once() -> None:
     torch.manual_seed(0)
     blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(4)]

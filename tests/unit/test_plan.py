@@ -341,11 +341,11 @@ INDUCTOR = {"backend": "inductor"}
         ({"options": (("x", 1),)}, "options is (('x', 1),), but eager compiles nothing: options needs a compiling"),
         (
             {"transforms": ("complex_to_real",)},
-            "transforms has 'complex_to_real', but eager compiles nothing: complex_to_real rewrites what a compiler is",
+            "transforms has 'complex_to_real', but eager compiles nothing: complex_to_real changes what a compiler is",
         ),
         (
             {"transforms": ("static_form", "isolate_rnn")},
-            "transforms has 'isolate_rnn', but eager compiles nothing: isolate_rnn rewrites what a compiler is given",
+            "transforms has 'isolate_rnn', but eager compiles nothing: isolate_rnn changes what a compiler is given",
         ),
         (
             {"transforms": ("complex_to_real",), "shapes": "dynamic"} | INDUCTOR,

@@ -13,6 +13,7 @@ from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import realize, signature_of
 from torchwise.realize.backends.inductor import _outputs_owned
+from torchwise.realize.edge import Edge
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.watch import ModuleWatch, fingerprint, places_of
@@ -47,6 +48,37 @@ def test_the_edge_keeps_dtype_and_strides_and_leaves_the_original_alone(conv: to
     assert (answer.dtype, answer.stride()) == (expected.dtype, expected.stride())
     assert torch.allclose(answer, expected, atol=0.05)
     assert {k: (v.dtype, v.stride(), v.data_ptr()) for k, v in conv.state_dict().items()} == before
+
+
+LAID: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "rows": (lambda: torch.randn(2, 3, 4), lambda t: t.transpose(0, 2).contiguous().transpose(0, 2)),
+    "columns": (lambda: torch.randn(4, 3, 2).permute(2, 0, 1), torch.Tensor.contiguous),
+    "channels last": (lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.Tensor.contiguous),
+    "one row": (lambda: torch.randn(1, 4).t(), lambda t: t.clone()),
+    "number": (lambda: torch.randn(()), torch.Tensor.clone),
+    "nothing": (lambda: torch.randn(0, 3).t(), torch.Tensor.contiguous),
+}
+"""How an output lies in eager, and what a compiler makes of that."""
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_the_edge_lays_outputs_out_as_they_lie_in_eager(name: str) -> None:
+    make, otherwise = LAID[name]
+    plan, answer = Plan(backend="inductor", transforms=("eager_strides",)), make()
+    edge = Edge.for_plan(plan, lambda: {"answer": answer, "more": (1, answer.new_empty(0))}, Example(()))
+    laid = edge.around(lambda: {"answer": otherwise(answer), "more": (1, answer.new_empty(0))})()
+    assert torch.equal(laid["answer"], answer)
+    assert laid["answer"].stride() == answer.stride()
+    assert laid["more"][0] == 1
+    same = edge.around(lambda: {"answer": answer, "more": (1, answer.new_empty(0))})()
+    assert same["answer"].data_ptr() == answer.data_ptr(), "what lies so already is not copied"
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(4, 6)[:, ::2], lambda: torch.randn(3, 1).expand(3, 4)])
+def test_the_edge_leaves_outputs_with_gaps_and_repetitions_as_they_come(make: Callable[[], torch.Tensor]) -> None:
+    plan, answer = Plan(backend="inductor", transforms=("eager_strides",)), make()
+    came = answer.contiguous()
+    assert Edge.for_plan(plan, lambda: answer, Example(())).around(lambda: came)() is came
 
 
 def test_channels_last_really_runs_in_channels_last() -> None:

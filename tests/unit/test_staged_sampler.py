@@ -16,7 +16,7 @@ from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
 from torchwise.plan.space import compile_factor_of, legality_of
-from torchwise.records import Trial, TrialState
+from torchwise.records import Check, Outcome, Trial, TrialState, Verdict
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 REGIONAL = Plan(backend="inductor", scope="regional")
@@ -128,6 +128,29 @@ def test_rnns_are_isolated_before_and_even_where_nothing_is_compiled_without() -
     assert StagedSampler(space).ask(a_history(inspection=an_inspection(1e-3), calls=MANY)).plan == isolated  # type: ignore[union-attr]
     failed = a_history(Trial(0, INDUCTOR, TrialState.FAIL), inspection=an_inspection(1e-3), calls=MANY)
     assert StagedSampler(space).ask(failed).plan == isolated  # type: ignore[union-attr]
+
+
+def test_where_outputs_lay_otherwise_every_compiled_plan_lays_them_out_as_eager_does() -> None:
+    space = PlanSpace("cuda", "inference", frozenset({"module", "floating", "gemm", "repeats"}), effort="standard")
+    inspection = an_inspection(1e-3, traits=space.traits, shares={"launch": 0.1})
+    before = a_history(inspection=inspection, calls=MANY, device="cuda")
+    assert all("eager_strides" not in option for option in StagedSampler(space).excluded(before))
+    failed = a_trial(INDUCTOR, verdict=Verdict((Check("strides", Outcome.FAIL, "output[1] has strides (2, 1)"),)))
+    history = replace(before, trials=(a_trial(CAPTURE, 1.1, cold_s=0.0), failed))
+    asked: list[Plan] = []
+    while (proposal := StagedSampler(space).ask(history)) is not None:
+        asked.append(proposal.plan)
+        history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 1.0 + 0.1 * len(asked))))
+    assert asked[0] == Plan(backend="inductor", transforms=("eager_strides",), capture="call"), "on what leads"
+    assert len(asked) > 3
+    assert [plan for plan in asked if plan.backend == "inductor" and "eager_strides" not in plan.transforms] == []
+
+
+def test_other_wrong_answers_say_nothing_of_strides() -> None:
+    history = a_history(a_trial(INDUCTOR, verdict=FAILED), inspection=an_inspection(1e-3), calls=MANY)
+    assert "restrided" not in history.traits
+    passed = Verdict((Check("strides", Outcome.PASS, "as in eager"),))
+    assert "restrided" not in replace(history, trials=(a_trial(INDUCTOR, verdict=passed),)).traits
 
 
 def test_a_static_form_that_is_slower_alone_is_tried_captured() -> None:
@@ -339,6 +362,11 @@ def test_hints_come_first_and_once() -> None:
     third = sampler.ask(known(Trial(0, AUTOTUNED, TrialState.FAIL), a_trial(CAPTURE, 1.1)))
     assert third is not None
     assert third.plan not in (AUTOTUNED, CAPTURE, EAGER)
+
+
+def test_a_hint_may_lay_outputs_out_as_eager_does_before_it_is_known_to_be_needed() -> None:
+    hint = Proposal(Plan(backend="inductor", transforms=("eager_strides",)), "decided for before")
+    assert StagedSampler(a_space(), [hint]).ask(known()) == hint
 
 
 def test_a_hint_is_never_trusted() -> None:

@@ -73,6 +73,16 @@ def test_a_wrong_answer_is_caught(net: Workload, change: object, said: str) -> N
     assert said in failing(judge(net, lambda x: change(net.call(x))))  # type: ignore[operator]
 
 
+def test_an_answer_that_lies_otherwise_and_is_else_eagers_is_told_apart(net: Workload) -> None:
+    def laid(out: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**out, "map": out["map"].to(memory_format=torch.channels_last)}
+
+    verdict = judge(net, lambda x: laid(net.call(x)))
+    assert [check.name for check in verdict.checks if check.outcome is Outcome.FAIL] == ["strides"]
+    wrong = judge(net, lambda x: {**laid(net.call(x)), "logits": net.call(x)["logits"].double()})
+    assert "strides" not in {check.name for check in wrong.checks}, "its dtype is what is wrong first"
+
+
 def test_one_wrong_element_in_a_hundred_thousand_is_caught() -> None:
     workload = Workload(torch.tanh, (Example((torch.randn(100_000),)),))
 

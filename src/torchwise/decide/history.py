@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import compile_factor_of
-from torchwise.records import Inspection, Trial, TrialState
+from torchwise.records import Inspection, Outcome, Trial, TrialState
 from torchwise.records.economics import Economics
+from torchwise.records.verdict import STRIDES
 from torchwise.workload import WorkloadSpec
 
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
@@ -19,6 +20,8 @@ TIE = 0.02
 """Expected costs that differ by less than this share are tied, and the simpler plan wins: eager is the simplest."""
 HELD_UP = 1.5
 """Times what it takes beside a plan from which something held eager up when it was looked at."""
+RESTRIDED = "restrided"
+"""The trait of a workload whose outputs the compiler lays out otherwise than eager does."""
 WARM_SHARE = 0.3
 """Warm compile over cold, assumed until seen."""
 
@@ -47,6 +50,13 @@ class History:
         quickest = min((t.measurement.baseline_time.mid for t in self.timed() if t.measurement), default=looked_at)
         baseline_s = quickest if looked_at > HELD_UP * quickest else looked_at
         return Economics(baseline_s, self.workload.calls, self.workload.restarts)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What the workload has: what the inspection saw, and what only compiling it showed."""
+        checks = (check for trial in self.trials if trial.verdict for check in trial.verdict.checks)
+        is_restrided = any(check.name == STRIDES and check.outcome is Outcome.FAIL for check in checks)
+        return self.inspection.traits | ({RESTRIDED} if is_restrided else set())
 
     def tried(self, plan: Plan) -> Trial | None:
         """Return the trial of a plan, or None."""

@@ -167,8 +167,8 @@ class Plan:
 
 
 def _place_of(transform: str) -> int:
-    """Return where a transform belongs, so that a set of them is one plan: the form first, then parts, then graphs."""
-    known = ("static_form", "isolate_rnn", "complex_to_real")
+    """Return where a transform belongs, so that a set of them is one plan: form first, then parts, graphs, outputs."""
+    known = ("static_form", "isolate_rnn", "complex_to_real", "eager_strides")
     return known.index(transform) if transform in known else len(known)
 
 

@@ -21,7 +21,7 @@ SHAPES = ("static", "dynamic")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which Inductor itself captures CUDA graphs."""
-COMPILED_TRANSFORMS = ("complex_to_real", "isolate_rnn")
+COMPILED_TRANSFORMS = ("complex_to_real", "isolate_rnn", "eager_strides")
 """Transforms that mean nothing without a compiler."""
 
 
@@ -90,7 +90,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         if plan.optimizer == "compiled":
             yield "optimizer is 'compiled', but eager compiles nothing: it needs a compiling backend"
         for name in set(plan.transforms) & set(COMPILED_TRANSFORMS):
-            yield f"transforms has {name!r}, but eager compiles nothing: {name} rewrites what a compiler is given"
+            yield f"transforms has {name!r}, but eager compiles nothing: {name} changes what a compiler is given"
     if plan.shapes == "dynamic" and "complex_to_real" in plan.transforms:
         yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
     if plan.of_a_step and (plan.capture == "call" or plan.precision == "bf16" or plan.option("freezing")):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+STRIDES = "strides"
+"""The check that fails where an answer is eager's in form, dtypes and shapes, and lies otherwise in memory."""
+
 
 class Outcome(StrEnum):
     """What verification found. NOT_COMPARABLE is never a pass."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
+from torchwise.records.verdict import STRIDES
 from torchwise.verify.observe import Observation
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
     for name, leaf in ours.items():
         if problem := _form_problem(leaf, theirs[name]):
             return failed(f"{name} {problem}")
+    if laid := next((name for name, leaf in ours.items() if _lies_otherwise(leaf, theirs[name])), None):
+        strides = tuple(ours[laid].stride()), tuple(theirs[laid].stride())
+        return Check(STRIDES, Outcome.FAIL, f"{laid} has strides {strides[0]}, in eager {strides[1]}")
     if candidate.aliases != native.aliases:
         return failed(f"outputs share memory with inputs at {_pairs(candidate)}, in eager at {_pairs(native)}")
     if shared := candidate.shared - native.shared:
@@ -100,9 +104,15 @@ def _form_problem(ours: Any, theirs: Any) -> str | None:
     for what in ("dtype", "shape", "device", "layout"):
         if getattr(ours, what) != getattr(theirs, what):
             return f"has {what} {getattr(ours, what)}, in eager {getattr(theirs, what)}"
-    if ours.layout is torch.strided and _strides(ours) != _strides(theirs):
-        return f"has strides {tuple(ours.stride())}, in eager {tuple(theirs.stride())}"
     return None
+
+
+def _lies_otherwise(ours: Any, theirs: Any) -> bool:
+    import torch
+
+    if not isinstance(ours, torch.Tensor) or ours.layout is not torch.strided:
+        return False
+    return _strides(ours) != _strides(theirs)
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:

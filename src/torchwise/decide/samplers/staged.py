@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchwise.decide.history import History
+from torchwise.decide.history import RESTRIDED, History
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
@@ -113,7 +113,7 @@ class StagedSampler:
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Whether a plan is open here and could pay if it took no time at all."""
-        space = replace(self._space, effort=EFFORTS[-1])
+        space = replace(self._space, effort=EFFORTS[-1], traits=self._space.traits | {RESTRIDED})  # as it showed then
         closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
         return not plan.is_eager and not closed and history.predicted_overhead(plan) < history.economics.baseline_cost
 
@@ -134,10 +134,13 @@ class StagedSampler:
     def _options(self, history: History) -> Iterator[_Option]:
         leader = history.incumbent()
         bases = dict.fromkeys([leader, history.fastest_compiled() or EAGER, EAGER])
+        space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
         for base in bases:
-            for plan, choice in self._space.neighbours(base):
+            for plan, choice in space.neighbours(base):
                 if plan in seen or history.tried(plan) is not None or self._lost_before(history, choice):
+                    continue
+                if _fails_like_others(plan, space):
                     continue
                 seen.add(plan)
                 best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
@@ -174,6 +177,11 @@ class StagedSampler:
             if without == EAGER or history.tried(without) is not None:
                 return history.seconds_of(without) / history.seconds_of(trial.plan) < LOST
         return False
+
+
+def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
+    """Whether a plan would lay outputs out otherwise than eager does, as others were seen to."""
+    return RESTRIDED in space.traits and plan.backend == "inductor" and "eager_strides" not in plan.transforms
 
 
 def _name(choice: Choice) -> str:

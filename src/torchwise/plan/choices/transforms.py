@@ -57,3 +57,17 @@ register(
         compile_factor=0.0,
     )
 )
+register(
+    Choice(
+        "transforms",
+        "eager_strides",
+        Legality.EXACT,
+        complexity=1,
+        summary="outputs are laid out in memory as eager's are, where the compiler would lay them out otherwise",
+        needs=("restrided",),
+        on=(("backend", "inductor"),),
+        brings=(("backend", "inductor"),),
+        effort="quick",
+        compile_factor=0.98,  # of a plain compile, it hardly adds anything; as the cheapest it is tried first
+    )
+)

@@ -1,7 +1,7 @@
 """Rewrites by name, one file or folder each.
 
-Some give the model another form before anything is compiled or captured; the others rewrite the graphs that Inductor is
-given.
+Some give the model another form before anything is compiled or captured, some rewrite the graphs that Inductor is
+given, and some act on the outputs alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ GraphTransform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
 
 MODEL_TRANSFORMS: dict[str, ModelTransform] = {"static_form": take_static_form, "isolate_rnn": isolate}
 GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
+EDGE_TRANSFORMS = ("eager_strides",)
+"""What `Edge` does to the outputs."""
 
 
 def known_transforms() -> tuple[str, ...]:
     """Return the names of all."""
-    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS)
+    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *EDGE_TRANSFORMS)
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
