@@ -364,6 +364,14 @@ INDUCTOR = {"backend": "inductor"}
             "capture is 'call', but a CUDA graph holds for one shape: shapes must be static",
         ),
         (
+            {"scope": "rolled", "transforms": ("eager_strides",)} | INDUCTOR,
+            "transforms has 'eager_strides', but scope is 'rolled', whose bodies lay out what they return",
+        ),
+        (
+            {"transforms": ("eager_strides",)},
+            "transforms has 'eager_strides', but eager compiles nothing: eager_strides changes what a compiler is",
+        ),
+        (
             {"capture": "call", "threads": 2},
             "threads is 2, but a captured call runs on the GPU, where threads mean nothing",
         ),

@@ -142,6 +142,7 @@ def test_where_outputs_lay_otherwise_every_compiled_plan_lays_them_out_as_eager_
         asked.append(proposal.plan)
         history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 1.0 + 0.1 * len(asked))))
     assert asked[0] == Plan(backend="inductor", transforms=("eager_strides",), capture="call"), "on what leads"
+    assert not any(plan.scope == "rolled" for plan in asked), "whose bodies lay out what they return by themselves"
     assert len(asked) > 3
     assert [plan for plan in asked if plan.backend == "inductor" and "eager_strides" not in plan.transforms] == []
 

@@ -112,3 +112,5 @@ def _rolled_problems(plan: Plan) -> Iterator[str]:
         yield f"shapes is {plan.shapes!r}, but scope 'rolled' finds repetitions for one shape: shapes must be static"
     if plan.option("freezing"):
         yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"
+    if "eager_strides" in plan.transforms:  # a body is compiled when what its outputs are copied to is settled
+        yield "transforms has 'eager_strides', but scope is 'rolled', whose bodies lay out what they return"

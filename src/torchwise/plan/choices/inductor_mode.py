@@ -96,6 +96,20 @@ register(
 register(
     Choice(
         "options",
+        ("triton.enable_pdl", True),
+        Legality.REORDERED,
+        complexity=1,
+        summary="a kernel starts while the one before it ends (programmatic dependent launch, from Hopper on)",
+        devices=("cuda",),
+        on=ON_INDUCTOR,
+        # PyTorch leaves it off: of its own benchmarks some lost by it (pull request 167687).
+        effort="thorough",
+        acts="launch",
+    )
+)
+register(
+    Choice(
+        "options",
         ("cpp_wrapper", True),
         Legality.REORDERED,
         complexity=1,
