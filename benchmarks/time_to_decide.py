@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
+from torchwise.decide import History
 from torchwise.plan import EAGER, Legality, Plan, PlanSpace
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
@@ -81,9 +82,8 @@ def stored(options: argparse.Namespace, store: str) -> Study:
 
 def space_of(study: Study) -> list[Plan]:
     """List every plan that the search could have come to, simple ones first."""
-    space = PlanSpace(
-        study.workload.device, study.workload.mode, study.inspection.traits, Legality.of(study.allow), study.effort
-    )
+    traits = History(study.workload, study.inspection, study.trials).traits
+    space = PlanSpace(study.workload.device, study.workload.mode, traits, Legality.of(study.allow), study.effort)
     found, border = {EAGER: None}, [EAGER]
     while border:
         border = [plan for each in border for plan, _ in space.neighbours(each) if plan not in found]

@@ -365,7 +365,7 @@ INDUCTOR = {"backend": "inductor"}
         ),
         (
             {"scope": "rolled", "transforms": ("eager_strides",)} | INDUCTOR,
-            "transforms has 'eager_strides', but scope is 'rolled', whose bodies lay out what they return",
+            "transforms has 'eager_strides', but scope is 'rolled', whose parts lay out what they return",
         ),
         (
             {"transforms": ("eager_strides",)},

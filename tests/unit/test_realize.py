@@ -13,9 +13,9 @@ from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import realize, signature_of
 from torchwise.realize.backends.inductor import _outputs_owned
-from torchwise.realize.edge import Edge
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.signature import opaque_leaves
+from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.watch import ModuleWatch, fingerprint, places_of
 from torchwise.realize.weights import guarding, share
 from torchwise.workload import Example
@@ -50,35 +50,36 @@ def test_the_edge_keeps_dtype_and_strides_and_leaves_the_original_alone(conv: to
     assert {k: (v.dtype, v.stride(), v.data_ptr()) for k, v in conv.state_dict().items()} == before
 
 
-LAID: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
-    "rows": (lambda: torch.randn(2, 3, 4), lambda t: t.transpose(0, 2).contiguous().transpose(0, 2)),
-    "columns": (lambda: torch.randn(4, 3, 2).permute(2, 0, 1), torch.Tensor.contiguous),
-    "channels last": (lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.Tensor.contiguous),
-    "one row": (lambda: torch.randn(1, 4).t(), lambda t: t.clone()),
-    "number": (lambda: torch.randn(()), torch.Tensor.clone),
-    "nothing": (lambda: torch.randn(0, 3).t(), torch.Tensor.contiguous),
+LAID: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "contiguous": (lambda x: x + 1, True),
+    "transposed": (lambda x: (x + 1).transpose(0, 2), True),
+    "permuted": (lambda x: (x + 1).permute(1, 2, 0), True),
+    "number": (lambda x: x.sum(), True),
+    "with gaps": (lambda x: (x + 1)[:, ::2], False),
+    "repeated": (lambda x: x.sum(0, keepdim=True).expand(2, 3, 4), False),
 }
-"""How an output lies in eager, and what a compiler makes of that."""
+"""How an output lies in eager, and whether it can be said in so many words."""
 
 
 @pytest.mark.parametrize("name", LAID)
-def test_the_edge_lays_outputs_out_as_they_lie_in_eager(name: str) -> None:
-    make, otherwise = LAID[name]
-    plan, answer = Plan(backend="inductor", transforms=("eager_strides",)), make()
-    edge = Edge.for_plan(plan, lambda: {"answer": answer, "more": (1, answer.new_empty(0))}, Example(()))
-    laid = edge.around(lambda: {"answer": otherwise(answer), "more": (1, answer.new_empty(0))})()
-    assert torch.equal(laid["answer"], answer)
-    assert laid["answer"].stride() == answer.stride()
-    assert laid["more"][0] == 1
-    same = edge.around(lambda: {"answer": answer, "more": (1, answer.new_empty(0))})()
-    assert same["answer"].data_ptr() == answer.data_ptr(), "what lies so already is not copied"
+def test_what_is_traced_says_how_each_output_lies(name: str) -> None:
+    make, said = LAID[name]
+    graphs: list[torch.fx.GraphModule] = []
 
+    def look(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
 
-@pytest.mark.parametrize("make", [lambda: torch.randn(4, 6)[:, ::2], lambda: torch.randn(3, 1).expand(3, 4)])
-def test_the_edge_leaves_outputs_with_gaps_and_repetitions_as_they_come(make: Callable[[], torch.Tensor]) -> None:
-    plan, answer = Plan(backend="inductor", transforms=("eager_strides",)), make()
-    came = answer.contiguous()
-    assert Edge.for_plan(plan, lambda: answer, Example(())).around(lambda: came)() is came
+    torch.compiler.reset()
+    x = torch.randn(2, 3, 4)
+    traced = torch.compile(laid_out(lambda x: {"answer": make(x), "more": (1, None)}), backend=look, dynamic=False)
+    with torch.no_grad():
+        answer = traced(x)
+    assert answer["more"] == (1, None)
+    assert torch.equal(answer["answer"], make(x))
+    assert answer["answer"].stride() == make(x).stride()
+    [graph] = graphs
+    assert any(node.target == "contiguous" for node in graph.graph.nodes) is said
 
 
 def test_channels_last_really_runs_in_channels_last() -> None:

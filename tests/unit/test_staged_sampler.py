@@ -135,7 +135,7 @@ def test_where_outputs_lay_otherwise_every_compiled_plan_lays_them_out_as_eager_
     inspection = an_inspection(1e-3, traits=space.traits, shares={"launch": 0.1})
     before = a_history(inspection=inspection, calls=MANY, device="cuda")
     assert all("eager_strides" not in option for option in StagedSampler(space).excluded(before))
-    failed = a_trial(INDUCTOR, verdict=Verdict((Check("strides", Outcome.FAIL, "output[1] has strides (2, 1)"),)))
+    failed = a_trial(INDUCTOR, verdict=RESTRIDED)
     history = replace(before, trials=(a_trial(CAPTURE, 1.1, cold_s=0.0), failed))
     asked: list[Plan] = []
     while (proposal := StagedSampler(space).ask(history)) is not None:
@@ -145,6 +145,23 @@ def test_where_outputs_lay_otherwise_every_compiled_plan_lays_them_out_as_eager_
     assert not any(plan.scope == "rolled" for plan in asked), "whose bodies lay out what they return by themselves"
     assert len(asked) > 3
     assert [plan for plan in asked if plan.backend == "inductor" and "eager_strides" not in plan.transforms] == []
+
+
+RESTRIDED = Verdict((Check("strides", Outcome.FAIL, "output[1] has strides (2, 1)"),))
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        (a_trial(Plan(memory_format="channels_last"), verdict=RESTRIDED),),
+        (a_trial(Plan(backend="inductor", memory_format="channels_last"), verdict=RESTRIDED),),
+        (a_trial(Plan(backend="inductor", transforms=("eager_strides",)), verdict=RESTRIDED),),
+        (a_trial(INDUCTOR, verdict=RESTRIDED), a_trial(Plan(backend="inductor", scope="rolled"), 2.0)),
+    ],
+)
+def test_only_what_every_compiled_plan_shares_speaks_against_the_others(trials: tuple[Trial, ...]) -> None:
+    assert "restrided" not in known(*trials).traits
+    assert "inductor without eager_strides" not in excluded(known(*trials))
 
 
 def test_other_wrong_answers_say_nothing_of_strides() -> None:

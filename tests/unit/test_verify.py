@@ -6,7 +6,8 @@ import torch
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Outcome, Verdict
-from torchwise.verify import Subject, verify
+from torchwise.verify import Observation, Subject, verify
+from torchwise.verify.compare import check_structure
 from torchwise.workload import Example, Workload
 
 
@@ -81,6 +82,16 @@ def test_an_answer_that_lies_otherwise_and_is_else_eagers_is_told_apart(net: Wor
     assert [check.name for check in verdict.checks if check.outcome is Outcome.FAIL] == ["strides"]
     wrong = judge(net, lambda x: {**laid(net.call(x)), "logits": net.call(x)["logits"].double()})
     assert "strides" not in {check.name for check in wrong.checks}, "its dtype is what is wrong first"
+
+
+@pytest.mark.parametrize(("name", "check"), [("output[1]", "strides"), ("buffer cache after the call", "structure")])
+def test_only_outputs_can_be_laid_out_anew(name: str, check: str) -> None:
+    ours, theirs = (
+        Observation(((name, t),), frozenset(), frozenset(), "*") for t in (torch.ones(2, 3).t(), torch.ones(3, 2))
+    )
+    found = check_structure(ours, theirs)
+    assert (found.name, found.outcome) == (check, Outcome.FAIL)
+    assert "strides (1, 3), in eager (2, 1)" in found.detail
 
 
 def test_one_wrong_element_in_a_hundred_thousand_is_caught() -> None:

@@ -26,6 +26,12 @@ WARM_SHARE = 0.3
 """Warm compile over cold, assumed until seen."""
 
 
+def lays_out_by_itself(plan: Plan) -> bool:
+    """Whether it is the compiler alone that decides how a plan's outputs lie in memory."""
+    is_as_given = plan.memory_format == "preserve" and plan.precision in ("native", "tf32")
+    return plan.backend == "inductor" and is_as_given and "eager_strides" not in plan.transforms
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """One study, as far as it has come.
@@ -54,9 +60,11 @@ class History:
     @property
     def traits(self) -> frozenset[str]:
         """What the workload has: what the inspection saw, and what only compiling it showed."""
-        checks = (check for trial in self.trials if trial.verdict for check in trial.verdict.checks)
+        compiled = [trial for trial in self.trials if trial.verdict and lays_out_by_itself(trial.plan)]
+        checks = [check for trial in compiled if trial.verdict for check in trial.verdict.checks]
         is_restrided = any(check.name == STRIDES and check.outcome is Outcome.FAIL for check in checks)
-        return self.inspection.traits | ({RESTRIDED} if is_restrided else set())
+        passes = any(trial.verdict and trial.verdict.outcome is Outcome.PASS for trial in compiled)
+        return self.inspection.traits | ({RESTRIDED} if is_restrided and not passes else set())
 
     def tried(self, plan: Plan) -> Trial | None:
         """Return the trial of a plan, or None."""

@@ -93,6 +93,10 @@ def _problems(plan: Plan) -> Iterator[str]:
             yield f"transforms has {name!r}, but eager compiles nothing: {name} changes what a compiler is given"
     if plan.shapes == "dynamic" and "complex_to_real" in plan.transforms:
         yield "shapes is 'dynamic', but complex_to_real rewrites graphs of one shape: shapes must be static"
+    if "eager_strides" in plan.transforms and plan.scope != "whole":
+        yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
+    if "eager_strides" in plan.transforms and plan.shapes == "dynamic":
+        yield "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static"
     if plan.of_a_step and (plan.capture == "call" or plan.precision == "bf16" or plan.option("freezing")):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 weights and freezing do not train"
     if plan.scope == "rolled":
@@ -112,5 +116,3 @@ def _rolled_problems(plan: Plan) -> Iterator[str]:
         yield f"shapes is {plan.shapes!r}, but scope 'rolled' finds repetitions for one shape: shapes must be static"
     if plan.option("freezing"):
         yield "option freezing is True, but scope is 'rolled': one body for many weights cannot hold them as constants"
-    if "eager_strides" in plan.transforms:  # a body is compiled when what its outputs are copied to is settled
-        yield "transforms has 'eager_strides', but scope is 'rolled', whose bodies lay out what they return"

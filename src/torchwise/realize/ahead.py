@@ -90,6 +90,7 @@ def check_possible(plan: Plan) -> None:
     reasons = {
         "it compiles parts, and only one whole graph can be carried over": plan.scope != "whole",
         "an RNN set apart breaks the graph": "isolate_rnn" in plan.transforms,
+        "its outputs are laid out by what only `torch.compile` traces": "eager_strides" in plan.transforms,
         f"mode {plan.mode!r} records its CUDA graphs where it compiles": plan.mode in CUDA_GRAPH_MODES,
         "the weights are frozen into the code, which does not notice new ones elsewhere": bool(plan.option("freezing")),
     }

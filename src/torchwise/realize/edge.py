@@ -1,10 +1,6 @@
 """The edge of a model whose inside runs in another precision or layout: cast on the way in, restore on the way out.
 
 The casts are part of what is compiled, so that Inductor fuses them with the first and last kernels.
-
-A compiler may lay outputs out otherwise by itself: Inductor's own form of `cat` is a copy of the one tensor that is not
-empty, in that tensor's strides, where eager's is contiguous (torch 2.11 to 2.13; so begins every KV cache of
-Transformers). The plan's transform `eager_strides` restores that, too.
 """
 
 from __future__ import annotations
@@ -27,13 +23,12 @@ class Edge:
 
     Attributes:
         plan: whose precision and memory format are meant.
-        outputs: dtype of each output tensor of the original, and its dimensions by how far apart in memory their
-            elements lie, farthest first; None for a tensor with gaps or repetitions, whose layout is left as it comes.
+        outputs: dtype, and whether rows are contiguous, of each output tensor of the original.
         device: "cpu" or "cuda", for autocast.
     """
 
     plan: Plan
-    outputs: tuple[tuple[torch.dtype, tuple[int, ...] | None], ...]
+    outputs: tuple[tuple[torch.dtype, bool], ...]
     device: str
 
     @classmethod
@@ -49,14 +44,13 @@ class Edge:
         generators = torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices))
         with torch.no_grad(), generators, kept_buffers(module):
             outputs = trees.tensors(call(*example.args, **example.kwargs))
-        forms = tuple((t.dtype, _order(t)) for t in outputs)
+        forms = tuple((t.dtype, t.is_contiguous()) for t in outputs)
         return cls(plan, forms, "cuda" if "cuda" in devices else "cpu")
 
     @staticmethod
     def is_needed(plan: Plan) -> bool:
         """Whether tensors must be cast, or laid out otherwise, at the edge."""
-        is_cast = plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
-        return is_cast or "eager_strides" in plan.transforms
+        return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` with its edge; `call` itself where the plan needs none."""
@@ -89,9 +83,10 @@ class Edge:
         position = 0
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                dtype, order = self.outputs[position]
+                dtype, contiguous = self.outputs[position]
                 position += 1
-                leaf = _laid(leaf.to(dtype), order)
+                leaf = leaf.to(dtype)
+                leaf = leaf.contiguous() if contiguous else leaf
             restored.append(leaf)
         return restored
 
@@ -99,23 +94,6 @@ class Edge:
         dtypes = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
         dtype = dtypes.get(self.plan.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
-
-
-def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return None
-    order = tuple(sorted(range(tensor.dim()), key=lambda dim: tensor.stride()[dim], reverse=True))
-    order = tuple(range(tensor.dim())) if tensor.is_contiguous() else order
-    return order if tensor.permute(order).is_contiguous() else None
-
-
-def _laid(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """Lay a tensor out with its dimensions in this order, farthest first; one that lies so stays where it is."""
-    if order is None:
-        return tensor
-    if order == tuple(range(len(order))):
-        return tensor.contiguous()
-    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
 
 
 def _cuda_devices(devices: set[str]) -> list[int]:

@@ -22,7 +22,7 @@ from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.settings import settings_for
 from torchwise.realize.step import RealizedStep
-from torchwise.realize.transforms import Layer, known_transforms, transform_model
+from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
 from torchwise.realize.weights import DerivedWeights, guarding, share
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
@@ -132,7 +132,10 @@ def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend
     if backend is None:
         raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
     if plan.scope != "regional":
-        return backend(edge.around(_entry(inside)), plan)
+        traced = edge.around(_entry(inside))
+        for name in plan.transforms:
+            traced = CALL_TRANSFORMS[name](traced) if name in CALL_TRANSFORMS else traced
+        return backend(traced, plan)
     if not isinstance(inside, torch.nn.Module):
         raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
     scope.compile_blocks(inside, lambda block: backend(block, plan))

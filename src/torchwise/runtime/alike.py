@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from torchwise.errors import UnsupportedError
 from torchwise.realize import Recognizer, Signature, signature_of
 
 Known = tuple[Recognizer, Callable[..., Any]]
@@ -25,7 +24,7 @@ def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[...
     """Return what recognises calls like this one without making their signatures; None where nothing can."""
     try:
         return Recognizer(args, kwargs), call
-    except UnsupportedError:
+    except Exception:  # an input may be of any kind, and the call is answered already
         return None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchwise.decide.history import RESTRIDED, History
+from torchwise.decide.history import RESTRIDED, History, lays_out_by_itself
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
@@ -120,6 +120,8 @@ class StagedSampler:
     def excluded(self, history: History) -> list[str]:
         """List the untried neighbours of the leader that cannot pay, and what more effort or legality would open."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
+        if RESTRIDED in history.traits:
+            found["inductor without eager_strides"] = "outputs would lie otherwise in memory than eager's, as was seen"
         if len(history.trials) >= MOST_TRIALS[self._space.effort]:
             limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
@@ -181,7 +183,7 @@ class StagedSampler:
 
 def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
     """Whether a plan would lay outputs out otherwise than eager does, as others were seen to."""
-    return RESTRIDED in space.traits and plan.backend == "inductor" and "eager_strides" not in plan.transforms
+    return RESTRIDED in space.traits and lays_out_by_itself(plan)
 
 
 def _name(choice: Choice) -> str:

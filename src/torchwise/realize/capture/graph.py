@@ -158,6 +158,8 @@ def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     A step of decoding text returns two tensors a layer, and copies of a few microseconds each would be a good part of
     it.
     """
+    if len(into) != len(values):
+        raise ValueError(f"{len(values)} tensors are to be copied into {len(into)}")
     if len(into) == 1:
         into[0].copy_(values[0])  # quicker for one
     elif into:

@@ -1,7 +1,7 @@
 """Rewrites by name, one file or folder each.
 
 Some give the model another form before anything is compiled or captured, some rewrite the graphs that Inductor is
-given, and some act on the outputs alone.
+given, and some are a layer that is compiled with the model.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchwise.realize.transforms.complex_to_real import ComplexToReal, backend_for
+from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.transforms.isolate_rnn import isolate
 from torchwise.realize.transforms.static_form import take_static_form
 
@@ -22,13 +23,13 @@ GraphTransform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
 
 MODEL_TRANSFORMS: dict[str, ModelTransform] = {"static_form": take_static_form, "isolate_rnn": isolate}
 GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
-EDGE_TRANSFORMS = ("eager_strides",)
-"""What `Edge` does to the outputs."""
+CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {"eager_strides": laid_out}
+"""A callable → what the compiler traces in its place."""
 
 
 def known_transforms() -> tuple[str, ...]:
     """Return the names of all."""
-    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *EDGE_TRANSFORMS)
+    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *CALL_TRANSFORMS)
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
