@@ -102,7 +102,7 @@ register(
         summary="a kernel starts while the one before it ends (programmatic dependent launch, from Hopper on)",
         devices=("cuda",),
         on=ON_INDUCTOR,
-        # PyTorch leaves it off: of its own benchmarks some lost by it (pull request 167687). Older GPUs get what they got.
+        # PyTorch leaves it off: of its own benchmarks some lost by it (pull request 167687).
         effort="thorough",
         acts="launch",
         keeps=0.5,
