@@ -134,6 +134,7 @@ def test_gradients_that_nobody_asks_for_change_nothing(models: Any, made: dict[s
         (Plan(backend="inductor", scope="regional"), "compiles parts"),
         (Plan(backend="inductor", scope="rolled"), "compiles parts"),
         (Plan(backend="inductor", transforms=("isolate_rnn",)), "breaks the graph"),
+        (Plan(backend="inductor", transforms=("eager_strides",)), "only `torch.compile` traces"),
         (Plan(backend="inductor", mode="reduce-overhead"), "CUDA graphs"),
         (Plan(backend="inductor", options=(("freezing", True),)), "frozen"),
     ],

@@ -539,3 +539,10 @@ def test_several_tensors_are_copied_at_once(count: int, monkeypatch: pytest.Monk
     copy_each(into, values)
     assert all(map(torch.equal, into, values))
     assert launches == ([count] if count else [])
+
+
+@pytest.mark.parametrize(("into", "values"), [(0, 1), (1, 2), (2, 1)])
+def test_tensors_are_never_copied_into_another_number_of_them(into: int, values: int) -> None:
+    """As where a call that is recorded again returns fewer than it did."""
+    with pytest.raises(ValueError, match=f"{values} tensors are to be copied into {into}"):
+        copy_each([torch.zeros(2)] * into, [torch.ones(2)] * values)

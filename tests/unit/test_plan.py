@@ -368,6 +368,10 @@ INDUCTOR = {"backend": "inductor"}
             "transforms has 'eager_strides', but scope is 'rolled', whose parts lay out what they return",
         ),
         (
+            {"shapes": "dynamic", "transforms": ("eager_strides",)} | INDUCTOR,
+            "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static",
+        ),
+        (
             {"transforms": ("eager_strides",)},
             "transforms has 'eager_strides', but eager compiles nothing: eager_strides changes what a compiler is",
         ),

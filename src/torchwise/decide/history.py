@@ -60,11 +60,12 @@ class History:
     @property
     def traits(self) -> frozenset[str]:
         """What the workload has: what the inspection saw, and what only compiling it showed."""
-        compiled = [trial for trial in self.trials if trial.verdict and lays_out_by_itself(trial.plan)]
-        checks = [check for trial in compiled if trial.verdict for check in trial.verdict.checks]
+        verdicts = [t.verdict for t in self.trials if t.verdict and lays_out_by_itself(t.plan)]
+        checks = (check for verdict in verdicts for check in verdict.checks)
         is_restrided = any(check.name == STRIDES and check.outcome is Outcome.FAIL for check in checks)
-        passes = any(trial.verdict and trial.verdict.outcome is Outcome.PASS for trial in compiled)
-        return self.inspection.traits | ({RESTRIDED} if is_restrided and not passes else set())
+        if is_restrided and all(verdict.outcome is not Outcome.PASS for verdict in verdicts):
+            return self.inspection.traits | {RESTRIDED}
+        return self.inspection.traits
 
     def tried(self, plan: Plan) -> Trial | None:
         """Return the trial of a plan, or None."""
