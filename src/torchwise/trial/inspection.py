@@ -12,6 +12,7 @@ from torchwise.realize import is_plain
 from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.transforms.isolate_rnn import has_rnn
+from torchwise.realize.transforms.patch_matmul import has_patches
 from torchwise.realize.transforms.static_form import has_static_form
 from torchwise.records import Inspection
 from torchwise.trial.job import Job
@@ -26,6 +27,8 @@ SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
 LEAST_OPERATORS = 60
 """Operators in a call from which repetitions in it are a trait: whatever has fewer is compiled whole in seconds."""
+HOPPER = (9, 0)
+"""The first compute capability at which a kernel may start before the one ahead of it has ended."""
 MOST_OPERATORS = 20_000
 """Operators of a call that are looked at for repetitions."""
 
@@ -187,6 +190,8 @@ def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, w
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         "repeated_blocks": module is not None and bool(repeated_blocks(module)),
         "rnn": module is not None and has_rnn(module),
+        "patches": module is not None and has_patches(module),
+        "dependent_launch": any(t.is_cuda for t in tensors) and torch.cuda.get_device_capability() >= HOPPER,
         "static_form": has_static_form(workload.call),
         "several_shapes": len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,

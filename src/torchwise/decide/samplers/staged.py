@@ -24,7 +24,7 @@ HOPE = 0.5
 its trial must be paid from that, or the search would cost more than it finds."""
 LOST = 0.95
 """Speed relative to its base below which a choice counts as having lost."""
-MOST_TRIALS = {"quick": 4, "standard": 16, "thorough": 64}
+MOST_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
 
 
 @dataclass(frozen=True, slots=True)

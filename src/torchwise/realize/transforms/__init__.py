@@ -12,6 +12,7 @@ from typing import Any
 from torchwise.realize.transforms.complex_to_real import ComplexToReal, backend_for
 from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.transforms.isolate_rnn import isolate
+from torchwise.realize.transforms.patch_matmul import multiply
 from torchwise.realize.transforms.static_form import take_static_form
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -21,7 +22,11 @@ parameters and buffers are shared, submodules may be."""
 GraphTransform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
 """Inductor's options → a backend for `torch.compile`, which compiles through Inductor."""
 
-MODEL_TRANSFORMS: dict[str, ModelTransform] = {"static_form": take_static_form, "isolate_rnn": isolate}
+MODEL_TRANSFORMS: dict[str, ModelTransform] = {
+    "static_form": take_static_form,
+    "isolate_rnn": isolate,
+    "patch_matmul": multiply,
+}
 GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
 CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {"eager_strides": laid_out}
 """A callable → what the compiler traces in its place."""

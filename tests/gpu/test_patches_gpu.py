@@ -1,0 +1,64 @@
+"""On a GPU: patches as matrix products, and kernels that start before the one ahead of them has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._inductor.utils import run_and_get_code  # noqa: E402
+
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.realize import realize  # noqa: E402
+from torchwise.records import Outcome  # noqa: E402
+from torchwise.verify import StepSubject, Subject, verify, verify_step  # noqa: E402
+from torchwise.verify.trainee import Trainee  # noqa: E402
+from torchwise.workload.step import TrainStep  # noqa: E402
+from torchwise.zoo import load  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+EARLY = (("triton.enable_pdl", True),)
+
+
+@pytest.mark.parametrize("capture", ["none", "call"])
+def test_the_vision_model_passes_with_patches_as_products(capture: str) -> None:
+    workload = load("arr_coc.model@small", device="cuda")
+    plan = Plan(backend="inductor", transforms=("patch_matmul",), capture=capture)
+    with torch.no_grad():
+        realized = realize(workload.call, plan, workload.examples[0], device="cuda", mode="inference")
+        _, [code] = run_and_get_code(realized.call, *workload.examples[0].args)
+        verdict = verify(Subject(workload, realized.call, workload.call))
+        realized.close()
+    assert "convolution" not in code.partition("def call")[2]
+    assert verdict.outcome is Outcome.PASS, verdict
+
+
+def test_training_it_passes_with_patches_as_products() -> None:
+    workload = load("training.relevance_amp@small", device="cuda")
+    plan = Plan(backend="inductor", transforms=("patch_matmul",), capture="step", optimizer="fused", options=EARLY)
+    assert workload.step is not None
+    workload.step(*workload.examples[0].clone().args)  # so that the optimizer has its state
+
+    def make(copy: TrainStep) -> Any:
+        return realize(copy, plan, workload.examples[0], device="cuda", mode="training").call
+
+    verdict = verify_step(StepSubject(workload, Trainee(workload.step, make), make), noise_budget_s=2.0)
+    assert verdict.outcome is Outcome.PASS, verdict
+
+
+@pytest.mark.parametrize("operation", ["gross_pitaevskii_step", "field_superposition", "vortex_field"])
+def test_kernels_that_start_early_answer_the_same(operation: str) -> None:
+    workload = load(f"ivhl.{operation}@medium", device="cuda")
+    plan = Plan(backend="inductor", transforms=("complex_to_real",), capture="call", options=EARLY)
+    with torch.no_grad():
+        realized = realize(workload.call, plan, workload.examples[0], device="cuda", mode="inference")
+        _, [code, *_] = run_and_get_code(realized.call, *workload.examples[0].args)
+        verdict = verify(Subject(workload, realized.call, workload.call))
+        realized.close()
+    assert ("gdc_wait" in code) is (torch.cuda.get_device_capability() >= (9, 0))
+    assert verdict.outcome is Outcome.PASS, verdict

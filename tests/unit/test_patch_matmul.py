@@ -1,0 +1,195 @@
+"""Convolutions that cut their input into patches, run as matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.realize.backends import BACKENDS
+from torchwise.realize.transforms.patch_matmul import has_patches, multiply
+from torchwise.verify import Subject, verify
+from torchwise.workload import Example
+from torchwise.zoo.registry import load
+
+PLAN = Plan(backend="counting", transforms=("patch_matmul",))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Register a backend "counting" that compiles nothing; each graph it is given is listed by its operators."""
+    torch.compiler.reset()
+    found: list[list[str]] = []
+
+    def note(module: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+        found.append([getattr(target, "__name__", str(target)) for target in calls])
+        return module.forward
+
+    def counting(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
+        return torch.compile(call, backend=note)
+
+    monkeypatch.setitem(BACKENDS, "counting", counting)
+    return found
+
+
+class Encoder(nn.Module):
+    """Patches as rows, as a vision transformer has them, and one layer of work on each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(self.patches(image).flatten(2).transpose(1, 2)))
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    torch.manual_seed(0)
+    return Encoder().eval()
+
+
+@pytest.fixture
+def image() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(2, 3, 16, 12)
+
+
+def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
+    return realize(call, plan, Example(args), device="cpu", mode=mode).call
+
+
+@pytest.mark.parametrize(
+    ("convolution", "shape"),
+    [
+        (nn.Conv1d(3, 5, 4, 4), (2, 3, 12)),
+        (nn.Conv2d(3, 5, (4, 2), (4, 2)), (2, 3, 8, 6)),
+        (nn.Conv2d(3, 5, (4, 2), (4, 2)), (2, 3, 11, 7)),  # what is left over is not read
+        (nn.Conv2d(3, 5, 4, 4, bias=False), (3, 8, 8)),  # without a batch
+        (nn.Conv2d(1, 1, (1, 2), (1, 2), padding="valid"), (2, 1, 3, 4)),
+        (nn.Conv3d(2, 4, (2, 3, 4), (2, 3, 4)), (2, 2, 4, 7, 8)),
+    ],
+)
+def test_the_product_is_the_convolution_and_so_are_its_gradients(convolution: nn.Module, shape: Any) -> None:
+    torch.manual_seed(0)
+    convolution = convolution.double()
+    product, _ = multiply(convolution)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn_like(convolution(x))
+    found = []
+    for module in (convolution, product):
+        answer = module(x)
+        torch.testing.assert_close(answer, convolution(x), rtol=1e-12, atol=1e-12)
+        found.append(torch.autograd.grad((answer * weights).sum(), [x, *convolution.parameters()]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_what_is_compiled_has_the_product_and_the_model_keeps_its_convolution(
+    encoder: Encoder, image: torch.Tensor, graphs: list[list[str]]
+) -> None:
+    call = made(encoder, PLAN, image)
+    torch.testing.assert_close(call(image), encoder(image))
+    assert graphs[0].count("linear") == 2
+    assert "conv2d" not in graphs[0]
+    assert type(encoder.patches) is nn.Conv2d
+
+
+def test_gradients_reach_the_parameters_of_the_model(
+    encoder: Encoder, image: torch.Tensor, graphs: list[list[str]]
+) -> None:
+    encoder.train()
+    encoder(image).square().sum().backward()
+    expected = [parameter.grad for parameter in encoder.parameters()]
+    encoder.zero_grad()
+    made(encoder, PLAN, image, mode="training")(image).square().sum().backward()
+    assert graphs
+    for parameter, gradient in zip(encoder.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("graphs")
+def test_weights_are_followed_and_another_structure_is_refused(encoder: Encoder, image: torch.Tensor) -> None:
+    call = made(encoder, PLAN, image)
+    call(image)
+    encoder.patches.weight.mul_(2)
+    torch.testing.assert_close(call(image), encoder(image))
+    encoder.patches = nn.Conv2d(3, 8, 4, 4)
+    with pytest.raises(StalePlanError):
+        call(image)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("changed", [{"precision": "bf16"}, {"memory_format": "channels_last"}])
+def test_it_goes_with_other_precisions_and_layouts(encoder: Encoder, image: torch.Tensor, changed: Any) -> None:
+    call = made(encoder, Plan(backend="counting", transforms=("patch_matmul",), **changed), image)
+    call(image)
+    encoder.patches.weight.mul_(2)
+    tolerance = 0.05 if "precision" in changed else 1e-5
+    torch.testing.assert_close(call(image), encoder(image), rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("graphs")
+def test_hooks_run_once(encoder: Encoder, image: torch.Tensor) -> None:
+    seen: list[tuple[int, ...]] = []
+    encoder.patches.register_forward_hook(lambda _module, _args, output: seen.append(tuple(output.shape)))
+    made(encoder, PLAN, image)(image)
+    assert seen == [(2, 8, 4, 3)]
+
+
+class Own(nn.Conv2d):
+    pass
+
+
+def with_own_forward() -> nn.Module:
+    convolution = nn.Conv2d(3, 8, 4, 4)
+    convolution.forward = lambda x: x  # type: ignore[method-assign]
+    return convolution
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(3, 8, 4, 2),  # windows overlap
+        nn.Conv2d(3, 8, 2, 4),  # they leave gaps
+        nn.Conv2d(3, 8, 4, 4, padding=1),
+        nn.Conv2d(4, 8, 4, 4, groups=2),
+        nn.Conv2d(3, 8, 4, 4, dilation=2),
+        nn.Conv2d(3, 8, 1),  # a product already
+        nn.ConvTranspose2d(3, 8, 4, 4),
+        Own(3, 8, 4, 4),  # whose forward may be another
+        with_own_forward(),
+        nn.Linear(3, 3),
+    ],
+)
+def test_what_cuts_no_patches_is_refused(module: nn.Module) -> None:
+    assert not has_patches(module)
+    with pytest.raises(UnsupportedError, match="has no convolution whose stride is its kernel size"):
+        multiply(nn.Sequential(module))
+
+
+def test_a_function_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="'patch_matmul', but builtin_function_or_method has no convolution"):
+        made(torch.tanh, PLAN, torch.ones(2))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_the_vision_model_of_the_zoo_passes_with_inductor() -> None:
+    workload = load("arr_coc.model@small")
+    plan = Plan(backend="inductor", transforms=("patch_matmul",))
+    call = realize(workload.call, plan, workload.examples[0], device="cpu", mode="inference").call
+    verdict = verify(Subject(workload, call, workload.call))
+    assert verdict.outcome == "pass", verdict
