@@ -19,7 +19,7 @@ from torchwise import cli, environment
 from torchwise.bench import BenchRequest
 from torchwise.bench.contenders import DEFAULT
 from torchwise.bench.request import LIMIT_S
-from torchwise.plan import Legality
+from torchwise.plan import Legality, Plan
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import export, read_benchmark
 
@@ -89,6 +89,16 @@ def test_every_option_reaches_the_loop(loop: Loop) -> None:
         ("eager", "thunder"),
         *("cpu", "training", "throughput", "quick", 7, Legality.REDUCED, 3, 20.0, 540.0, False),
     )
+
+
+def test_plans_reach_the_loop_and_bad_ones_are_refused(loop: Loop, capsys) -> None:
+    plans = (Plan(backend="inductor"), Plan(backend="inductor", capture="call"))
+    given = [word for plan in plans for word in ("--plan", plan.to_json())]
+    assert run("tutorial.fusion_demo", *given) == 0
+    assert loop.request
+    assert loop.request.plans == plans
+    assert run("tutorial.fusion_demo", "--plan", plans[0].to_json().replace('"backend"', '"colour"')) == 2
+    assert "colour" in capsys.readouterr().err
 
 
 def test_what_is_not_said_is_as_documented(loop: Loop) -> None:

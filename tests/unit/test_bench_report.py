@@ -71,6 +71,8 @@ def test_torchwise_shows_its_plan_its_search_and_the_duel() -> None:
     line = lines_of(a_benchmark())["torchwise"]
     expected = "plan inductor + capture call, searched 43.2 s, 1.13× [1.13, 1.14] the best other (max-autotune)"
     assert line.choice == expected
+    given = line_of(replace(ours(), search_s=None), a_benchmark()).choice
+    assert given.startswith("plan inductor + capture call, given, 1.13×")
     assert lines_of(a_benchmark())["default"].choice == ""
 
 

@@ -16,6 +16,7 @@ from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.contenders import known
 from torchwise.bench.contenders.contender import Setting
 from torchwise.errors import BaselineError, InputError, TargetError
+from torchwise.plan import EAGER, Plan
 from torchwise.records import Outcome
 from torchwise.records.benchmark import Benchmark, Row, RowState
 
@@ -190,6 +191,22 @@ def test_torchwise_searches_is_run_by_its_decision_and_meets_the_fastest_right_r
     assert row.search_s is not None
     assert row.search_s > 0
     assert workers.jobs[-1] == f"duel {ONE} torchwise max-autotune"
+
+
+def test_torchwise_chooses_from_the_plans_that_are_given_and_nothing_is_searched() -> None:
+    given = Plan(backend="inductor", options=(("combo_kernels", True),))
+    row = run(Workers(), contenders=WITH_OURS, plans=(given,))["torchwise"]
+    assert row.plan in (given, EAGER)
+    assert row.search_s is None
+    assert [said.partition(":")[0] for said in row.searched] == [str(given)]
+
+
+def test_plans_that_nobody_chooses_from_or_that_are_not_allowed_are_refused() -> None:
+    lowered = Plan(precision="bf16")
+    with pytest.raises(InputError, match="plans are given for torchwise, but the contenders are eager, default"):
+        a_request(plans=(lowered,))
+    with pytest.raises(InputError, match="is reduced, but only up to reordered is allowed: --allow reduced"):
+        a_request(contenders=WITH_OURS, plans=(lowered,))
 
 
 def test_the_rival_is_of_the_same_precision_class() -> None:

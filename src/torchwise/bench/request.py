@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.errors import InputError
-from torchwise.plan import Legality
+from torchwise.plan import Legality, Plan
 from torchwise.plan.space import EFFORTS
+from torchwise.study import Request
 from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
 
+OURS = "torchwise"
+"""The contender that chooses its plan."""
 LIMIT_S = 300.0
 """Seconds for one contender on one target: the longest compile among the reference workloads took 238 s."""
 
@@ -30,6 +33,7 @@ class BenchRequest:
         limit_s: seconds after which one contender on one target is ended.
         budget_s: seconds after which no further contender starts; None for no limit.
         warm: whether the first call from warm caches is measured, too, in a second process.
+        plans: what Torchwise chooses from instead of searching; empty to search.
     """
 
     targets: tuple[str, ...]
@@ -44,6 +48,7 @@ class BenchRequest:
     limit_s: float = LIMIT_S
     budget_s: float | None = None
     warm: bool = True
+    plans: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -56,7 +61,18 @@ class BenchRequest:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")
-        self.workload(self.targets[0])  # refuses words that no workload takes, before the hardware is measured
+        if self.plans and OURS not in self.contenders:
+            raise InputError(f"plans are given for torchwise, but the contenders are {', '.join(self.contenders)}")
+        # Refuses words that no workload takes, and plans that are not allowed, before the hardware is measured.
+        self.study(self.workload(self.targets[0]))
+
+    def study(self, workload: WorkloadSpec) -> Request:
+        """Return what Torchwise is asked for on one target.
+
+        Raises:
+            InputError: a plan may not be tried here.
+        """
+        return Request(workload, self.allow, self.effort, plans=self.plans or None)
 
     def workload(self, target: str) -> WorkloadSpec:
         """Return what is asked for on one target.

@@ -14,17 +14,15 @@ from typing import Protocol
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.job import Contest, Step, Survey
-from torchwise.bench.request import BenchRequest
+from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
 from torchwise.report.why import why
-from torchwise.study import Request, Silent, run_study
+from torchwise.study import Silent, run_study
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
-
-OURS = "torchwise"
 
 
 class BenchListener(Protocol):
@@ -157,15 +155,16 @@ class _Loop:
         return self._with_duel(row, contest, caches) if contender.name == OURS else row
 
     def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest]:
-        """Search, in a store of its own: what was found before must not flatter the price of finding it.
+        """Search, or choose from the plans that were given.
+
+        It has a store of its own: what was found before must not flatter the price of finding it.
 
         The search has its own budget, whatever is left of the benchmark's: one that is cut short shows what time there
         was, and not what Torchwise finds.
         """
         from torchwise.store import open_storage
 
-        request = self._request
-        asked = Request(row.workload, request.allow, request.effort)
+        asked = self._request.study(row.workload)
         with (
             tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder,
             open_storage(f"{folder}/s.db") as storage,
@@ -174,9 +173,8 @@ class _Loop:
         assert study.decision is not None
         plan = study.decision.plan
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
-        row = replace(
-            row, plan=plan, precision=plan.precision, search_s=study.seconds, searched=(*tried, *study.excluded)
-        )
+        took = None if self._request.plans else study.seconds
+        row = replace(row, plan=plan, precision=plan.precision, search_s=took, searched=(*tried, *study.excluded))
         return row, replace(contest, decision=study.decision.to_json())
 
     def _with_warm_start(self, row: Row, contest: Contest) -> Row:

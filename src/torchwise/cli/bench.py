@@ -41,6 +41,10 @@ def bench(
         str, typer.Option(help="How far Torchwise may move answers: exact, reordered, reduced or swapped.")
     ] = "reordered",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="Have Torchwise choose this plan, as JSON, instead of searching; among all, where repeated."),
+    ] = None,
     limit: Annotated[float, typer.Option(help="Seconds after which one contender on one target is ended.")] = LIMIT_S,
     budget: Annotated[float | None, typer.Option(help="Seconds after which no further contender starts.")] = None,
     no_warm: Annotated[bool, typer.Option("--no-warm", help="Do not measure the first call from warm caches.")] = False,
@@ -59,7 +63,7 @@ def bench(
 
     Exit codes: 0 done, or the budget is spent; 2 bad input; 130 interrupted, finished rows are kept.
     """
-    from torchwise.plan import Legality
+    from torchwise.plan import Legality, Plan
     from torchwise.report.bench import read_benchmark
 
     if not targets and not suite:
@@ -85,6 +89,7 @@ def bench(
         limit,
         budget,
         warm=not no_warm,
+        plans=tuple(Plan.from_json(text) for text in plan or ()),
     )
     _run(request, earlier, Files(tuple(files), plots, html, resume))
 

@@ -77,7 +77,7 @@ class Row:
         performance: what was found, where it was timed.
         failure: how it ended, where it failed.
         plan: for Torchwise, what was decided.
-        search_s: for Torchwise, seconds of search.
+        search_s: for Torchwise, seconds of search; None where it was given the plans to choose from.
         searched: for Torchwise, every plan that was tried or left out, with what became of it or why.
         rival: for Torchwise, the fastest other contender of its class that answers rightly.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.

@@ -175,5 +175,6 @@ def _search(row: Row) -> str:
 
 def _choice(row: Row) -> str:
     words = [f"plan {row.plan}"] if row.plan else []
-    words += [f"searched {show.seconds(row.search_s)}"] if row.search_s is not None else []
+    if row.plan:
+        words += ["given" if row.search_s is None else f"searched {show.seconds(row.search_s)}"]
     return ", ".join([*words, *filter(None, [duel_words(row)])])
