@@ -24,6 +24,7 @@ CASES = {
     "complex": Plan(backend="inductor", transforms=("complex_to_real",)),
     "reduced": Plan(backend="inductor", precision="bf16"),
     "shapes": Plan(backend="inductor"),
+    "patches": Plan(backend="inductor", transforms=("patch_matmul",)),
 }
 
 
@@ -37,6 +38,17 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.layer(x)) * self.scale
+
+
+class Patches(torch.nn.Module):
+    """Patches of a series, and something done to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = torch.nn.Conv1d(2, 4, 4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.cut(x).flatten(1))
 
 
 def function(x: torch.Tensor) -> torch.Tensor:
@@ -55,6 +67,8 @@ def build(name: str, device: str = "cpu") -> tuple[Any, list[Example]]:
     """Return what is called, always the same, and its example inputs."""
     torch.manual_seed(0)
     call: Any = {"function": function, "complex": waves}.get(name) or Model().eval().to(device)
+    if name == "patches":
+        return Patches().eval().to(device), [Example((torch.randn(3, 2, 8).to(device),), {})]
     sizes = (3, 5) if name == "shapes" else (3,)
     return call, [Example((torch.randn(size, 8).to(device),), {}) for size in sizes]
 

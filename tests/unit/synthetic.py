@@ -77,7 +77,7 @@ class Machine:
             gemm *= draw("autotune", 0.6, 1.0)
         if plan.option("freezing"):
             gemm *= draw("freezing", 0.5, 1.1)
-        for name in ("coordinate_descent_tuning", "cpp_wrapper"):
+        for name in ("max_autotune_pointwise", "coordinate_descent_tuning", "cpp_wrapper"):
             point *= draw(name, 0.8, 1.05) if plan.option(name) else 1.0
         if plan.option("combo_kernels"):
             launch *= draw("combo_kernels", 0.5, 1.1)

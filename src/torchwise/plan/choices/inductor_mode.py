@@ -69,12 +69,26 @@ register(
 register(
     Choice(
         "options",
+        ("max_autotune_pointwise", True),
+        Legality.REORDERED,
+        complexity=1,
+        summary="Inductor times several launch parameters for each Triton kernel that is no matrix product",
+        devices=("cuda",),
+        on=ON_INDUCTOR,
+        compile_factor=1.5,
+        keeps=0.8,
+    )
+)
+register(
+    Choice(
+        "options",
         ("coordinate_descent_tuning", True),
         Legality.REORDERED,
         complexity=1,
         summary="Inductor tunes the launch parameters of each Triton kernel step by step",
         devices=("cuda",),
         on=ON_INDUCTOR,
+        effort="thorough",
         # Measured on one H200: 1.3 (100 Gross-Pitaevskii steps) to 4.6 times a plain compile (relevance_amp, training);
         # speed between 0.86 of the plan without it and 1.06.
         compile_factor=2.0,
