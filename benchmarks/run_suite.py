@@ -4,7 +4,11 @@ Each piece starts no new contender after --budget seconds, so that it ends withi
 on where this one ended. Rows of unlike machines or software are never merged: `torchwise bench --resume` refuses.
 
 With --beside 3 three targets are under way on each GPU: one compiles while another is measured, and whoever measures is
-alone on the device (`torchwise.measure.turns`). Cold first calls then share the CPU with two others'.
+alone on the device (`torchwise.measure.turns`). Where there are two CPU cores for each target under way, each has cores
+of its own, and is told so by TORCHWISE_OWN_CORES=1: one that measures then waits for no other's compiler. The number of
+cores is part of the environment that rows are of, so that results begun with all cores of a GPU are gone on with so.
+There, and where there are fewer cores or no GPU, those of one GPU share its cores: one that measures waits until the
+others have compiled, and cold first calls share the cores with theirs.
 
 Each GPU's rows are kept beside the results while it runs (results.part-0.json), so that a run that is killed loses no
 more than the contender under way. Further options are those of `torchwise bench`.
@@ -18,11 +22,15 @@ import argparse
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchwise.bench import read_suite, resolve_targets
+from torchwise.measure.turns import OWN_CORES
 from torchwise.records.benchmark import Benchmark
+
+CORES_OF_ITS_OWN = 2
+"""The fewest that a lane gets rather than share its GPU's: compilers and the calls that are timed take one each."""
 
 
 def main() -> None:
@@ -42,11 +50,11 @@ def main() -> None:
     done = read(options.results)
     targets = unfinished(targets, suite.contenders, done)
     gpus = options.gpus.split(",") if options.gpus else [""]
-    cores = shares_of(sorted(os.sched_getaffinity(0)), len(gpus))
-    lanes = list(zip(gpus, cores, strict=True)) * options.beside
+    begun_with = done.environment.cpus if done else None
+    lanes = lanes_on(gpus, sorted(os.sched_getaffinity(0)), options.beside, begun_with)
     shards = [targets[number :: len(lanes)] for number in range(len(lanes))]
-    work = [(number, *lane) for number, lane in enumerate(lanes) if shards[number]]
-    runs = [start(options, shards[number], done, number, gpu, share) for number, gpu, share in work]
+    work = [(number, lane) for number, lane in enumerate(lanes) if shards[number]]
+    runs = [start(options, shards[number], done, number, lane) for number, lane in work]
     for run in runs:
         run.wait()
     merge(options.results)
@@ -60,27 +68,59 @@ def unfinished(targets: list[str], contenders: tuple[str, ...], done: Benchmark 
     return [target for target in targets if any((target, name) not in have for name in contenders)]
 
 
-def shares_of(cores: list[int], gpus: int) -> list[set[int]]:
-    """Divide the CPU cores among GPUs evenly.
+@dataclass(frozen=True)
+class Lane:
+    """Where one benchmark at a time runs.
+
+    Attributes:
+        gpu: its number; empty for the CPU.
+        cores: the CPU cores it may use.
+        own: whether no other lane has these cores.
+    """
+
+    gpu: str
+    cores: set[int]
+    own: bool
+
+
+def lanes_on(gpus: list[str], cores: list[int], beside: int, begun_with: int | None = None) -> list[Lane]:
+    """Return `beside` lanes on each GPU, each with cores of its own where that leaves it two.
+
+    Args:
+        gpus: their numbers; one empty string for the CPU, which cannot be divided: its cores are what is measured.
+        cores: all there are.
+        beside: how many on each GPU.
+        begun_with: how many cores had what is gone on with; whatever has more or fewer is refused there.
+    """
+    each = len(cores) // (len(gpus) * beside)
+    own = beside > 1 and gpus != [""] and each >= CORES_OF_ITS_OWN and begun_with in (None, each)
+    shares = shares_of(cores, len(gpus) * beside) if own else shares_of(cores, len(gpus)) * beside
+    return [Lane(gpu, share, own) for gpu, share in zip(gpus * beside, shares, strict=True)]
+
+
+def shares_of(cores: list[int], parts: int) -> list[set[int]]:
+    """Divide the CPU cores evenly among GPUs, or among lanes on them.
 
     No benchmark disturbs another then, and one on a GPU of a large host has what one on a smaller host has: hosts that
     sell GPUs in ones, twos and fours with as many cores each give results that may be merged.
     """
-    each = max(len(cores) // gpus, 1)
-    return [set(cores[number * each : (number + 1) * each] or cores) for number in range(gpus)]
+    each = max(len(cores) // parts, 1)
+    return [set(cores[number * each : (number + 1) * each] or cores) for number in range(parts)]
 
 
 def start(
-    options: argparse.Namespace, targets: list[str], done: Benchmark | None, lane: int, gpu: str, cores: set[int]
+    options: argparse.Namespace, targets: list[str], done: Benchmark | None, number: int, lane: Lane
 ) -> subprocess.Popen[bytes]:
     """Start one benchmark on one GPU and some cores, going on with the rows that there are of its targets."""
-    part = options.results.with_suffix(f".part-{lane}.json")
+    part = options.results.with_suffix(f".part-{number}.json")
     if done:
         part.write_text(replace(done, rows=tuple(r for r in done.rows if r.workload.target in targets)).to_json())
     command = [sys.executable, "-m", "torchwise.cli", "bench", *targets, "--suite", str(options.suite)]
     command += ["--resume", str(part), "--budget", options.budget, *options.bench]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else dict(os.environ)
-    return subprocess.Popen(command, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores))
+    environment = {**os.environ, OWN_CORES: "1" if lane.own else "0"}
+    if lane.gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = lane.gpu
+    return subprocess.Popen(command, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, lane.cores))
 
 
 def merge(results: Path) -> None:

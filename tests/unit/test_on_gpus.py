@@ -1,18 +1,31 @@
-"""The list of GPU jobs: what runs beside what, what is left out, and what is ended when the time is up."""
+"""The list of GPU jobs: what runs beside what, what is left out, and what is ended when the time is up.
+
+And how a suite that is run on several GPUs divides the CPU's cores.
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
+import os
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def run_suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("run_suite")
 
 
 def run(folder: Path, jobs: str, *options: str, seconds: float = 20.0) -> str:
@@ -88,3 +101,47 @@ def test_lists_that_are_here_can_be_read_and_name_files_that_are_there(file: Pat
         for word in job["run"].replace("'", " ").split():
             if word.startswith(("benchmarks/", "tests/")):
                 assert (BENCHMARKS.parent / word.partition(":")[0]).exists(), word
+
+
+def test_each_lane_has_cores_of_its_own_where_there_are_two_for_each(run_suite: ModuleType) -> None:
+    lanes = run_suite.lanes_on(["0", "1"], list(range(13)), beside=3)
+    assert [lane.gpu for lane in lanes] == ["0", "1"] * 3
+    assert all(lane.own and len(lane.cores) == 2 for lane in lanes)
+    assert len(set.union(*(lane.cores for lane in lanes))) == 12
+    again = run_suite.lanes_on(["0", "1"], list(range(13)), beside=3, begun_with=2)
+    assert again == lanes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "beside", "begun_with"),
+    [
+        (["0", "1"], 11, 3, None),  # too few
+        (["0", "1"], 12, 3, 6),  # it goes on with what was begun with all cores of a GPU
+        (["0", "1"], 12, 1, None),
+        ([""], 12, 3, None),  # on the CPU they are what is measured
+    ],
+)
+def test_else_those_on_one_gpu_share_its_cores(
+    run_suite: ModuleType, gpus: list[str], cores: int, beside: int, begun_with: int | None
+) -> None:
+    lanes = run_suite.lanes_on(gpus, list(range(cores)), beside, begun_with)
+    shares = run_suite.shares_of(list(range(cores)), len(gpus))
+    assert [(lane.gpu, lane.cores, lane.own) for lane in lanes] == [
+        (gpu, share, False) for gpu, share in list(zip(gpus, shares, strict=True)) * beside
+    ]
+
+
+@pytest.mark.parametrize(("gpu", "own"), [("1", True), ("1", False), ("", False)])
+def test_a_lane_is_told_its_gpu_and_whether_its_cores_are_its_own(
+    run_suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, own: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("TORCHWISE_OWN_CORES", "1")  # what was said of this process does not hold for its lanes
+    core = max(os.sched_getaffinity(0))
+    told, python = tmp_path / "told", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES $TORCHWISE_OWN_CORES $(nproc) >{told}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(run_suite.sys, "executable", str(python))
+    options = argparse.Namespace(results=tmp_path / "results.json", suite="suite.toml", budget="1", bench=[])
+    assert run_suite.start(options, ["zoo:a"], None, 0, run_suite.Lane(gpu, {core}, own)).wait(20) == 0
+    assert told.read_text() == f"{gpu or 7} {int(own)} 1\n"

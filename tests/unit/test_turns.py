@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor
+from torch._inductor.runtime import benchmarking
 
-from torchwise.measure import turns
+from torchwise.measure import Clock, turns
 from torchwise.study import Silent
 from torchwise.study.run import _Loop
-from torchwise.trial import WAITING, Job, Limits, ProcessLauncher
+from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compiling
+from torchwise.trial.arena import Arena
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
-from torchwise.workload import WorkloadSpec
+from torchwise.workload import Example, Workload, WorkloadSpec
 
 TARGET = f"{Path(__file__).parents[1] / 'targets' / 'misbehaving.py'}:wrong"
 JOB = Job("inspect", WorkloadSpec(TARGET), effort=EFFORTS["quick"])
@@ -137,3 +146,251 @@ def test_a_search_does_not_pay_for_waiting() -> None:
     loop._waits_since = time.monotonic() - 7
     loop._stage("compile")
     assert 2.9 < loop._spent_s() < 4
+
+
+class Other(turns.Turns):
+    """Another process at the same device: its locks are its own, as in a process of its own."""
+
+    def __init__(self, folder: Path | None, device: str = "cuda-0") -> None:
+        super().__init__(device, bool, folder)
+
+    def may_measure(self) -> bool:
+        """Say whether it would have the device alone at once."""
+        try:
+            turns.fcntl.flock(self._room, turns.fcntl.LOCK_EX | turns.fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self.leave()
+        return True
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Other:
+    return Other(tmp_path / f"torchwise-turns-{os.getuid()}")
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[bool]]]:
+    """Make this process a worker that shares a device with `other`; what it tells of its waits is returned."""
+    monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(turns, "name_of", lambda _device: "cuda-0")
+
+    def join(own_cores: str | None = "1", device: str = "cuda") -> list[bool]:
+        monkeypatch.delenv(turns.OWN_CORES, raising=False)
+        if own_cores is not None:
+            monkeypatch.setenv(turns.OWN_CORES, own_cores)
+        told: list[bool] = []
+        turns.take_part(told.append)
+        turns.join(device)
+        return told
+
+    yield join
+    if turns._turns:
+        turns._turns.leave()
+    turns.take_part(None)
+
+
+class Compiler:
+    """Stands for Inductor: what `compile` does meanwhile is a function, and so is what timing a kernel does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.works: Callable[[], None] = lambda: None
+        self.times: Callable[[], None] = lambda: None
+        monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", lambda: self.works())
+        owner = type(benchmarking.benchmarker)
+        for method in ("benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
+            monkeypatch.setattr(owner, method, lambda _self: self.times(), raising=False)
+
+    def compile(self) -> None:
+        compile_fx.fx_codegen_and_compile()  # type: ignore[call-arg]
+
+    def time(self) -> None:
+        benchmarking.benchmarker.benchmark_gpu()
+
+    def record(self) -> None:
+        benchmarking.benchmarker.benchmark_gpu_with_cuda_graph()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    return Compiler(monkeypatch)
+
+
+def arena() -> Arena:
+    """One of a workload with one example, whose calls are timed on the CPU."""
+    made: Any = Arena.__new__(Arena)
+    made.workload, made.device, made._held_before = Workload(torch.sin, (Example((torch.ones(2),)),)), "cpu", None
+    made._clock = Clock("cpu")
+    return made  # type: ignore[no-any-return]
+
+
+def test_another_may_measure_while_a_compiler_works_on_cores_of_its_own(
+    worker: Callable[..., list[bool]], other: Other, compiler: Compiler
+) -> None:
+    told = worker()
+    found: list[bool] = []
+    compiler.works = lambda: found.append(other.may_measure())
+    calls = [compiler.compile, *[lambda: found.append(other.may_measure())] * 3]
+    arena().first_calls([lambda: calls.pop(0)()])
+    assert found == [True, False, False, False], "what was compiled runs in the worker's share"
+    assert told == []
+
+
+@pytest.mark.parametrize(("own_cores", "device"), [(None, "cuda"), ("0", "cuda"), ("1", "cpu")])
+def test_without_cores_of_its_own_a_compiler_keeps_its_share(
+    worker: Callable[..., list[bool]], other: Other, compiler: Compiler, own_cores: str | None, device: str
+) -> None:
+    worker(own_cores, device)
+    found: list[bool] = []
+    compiler.works = lambda: found.append(other.may_measure() or "benchmark_gpu" in vars(benchmarking.benchmarker))
+    arena().first_calls([compiler.compile])
+    with turns.aside():
+        found.append(other.may_measure())
+    assert found == [False] * 5
+
+
+def test_a_kernel_is_timed_when_nobody_measures_and_waiting_costs_nothing(
+    worker: Callable[..., list[bool]], other: Other, compiler: Compiler
+) -> None:
+    told = worker()
+    heard: list[str] = []
+
+    def works() -> None:
+        with contextlib.ExitStack() as measuring:
+            measuring.enter_context(other.alone())
+            measuring.callback(heard.append, "measured")
+            threading.Timer(1.0, lambda: (measuring.close(), other.leave())).start()
+            compiler.time()
+        compiler.record()
+        heard.append("aside" if other.may_measure() else "shares")
+
+    compiler.works = works
+    compiler.times = lambda: heard.append("aside" if other.may_measure() else "shares")
+    calls: list[Callable[[], None]] = [compiler.compile, *[lambda: None] * 3]
+    start = time.monotonic()
+    cold = arena().first_calls([lambda: calls.pop(0)()])
+    assert time.monotonic() - start > 0.9
+    assert heard == ["measured", "shares", "shares", "aside"]
+    assert told == [True, False]
+    assert turns.waited_s() > 0.9
+    assert cold < 0.5
+
+
+def test_kernels_timed_in_each_other_and_in_threads_drop_nobodys_share(tmp_path: Path) -> None:
+    mine, other = turns.Turns("cuda-0", bool, tmp_path), Other(tmp_path)
+    began, go_on, measures = threading.Event(), threading.Event(), threading.Event()
+
+    def time_kernel() -> None:
+        with mine.sharing(), mine.sharing():
+            began.set()
+            go_on.wait(10)
+
+    def measure() -> None:
+        with other.alone():
+            measures.set()
+        other.leave()
+
+    mine.share()
+    with mine.aside(), mine.aside():
+        threads = [threading.Thread(target=target, daemon=True) for target in (time_kernel, measure)]
+        threads[0].start()
+        assert began.wait(10)
+        threads[1].start()
+        time.sleep(0.2)  # it stands at the door: whoever locks anew waits for one that waits for the other thread
+        with mine.sharing():
+            with mine.sharing():
+                pass
+            assert not measures.wait(0.1)
+        assert not measures.wait(0.1), "the other thread's share is gone"
+        go_on.set()
+        assert measures.wait(10)
+        for thread in threads:
+            thread.join(10)
+        assert other.may_measure()
+    assert not other.may_measure()
+
+
+def test_a_compiler_that_raises_leaves_everything_as_it_was(
+    worker: Callable[..., list[bool]], other: Other, compiler: Compiler
+) -> None:
+    def fails() -> None:
+        raise ValueError("no such kernel")
+
+    worker()
+    compiler.works, compiler.times = compiler.time, fails
+    before = compile_fx.fx_codegen_and_compile, dict(vars(benchmarking.benchmarker))
+    with pytest.raises(ValueError, match="no such kernel"):
+        arena().first_calls([compiler.compile])
+    assert (compile_fx.fx_codegen_and_compile, dict(vars(benchmarking.benchmarker))) == before
+    assert not other.may_measure()
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A worker's assignment: to time a kernel as it compiles, once another measures at the GPU of this name."""
+
+    gpu: str
+    task: str = f"{__name__}:times_a_kernel"
+
+    def variables(self) -> dict[str, Any]:
+        return {turns.OWN_CORES: "1"}
+
+
+def times_a_kernel(job: Aside, stage: Callable[[str], None]) -> str:
+    turns.name_of = lambda _device: job.gpu
+    turns.join("cuda")
+    with turns.aside():
+        stage("compile")
+        while Other(None, job.gpu).may_measure():
+            time.sleep(0.01)
+        with turns.sharing():
+            return "timed"
+
+
+def test_waiting_to_time_a_kernel_is_not_on_the_workers_account() -> None:
+    job, heard = Aside(f"cuda-{os.getpid()}"), []
+    other = Other(None, job.gpu)
+    with contextlib.ExitStack() as held:
+        held.callback(other.leave)
+
+        def hear(stage: str) -> None:
+            if stage == "compile" and "compile" not in heard:
+                held.enter_context(other.alone())
+                threading.Timer(4, held.close).start()
+            heard.append(stage)
+
+        answer = ProcessLauncher().run(job, Limits(3, 8 * 2**30), hear)
+    assert answer == '"timed"'
+    assert heard == ["compile", WAITING, "compile"]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"autotune_in_subproc": True}, {"max_autotune_gemm_backends": "ATEN,TRITON,CUTLASS"}, {}]
+)
+def test_where_kernels_are_timed_elsewhere_nobody_steps_aside(
+    monkeypatch: pytest.MonkeyPatch, worker: Callable[..., list[bool]], compiler: Compiler, setting: dict[str, Any]
+) -> None:
+    worker()
+    found: list[bool] = []
+    compiler.works = lambda: found.append(turns._turns._is_away())  # type: ignore[union-attr]
+    with compiling.compiling_aside(), inductor.patch(setting):
+        compiler.compile()
+    monkeypatch.setattr(compiling, "NAMES", (*compiling.NAMES, ("torch._inductor", "no_such_name")))
+    with compiling.compiling_aside():
+        compiler.compile()
+    assert found == [not setting, False]
+
+
+@pytest.mark.slow
+def test_inductor_compiles_forward_and_backward_by_the_names_that_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch, worker: Callable[..., list[bool]]
+) -> None:
+    worker()
+    away: list[int] = []
+    leave = turns._turns.leave  # type: ignore[union-attr]
+    monkeypatch.setattr(turns._turns, "leave", lambda: (away.append(0), leave()))
+    compiled = torch.compile(lambda x: (x.sin() * 2).sum(0))
+    with inductor.patch(force_disable_caches=True), compiling.compiling_aside():
+        compiled(torch.ones(4, 4, requires_grad=True)).sum().backward()
+    assert len(away) >= 2
+    assert not turns._turns._is_away()  # type: ignore[union-attr]

@@ -4,6 +4,12 @@ Two searches at once on one GPU, or two benchmarks that share it to save time, w
 worker shares the device from when it loads a model, and has it alone while it measures: a lock for readers and writers,
 fair by a door that whoever waits for the device alone keeps shut (Courtois, Heymans & Parnas, CACM 14(10), 1971, with
 the turnstile of Downey, The Little Book of Semaphores, 4.2.3). The locks are `flock`s, which end with their process.
+
+A compiler works on the CPU's cores, and on a GPU only in moments, when it times kernels to choose among them. Where
+whoever started the processes gave each cores of its own, and says so by TORCHWISE_OWN_CORES=1, a worker that compiles
+steps aside (`aside`), so that another may measure meanwhile, and shares the GPU again for those moments (`sharing`).
+Without the variable it keeps its share: on common cores it would hold up the host's side of what is measured. So it
+does on the CPU, where the cores are the device.
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +26,9 @@ try:
     import fcntl
 except ImportError:  # Windows: nobody waits
     fcntl = None  # type: ignore[assignment]
+
+OWN_CORES = "TORCHWISE_OWN_CORES"
+"""Variable that is 1 where no other process that takes part runs on the cores of this one."""
 
 
 class Turns:
@@ -27,6 +38,9 @@ class Turns:
         device: a name that every process has for it: see `name_of`.
         waiting: told True before this process waits for others, and False when it has its turn.
         folder: where the locks lie; the same for all who take part.
+
+    Attributes:
+        waited_s: seconds that this process has waited for others.
     """
 
     def __init__(self, device: str, waiting: Callable[[bool], None], folder: Path | None = None) -> None:
@@ -36,6 +50,11 @@ class Turns:
         self._door, self._room = (os.open(folder / f"{device}.{part}", flags, 0o600) for part in ("door", "room"))
         self._waiting = waiting
         self._told = False
+        self.waited_s = 0.0
+        self._asides, self._moments = 0, 0
+        # A lock belongs to the process: its threads must neither drop each other's, nor wait at the door for one that
+        # waits for them to leave.
+        self._counting = threading.Lock()
 
     def share(self) -> None:
         """Work on the device beside others, from now on: none of them measures."""
@@ -63,8 +82,40 @@ class Turns:
             fcntl.flock(self._door, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Work elsewhere meanwhile, and share the device again afterwards."""
+        self._count(asides=1)
+        try:
+            yield
+        finally:
+            self._count(asides=-1)
+
+    @contextlib.contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Share the device meanwhile, also where this process has stepped aside."""
+        self._count(moments=1)
+        try:
+            yield
+        finally:
+            self._count(moments=-1)
+
+    def _count(self, *, asides: int = 0, moments: int = 0) -> None:
+        with self._counting:
+            before = self._is_away()
+            self._asides, self._moments = self._asides + asides, self._moments + moments
+            if self._is_away() and not before:
+                self.leave()
+            elif before and not self._is_away():
+                self.share()
+
+    def _is_away(self) -> bool:
+        return self._asides > 0 and self._moments == 0
+
+    @contextlib.contextmanager
     def _wait(self) -> Iterator[None]:
+        start = time.monotonic()
         yield
+        self.waited_s += time.monotonic() - start
         if self._told:
             self._told = False
             self._waiting(False)
@@ -91,6 +142,7 @@ def name_of(device: str) -> str:
 
 _turns: Turns | None = None
 _tell: Callable[[bool], None] | None = None
+_may_step_aside = False
 
 
 def take_part(tell: Callable[[bool], None] | None) -> None:
@@ -102,17 +154,18 @@ def take_part(tell: Callable[[bool], None] | None) -> None:
     Args:
         tell: hears when this process begins (True) and ceases (False) to wait.
     """
-    global _turns, _tell
-    _turns, _tell = None, tell
+    global _turns, _tell, _may_step_aside
+    _turns, _tell, _may_step_aside = None, tell, False
 
 
 def join(device: str) -> None:
     """Share `device`, "cpu" or "cuda", from now on with every other process that takes part, if this one does."""
-    global _turns
+    global _turns, _may_step_aside
     if _turns is None and _tell is not None and fcntl is not None:
         with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody
             _turns = Turns(name_of(device), _tell)
             _turns.share()
+            _may_step_aside = device != "cpu" and os.environ.get(OWN_CORES) == "1"
 
 
 @contextlib.contextmanager
@@ -123,3 +176,33 @@ def alone() -> Iterator[None]:
         return
     with _turns.alone():
         yield
+
+
+def may_step_aside() -> bool:
+    """Say whether `aside` has an effect: this process shares a GPU, and has cores of its own."""
+    return _may_step_aside
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Leave the device that was joined to others meanwhile, and share it again afterwards; see `may_step_aside`."""
+    if _turns is None or not _may_step_aside:
+        yield
+        return
+    with _turns.aside():
+        yield
+
+
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """Share the device that was joined meanwhile, also within `aside`; without effect where none was joined."""
+    if _turns is None:
+        yield
+        return
+    with _turns.sharing():
+        yield
+
+
+def waited_s() -> float:
+    """Return the seconds that this process has waited for others since it joined a device."""
+    return 0.0 if _turns is None else _turns.waited_s

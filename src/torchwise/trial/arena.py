@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torchwise.measure import LEAST_ROUND_S, Clock, Precision, held_memory, measure_pair, peak_memory
+from torchwise.measure import LEAST_ROUND_S, Clock, Precision, held_memory, measure_pair, peak_memory, turns
 from torchwise.records import Measurement
+from torchwise.trial.compiling import compiling_aside
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -65,12 +66,18 @@ class Arena:
     def first_calls(self, calls: Calls) -> float:
         """Make the first calls, compilation included; return the seconds they took beyond steady ones.
 
-        The largest example comes first: graphs of smaller ones then fit into the memory that they share with it.
+        The largest example comes first: graphs of smaller ones then fit into the memory that they share with it. What
+        a compiler waits for the device while others measure is not its cost.
         """
         calls = [calls[place] for place in _largest_first(self.workload)]
-        rounds = [sum(map(self._clock.once, calls)) for _ in range(SETTLING_CALLS)]
+        with compiling_aside():
+            rounds = [sum(map(self._own_seconds, calls)) for _ in range(SETTLING_CALLS)]
         self._held = held_since(self._held_before, self.device)
         return sum(rounds) - SETTLING_CALLS * min(rounds)
+
+    def _own_seconds(self, call: Callable[[], Any]) -> float:
+        before = turns.waited_s()
+        return self._clock.once(call) - (turns.waited_s() - before)
 
     def measure(
         self,

@@ -1,0 +1,92 @@
+"""Compiling beside whoever measures: Inductor works on the CPU's cores, and on the GPU only where it times kernels.
+
+All private use of Inductor that this needs sits here. What a call does around Inductor, to run a graph that is ready
+or to record it, uses the GPU, and so keeps the worker's share of it: only what turns one graph into code steps aside,
+and comes back for each kernel that is timed. Kernels whose settings are tuned on their first run are in that share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.measure import turns
+from torchwise.realize.private import check, look_up
+
+WHO = "compiling beside whoever measures"
+_COMPILER = ("torch._inductor.compile_fx", "fx_codegen_and_compile")
+_BENCHMARKER = ("torch._inductor.runtime.benchmarking", "benchmarker")
+_CONFIG = ("torch._inductor", "config")
+NAMES = (_COMPILER, _BENCHMARKER, _CONFIG)
+TIMES = "benchmark_gpu"
+"""Method of the benchmarker that times on the GPU, on its own or for its others."""
+ALSO_RUNS = "benchmark_gpu_with_cuda_graph"
+"""Since torch 2.13: runs and records what it then hands to `TIMES`."""
+ELSEWHERE = ("autotune_in_subproc", "pipeline_max_autotune_gemm", "profile_bandwidth_with_do_bench_using_profiling")
+"""Settings under which Inductor times kernels in another process, or past its benchmarker; CUTLASS's always are."""
+
+
+@contextlib.contextmanager
+def compiling_aside() -> Iterator[None]:
+    """Step aside from the device while Inductor compiles, but for when it times kernels.
+
+    Without effect where `turns.may_step_aside` says no, or where this torch lacks a name that this needs.
+    """
+    if not (turns.may_step_aside() and _is_known()):
+        yield
+        return
+    benchmarker = look_up(WHO, _BENCHMARKER)
+    with contextlib.ExitStack() as wrapped:
+        for method in (TIMES, ALSO_RUNS):
+            if hasattr(benchmarker, method):
+                wrapped.enter_context(_within(turns.sharing, benchmarker, method))
+        module, function = _COMPILER
+        wrapped.enter_context(_within(_aside, importlib.import_module(module), function))
+        yield
+
+
+def _is_known() -> bool:
+    try:
+        check(WHO, NAMES)
+    except UnsupportedError:
+        return False
+    return hasattr(look_up(WHO, _BENCHMARKER), TIMES)
+
+
+def _aside() -> AbstractContextManager[None]:
+    """Step aside for one graph: its options, which may move the timing elsewhere, are set while it is compiled.
+
+    What the call has queued on the GPU, such as the graph before this one, ends first.
+    """
+    config = look_up(WHO, _CONFIG)
+    elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
+    elsewhere |= "CUTLASS" in getattr(config, "max_autotune_gemm_backends", "").upper()
+    if elsewhere:
+        return contextlib.nullcontext()
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+    return turns.aside()
+
+
+@contextlib.contextmanager
+def _within(context: Callable[[], AbstractContextManager[None]], owner: Any, name: str) -> Iterator[None]:
+    """Have each call of `owner`'s function run within a context of its own meanwhile."""
+    original, is_own = getattr(owner, name), name in vars(owner)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return original(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original) if is_own else delattr(owner, name)
