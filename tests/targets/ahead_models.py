@@ -25,6 +25,7 @@ CASES = {
     "reduced": Plan(backend="inductor", precision="bf16"),
     "shapes": Plan(backend="inductor"),
     "patches": Plan(backend="inductor", transforms=("patch_matmul",)),
+    "library": Plan(backend="inductor"),
 }
 
 
@@ -67,6 +68,8 @@ def build(name: str, device: str = "cpu") -> tuple[Any, list[Example]]:
     """Return what is called, always the same, and its example inputs."""
     torch.manual_seed(0)
     call: Any = {"function": function, "complex": waves}.get(name) or Model().eval().to(device)
+    if name == "library":
+        call = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval().to(device)
     if name == "patches":
         return Patches().eval().to(device), [Example((torch.randn(3, 2, 8).to(device),), {})]
     sizes = (3, 5) if name == "shapes" else (3,)

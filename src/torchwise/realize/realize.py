@@ -20,6 +20,7 @@ from torchwise.realize import scope
 from torchwise.realize.backends import BACKENDS
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
+from torchwise.realize.entry import entry_of
 from torchwise.realize.settings import settings_for
 from torchwise.realize.step import RealizedStep
 from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
@@ -127,12 +128,12 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
 def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend | None = None) -> Callable[..., Any]:
     """Compile the whole, edge included, or each repeated block."""
     if given is not None and plan.backend != "eager":
-        return edge.around(given(_entry(inside), plan))
+        return edge.around(given(entry_of(inside), plan))
     backend = BACKENDS.get(plan.backend)
     if backend is None:
         raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
     if plan.scope != "regional":
-        traced = edge.around(_entry(inside))
+        traced = edge.around(entry_of(inside))
         for name in plan.transforms:
             traced = CALL_TRANSFORMS[name](traced) if name in CALL_TRANSFORMS else traced
         return backend(traced, plan)
@@ -144,13 +145,3 @@ def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend
 
 def _nothing() -> None:
     """Free nothing: there is nothing to free."""
-
-
-def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward of a module without hooks: entering below `Module.__call__` saves its cost on every call."""
-    if not isinstance(call, torch.nn.Module) or call._forward_hooks or call._forward_pre_hooks:
-        return call
-    if call._backward_hooks or call._backward_pre_hooks:
-        return call
-    forward: Callable[..., Any] = call.forward
-    return forward

@@ -1,0 +1,101 @@
+"""Where a call enters compiled code: below `Module.__call__`, and modules of the library's own classes as others do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.realize.entry import entry_of
+from torchwise.realize.lean import Straight
+
+X = torch.randn(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+class Chain(nn.Sequential):
+    """A class of its own whose forward is the library's."""
+
+
+class Own(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+def a_chain() -> nn.Module:
+    torch.manual_seed(0)
+    return Chain(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 4)).eval()
+
+
+def reason_of(call: Callable[..., Any]) -> str:
+    """Return why calls have no straight way past Dynamo's guards; "" where they have."""
+    straight = Straight(call)
+    compiled = torch.compile(call, backend="eager", options={"guard_filter_fn": straight.guard_filter})
+    straight.forget((X,), {})
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        compiled(X)
+    straight.way(compiled, compiled, (X,), {})
+    return straight.reason
+
+
+def test_a_module_of_the_library_has_the_straight_way_that_others_have() -> None:
+    chain = a_chain()
+    assert reason_of(chain.forward), "it depends on what Dynamo's wrapper holds"
+    torch._dynamo.reset()
+    assert reason_of(entry_of(chain)) == ""
+
+
+@pytest.mark.parametrize("make", [a_chain, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4), lambda: Own(4, 4)])
+def test_what_is_entered_answers_as_the_module_and_sees_its_weights(make: Callable[[], nn.Module]) -> None:
+    module = make()
+    compiled = torch.compile(entry_of(module), backend="eager")
+    torch.testing.assert_close(compiled(X), module(X))
+    next(module.parameters()).add_(1)
+    torch.testing.assert_close(compiled(X), module(X))
+
+
+def test_the_signature_stays() -> None:
+    layer = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    entry = entry_of(layer)
+    assert inspect.signature(entry) == inspect.signature(layer.forward)
+    query = torch.randn(2, 3, 4)
+    answer, weights = entry(query, query, query, need_weights=False)
+    torch.testing.assert_close(answer, layer(query, query, query, need_weights=False)[0])
+    assert weights is None
+
+
+def test_modules_of_one_class_are_told_apart() -> None:
+    first, second = a_chain(), a_chain()
+    second[0].weight.mul_(2)  # type: ignore[index,operator,union-attr]
+    compiled = [torch.compile(entry_of(module), backend="eager") for module in (first, second)]
+    for module, call in zip((first, second, first), (*compiled, compiled[0]), strict=True):
+        torch.testing.assert_close(call(X), module(X))
+
+
+def test_only_plain_modules_of_the_library_are_entered_otherwise() -> None:
+    own = Own(4, 4)
+    assert entry_of(own) == own.forward
+    assert entry_of(torch.tanh) is torch.tanh
+    replaced = nn.Linear(4, 4)
+    replaced.forward = lambda x: x  # type: ignore[method-assign]
+    assert entry_of(replaced) is replaced.forward
+    parallel = nn.DataParallel(own)  # which Dynamo treats in its own way
+    assert entry_of(parallel) == parallel.forward
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+def test_a_module_with_hooks_is_entered_by_the_front_door(kind: str) -> None:
+    module = a_chain()
+    getattr(module, f"register_{kind}_hook")(lambda *_: None)
+    assert entry_of(module) is module
