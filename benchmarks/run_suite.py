@@ -41,11 +41,14 @@ def main() -> None:
     parser.add_argument("--beside", type=int, default=1, help="targets under way on each GPU at once")
     parser.add_argument("--budget", default="500", help="seconds after which no further contender starts")
     parser.add_argument("--only", nargs="+", help="only targets that contain one of these words")
+    parser.add_argument("--without", nargs="+", type=Path, default=[], help="results whose whole targets are left out")
     options, options.bench = parser.parse_known_args()
     suite = read_suite(options.suite)
     targets = resolve_targets(suite.targets, suite.sizes)
     if options.only:
         targets = [target for target in targets if any(word in target for word in options.only)]
+    for other in options.without:
+        targets = unfinished(targets, suite.contenders, Benchmark.from_json(other.read_bytes()))
     merge(options.results)  # what a run that was killed has left
     done = read(options.results)
     targets = unfinished(targets, suite.contenders, done)
@@ -85,6 +88,8 @@ class Lane:
 
 def lanes_on(gpus: list[str], cores: list[int], beside: int, begun_with: int | None = None) -> list[Lane]:
     """Return `beside` lanes on each GPU, each with cores of its own where that leaves it two.
+
+    Cores are those that Linux counts: where it counts each twice, as two threads, two lanes may be on one.
 
     Args:
         gpus: their numbers; one empty string for the CPU, which cannot be divided: its cores are what is measured.

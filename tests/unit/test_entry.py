@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,6 +95,40 @@ def test_only_plain_modules_of_the_library_are_entered_otherwise() -> None:
     assert entry_of(replaced) is replaced.forward
     parallel = nn.DataParallel(own)  # which Dynamo treats in its own way
     assert entry_of(parallel) == parallel.forward
+
+
+def test_forwards_that_were_made_or_wrapped_are_entered_as_they_are() -> None:
+    traced = torch.fx.symbolic_trace(a_chain())  # its forward belongs to no module of Python's
+    assert entry_of(traced) == traced.forward
+    layer = nn.Linear(4, 4)
+    inner = layer.forward
+
+    @functools.wraps(nn.Linear.forward)  # it takes the library's name on, and holds a user's model
+    def doubled(self: nn.Module, x: torch.Tensor) -> Any:
+        return inner(2 * x)
+
+    layer.forward = types.MethodType(doubled, layer)  # type: ignore[method-assign]
+    assert entry_of(layer) == layer.forward
+
+
+def test_what_dynamo_was_told_of_a_forward_still_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)
+
+    of_the_library = types.FunctionType(forward.__code__, vars(nn.modules.activation), "forward")
+    of_the_library._torchdynamo_disable = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(nn.Tanh, "forward", of_the_library)
+    entry: Any = entry_of(nn.Tanh())
+    assert entry.__func__ is not of_the_library
+    assert entry._torchdynamo_disable
+
+
+def test_a_traceback_shows_the_library_s_own_line() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        entry_of(a_chain())(torch.randn(3, 5))
+    frames = traceback.extract_tb(raised.tb)
+    [frame] = [frame for frame in frames if frame.filename.endswith("container.py")]
+    assert frame.line == "input = module(input)"
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])

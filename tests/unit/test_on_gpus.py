@@ -19,6 +19,8 @@ from types import ModuleType
 import psutil
 import pytest
 
+from bench_samples import a_benchmark, a_row, a_spec
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -145,3 +147,22 @@ def test_a_lane_is_told_its_gpu_and_whether_its_cores_are_its_own(
     options = argparse.Namespace(results=tmp_path / "results.json", suite="suite.toml", budget="1", bench=[])
     assert run_suite.start(options, ["zoo:a"], None, 0, run_suite.Lane(gpu, {core}, own)).wait(20) == 0
     assert told.read_text() == f"{gpu or 7} {int(own)} 1\n"
+
+
+def test_targets_that_are_whole_in_other_results_are_left_out(
+    run_suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = [f"zoo:tutorial.{name}@small" for name in ("fusion_demo", "branch", "break_print")]
+    (tmp_path / "suite.toml").write_text(f'targets = {targets}\ndevice = "cpu"\ncontenders = ["eager", "default"]\n')
+    whole, begun, *_ = targets
+    rows = [a_row(name, workload=a_spec(whole)) for name in ("eager", "default")]
+    other = a_benchmark((*rows, a_row("eager", workload=a_spec(begun))))
+    (tmp_path / "other.json").write_text(other.to_json())
+    started: list[list[str]] = []
+    run = argparse.Namespace(wait=lambda: 0)
+    monkeypatch.setattr(run_suite, "start", lambda _options, given, *_rest: started.append(given) or run)
+    asked = [tmp_path / "suite.toml", tmp_path / "results.json", "--without", tmp_path / "other.json"]
+    monkeypatch.setattr(run_suite.sys, "argv", ["run_suite.py", *map(str, asked)])
+    run_suite.main()
+    assert started == [targets[1:]]
+    assert "2 targets are left to run" in capsys.readouterr().out

@@ -14,8 +14,9 @@ from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.backends import BACKENDS
 from torchwise.realize.transforms.patch_matmul import has_patches, multiply
+from torchwise.trial.inspection import _traits
 from torchwise.verify import Subject, verify
-from torchwise.workload import Example
+from torchwise.workload import Example, Workload
 from torchwise.zoo.registry import load
 
 PLAN = Plan(backend="counting", transforms=("patch_matmul",))
@@ -149,6 +150,29 @@ def test_hooks_run_once(encoder: Encoder, image: torch.Tensor) -> None:
     assert seen == [(2, 8, 4, 3)]
 
 
+@torch.no_grad()
+def test_the_features_of_a_patch_lie_side_by_side(image: torch.Tensor) -> None:
+    product, _ = multiply(nn.Conv2d(3, 8, 4, 4))
+    assert product(image).stride(1) == 1
+
+
+def test_an_input_smaller_than_a_patch_is_refused_as_the_convolution_refuses_it(image: torch.Tensor) -> None:
+    convolution = nn.Conv2d(3, 8, 14, 14)
+    for module in (convolution, multiply(convolution)[0]):
+        with pytest.raises(RuntimeError):
+            module(image)
+
+
+def test_a_model_whose_copy_is_itself_is_left_alone() -> None:
+    class Single(nn.Conv2d):
+        def __deepcopy__(self, _memo: object) -> Single:
+            return self
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 4, 4), Single(3, 3, 1))
+    with pytest.raises(UnsupportedError, match="the copy of 1 is the original itself"):
+        multiply(model)
+
+
 class Own(nn.Conv2d):
     pass
 
@@ -183,6 +207,19 @@ def test_what_cuts_no_patches_is_refused(module: nn.Module) -> None:
 def test_a_function_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="'patch_matmul', but builtin_function_or_method has no convolution"):
         made(torch.tanh, PLAN, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_patches_of_any_dimension_are_a_trait_where_convolutions_take_time(kind: Any) -> None:
+    convolution = kind(1, 2, 4, 4)
+    x = torch.randn(1, 1, *[8] * len(convolution.kernel_size))
+    workload = Workload(nn.Sequential(convolution), (Example((x,)),))
+
+    def traits(share: float) -> list[str]:
+        return _traits(workload, {"conv": share}, stochastic=False, writes=False)
+
+    assert "patches" in traits(0.9)
+    assert "patches" not in traits(0.01)
 
 
 @pytest.mark.slow

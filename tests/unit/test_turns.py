@@ -365,7 +365,13 @@ def test_waiting_to_time_a_kernel_is_not_on_the_workers_account() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"autotune_in_subproc": True}, {"max_autotune_gemm_backends": "ATEN,TRITON,CUTLASS"}, {}]
+    "setting",
+    [
+        {"autotune_in_subproc": True},
+        {"max_autotune_gemm_backends": "ATEN,TRITON,CUTLASS"},
+        {"triton.autotune_at_compile_time": True},
+        {},
+    ],
 )
 def test_where_kernels_are_timed_elsewhere_nobody_steps_aside(
     monkeypatch: pytest.MonkeyPatch, worker: Callable[..., list[bool]], compiler: Compiler, setting: dict[str, Any]

@@ -29,9 +29,14 @@ def share(
     memo: dict[int, Any] = {id(tensor): tensor for tensor in trees.tensors(plain)}
     memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
     try:
-        return copy.deepcopy(module, memo)
+        copied = copy.deepcopy(module, memo)
     except Exception as error:  # a module may hold anything, and its __deepcopy__ may raise anything
         raise UnsupportedError(f"the model cannot be copied ({type(error).__name__}: {error})") from error
+    own = {id(part) for part in module.modules()}
+    for name, part in copied.named_modules():
+        if id(part) in own:  # its __deepcopy__ says so, and what changes the copy would change the user's model
+            raise UnsupportedError(f"the model cannot be copied: the copy of {name or 'it'} is the original itself")
+    return copied
 
 
 class DerivedWeights:

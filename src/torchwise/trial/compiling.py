@@ -67,6 +67,7 @@ def _aside() -> AbstractContextManager[None]:
     """
     config = look_up(WHO, _CONFIG)
     elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
+    elsewhere |= bool(getattr(config.triton, "autotune_at_compile_time", False))  # torch 2.11, with cpp_wrapper
     elsewhere |= "CUTLASS" in getattr(config, "max_autotune_gemm_backends", "").upper()
     if elsewhere:
         return contextlib.nullcontext()

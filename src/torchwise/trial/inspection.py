@@ -190,14 +190,21 @@ def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, w
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
         "repeated_blocks": module is not None and bool(repeated_blocks(module)),
         "rnn": module is not None and has_rnn(module),
-        "patches": module is not None and has_patches(module),
-        "dependent_launch": any(t.is_cuda for t in tensors) and torch.cuda.get_device_capability() >= HOPPER,
+        "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has_patches(module),
+        "dependent_launch": any(t.is_cuda for t in tensors) and _launches_early(),
         "static_form": has_static_form(workload.call),
         "several_shapes": len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,
         "writes_inputs": writes,
     }
     return [name for name, present in found.items() if present]
+
+
+def _launches_early() -> bool:
+    """Whether this GPU can start a kernel before the one ahead of it has ended, and Inductor knows how."""
+    import torch
+
+    return torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER
 
 
 def _describe(workload: Workload) -> str:

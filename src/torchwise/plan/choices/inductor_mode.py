@@ -90,7 +90,7 @@ register(
         on=ON_INDUCTOR,
         effort="thorough",
         # Measured on one H200: 1.3 (100 Gross-Pitaevskii steps) to 4.6 times a plain compile (relevance_amp, training);
-        # speed between 0.86 of the plan without it and 1.06.
+        # speed between 0.86 of the plan without it and 1.06 (benchmarks/results/2026-11-23-h200-plan-kernels-*.txt).
         compile_factor=2.0,
         keeps=0.8,
     )
@@ -120,7 +120,8 @@ register(
         on=ON_INDUCTOR,
         # PyTorch leaves it off: of its own benchmarks some lost by it (pull request 167687). What it shortens is the
         # beginning and the end of each kernel, which a profile counts as work. Time with over time without, measured on
-        # one H200: 0.74 (100 captured Gross-Pitaevskii steps of 2.7 µs).
+        # one H200: 0.74 and 0.80 (100 captured Gross-Pitaevskii steps of 2.7 µs: plan-kernels-gross-pitaevskii and
+        # beyond-modes of 2026-11-23 in benchmarks/results), 0.95 (relevance_amp, training: plan-kernels-relevance-amp).
         keeps=0.7,
     )
 )

@@ -3,8 +3,10 @@
 Where the stride of a convolution is its kernel, each pixel is read by one window alone. What it computes is then one
 matrix product of all patches, as rows, with the weight: the "linear projection of flattened patches" of
 https://arxiv.org/abs/2010.11929, which is mostly written as a convolution. Libraries of convolutions run it as any
-other: cuDNN lays the image out anew and pads its three channels to eight. On one H200 (torch 2.11) the patches of 16
-images of 224 × 224 in bfloat16, 768 features each, took 154 µs as a convolution, and its gradient 109 µs.
+other: cuDNN lays the image out anew and pads its three channels to eight. And a convolution leaves each feature's
+patches side by side, where the model wants each patch's features: with the product, a captured training step of
+`zoo:training.relevance_amp@large` is 738 kernels and not 857, as the norms of its blocks are one each (one H200, torch
+2.11, `benchmarks/results/2026-11-23-h200-plan-kernels-relevance-amp.txt`).
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ class _AsProduct(nn.Module):
         """Map (batch, channels, *sizes) to (batch, features, *patches); without the batch where `x` has none.
 
         What is left over at the end of a size, less than a patch, is not read, as by a convolution. The features lie
-        innermost in memory, as in a convolution of a `channels_last` input.
+        innermost in memory, as in a convolution of a `channels_last` input: a model that takes them as rows, and most
+        do, then works on rows that are whole. One that asks for a `view` of all of a contiguous answer fails its trial.
+
+        Raises:
+            RuntimeError: the input is smaller than a patch.
         """
         sizes: tuple[int, ...] = self.kernel_size  # type: ignore[assignment]
         batched = x if x.dim() == len(sizes) + 2 else x.unsqueeze(0)
         for dim, size in enumerate(sizes, start=2):
+            if batched.shape[dim] < size:
+                raise RuntimeError(f"the input's sizes are {tuple(batched.shape[2:])}, but a patch is of {sizes}")
             batched = batched.narrow(dim, 0, batched.shape[dim] // size * size)
         for place, size in enumerate(sizes):
             batched = batched.unflatten(2 + 2 * place, (-1, size))
