@@ -1,4 +1,4 @@
-"""Run a suite in pieces, and on several GPUs at once: one `torchwise bench` per GPU, results merged in one file.
+"""Run a suite in pieces, and on several GPUs at once: one `torchwise bench` per target, results merged in one file.
 
 Each piece starts no new contender after --budget seconds, so that it ends within some minutes of it; the next call goes
 on where this one ended. Rows of unlike machines or software are never merged: `torchwise bench --resume` refuses.
@@ -10,8 +10,8 @@ cores is part of the environment that rows are of, so that results begun with al
 There, and where there are fewer cores or no GPU, those of one GPU share its cores: one that measures waits until the
 others have compiled, and cold first calls share the cores with theirs.
 
-Each GPU's rows are kept beside the results while it runs (results.part-0.json), so that a run that is killed loses no
-more than the contender under way. Further options are those of `torchwise bench`.
+Whoever is free takes the next target. The rows are kept beside the results meanwhile (results.part-0.json), so that a
+run that is killed loses no more than the contenders under way. Further options are those of `torchwise bench`.
 
 Run it: python benchmarks/run_suite.py benchmarks/suites/zoo-h200.toml results.json --gpus 0,1,2,3 --budget 500
 """
@@ -22,6 +22,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from torchwise.bench import read_suite, resolve_targets
 from torchwise.measure.turns import OWN_CORES
 from torchwise.records.benchmark import Benchmark
 
+POLLED_S = 0.2
 CORES_OF_ITS_OWN = 2
 """The fewest that a lane gets rather than share its GPU's: compilers and the calls that are timed take one each."""
 
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="a .json file; it is gone on with where it exists")
     parser.add_argument("--gpus", default="", help="GPUs to use side by side, as 0,1,2; none for a suite on the CPU")
     parser.add_argument("--beside", type=int, default=1, help="targets under way on each GPU at once")
-    parser.add_argument("--budget", default="500", help="seconds after which no further contender starts")
+    parser.add_argument("--budget", type=float, default=500.0, help="seconds after which no further contender starts")
     parser.add_argument("--only", nargs="+", help="only targets that contain one of these words")
     parser.add_argument("--without", nargs="+", type=Path, default=[], help="results whose whole targets are left out")
     options, options.bench = parser.parse_known_args()
@@ -55,12 +57,10 @@ def main() -> None:
     gpus = options.gpus.split(",") if options.gpus else [""]
     begun_with = done.environment.cpus if done else None
     lanes = lanes_on(gpus, sorted(os.sched_getaffinity(0)), options.beside, begun_with)
-    shards = [targets[number :: len(lanes)] for number in range(len(lanes))]
-    work = [(number, lane) for number, lane in enumerate(lanes) if shards[number]]
-    runs = [start(options, shards[number], done, number, lane) for number, lane in work]
-    for run in runs:
-        run.wait()
-    merge(options.results)
+    try:
+        work(options, targets, done, lanes)
+    finally:
+        merge(options.results)
     left = unfinished(targets, suite.contenders, read(options.results))
     print(f"{len(left)} targets are left to run" + (": run this again" if left else ""))
 
@@ -113,15 +113,37 @@ def shares_of(cores: list[int], parts: int) -> list[set[int]]:
     return [set(cores[number * each : (number + 1) * each] or cores) for number in range(parts)]
 
 
+def work(options: argparse.Namespace, targets: list[str], done: Benchmark | None, lanes: list[Lane]) -> None:
+    """Run the targets in their order, one at a time on each lane, until all are done or the budget is spent."""
+    end = time.monotonic() + options.budget
+    waiting = list(targets)
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        while True:
+            running = {number: run for number, run in running.items() if run.poll() is None}
+            for number, lane in enumerate(lanes):
+                left = end - time.monotonic()
+                if waiting and number not in running and left > 0:
+                    running[number] = start(options, waiting.pop(0), done, number, lane, left)
+            if not running:
+                return
+            time.sleep(POLLED_S)
+    finally:
+        for run in running.values():  # what interrupts this interrupts them, and each keeps its finished rows
+            run.wait()
+
+
 def start(
-    options: argparse.Namespace, targets: list[str], done: Benchmark | None, number: int, lane: Lane
+    options: argparse.Namespace, target: str, done: Benchmark | None, number: int, lane: Lane, left: float
 ) -> subprocess.Popen[bytes]:
-    """Start one benchmark on one GPU and some cores, going on with the rows that there are of its targets."""
+    """Start the benchmark of one target on a lane, going on with the rows that there are of it."""
     part = options.results.with_suffix(f".part-{number}.json")
-    if done:
-        part.write_text(replace(done, rows=tuple(r for r in done.rows if r.workload.target in targets)).to_json())
-    command = [sys.executable, "-m", "torchwise.cli", "bench", *targets, "--suite", str(options.suite)]
-    command += ["--resume", str(part), "--budget", options.budget, *options.bench]
+    found = read(part) or (replace(done, rows=()) if done else None)  # the lane's rows so far, and what its GPU can do
+    if found:
+        earlier = tuple(row for row in done.rows if row.workload.target == target) if done else ()
+        part.write_text(replace(found, rows=(*found.rows, *earlier)).to_json())
+    command = [sys.executable, "-m", "torchwise.cli", "bench", target, "--suite", str(options.suite)]
+    command += ["--resume", str(part), "--budget", f"{max(left, 1):.0f}", *options.bench]
     environment = {**os.environ, OWN_CORES: "1" if lane.own else "0"}
     if lane.gpu:
         environment["CUDA_VISIBLE_DEVICES"] = lane.gpu

@@ -15,6 +15,7 @@ import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
@@ -144,8 +145,8 @@ def test_a_lane_is_told_its_gpu_and_whether_its_cores_are_its_own(
     python.write_text(f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES $TORCHWISE_OWN_CORES $(nproc) >{told}\n")
     python.chmod(0o755)
     monkeypatch.setattr(run_suite.sys, "executable", str(python))
-    options = argparse.Namespace(results=tmp_path / "results.json", suite="suite.toml", budget="1", bench=[])
-    assert run_suite.start(options, ["zoo:a"], None, 0, run_suite.Lane(gpu, {core}, own)).wait(20) == 0
+    options = argparse.Namespace(results=tmp_path / "results.json", suite="suite.toml", bench=[])
+    assert run_suite.start(options, "zoo:a", None, 0, run_suite.Lane(gpu, {core}, own), 1.0).wait(20) == 0
     assert told.read_text() == f"{gpu or 7} {int(own)} 1\n"
 
 
@@ -158,11 +159,58 @@ def test_targets_that_are_whole_in_other_results_are_left_out(
     rows = [a_row(name, workload=a_spec(whole)) for name in ("eager", "default")]
     other = a_benchmark((*rows, a_row("eager", workload=a_spec(begun))))
     (tmp_path / "other.json").write_text(other.to_json())
-    started: list[list[str]] = []
-    run = argparse.Namespace(wait=lambda: 0)
+    started: list[str] = []
+    run = argparse.Namespace(poll=lambda: 0)
     monkeypatch.setattr(run_suite, "start", lambda _options, given, *_rest: started.append(given) or run)
     asked = [tmp_path / "suite.toml", tmp_path / "results.json", "--without", tmp_path / "other.json"]
     monkeypatch.setattr(run_suite.sys, "argv", ["run_suite.py", *map(str, asked)])
     run_suite.main()
-    assert started == [targets[1:]]
+    assert started == targets[1:]
     assert "2 targets are left to run" in capsys.readouterr().out
+
+
+@pytest.fixture
+def lanes(run_suite: ModuleType) -> list[Any]:
+    return [run_suite.Lane("", {0}, own=False)] * 2
+
+
+def test_whoever_is_free_takes_the_next_target(
+    run_suite: ModuleType, monkeypatch: pytest.MonkeyPatch, lanes: list[Any]
+) -> None:
+    ends = iter([0.0, 0.9, 0.0, 0.0])  # the second target takes as long as all others
+    taken: list[tuple[str, int]] = []
+
+    def start(_options: Any, target: str, _done: Any, number: int, _lane: Any, left: float) -> Any:
+        taken.append((target, number))
+        assert 0 < left <= 60
+        end = time.monotonic() + next(ends)
+        return argparse.Namespace(poll=lambda: 0 if time.monotonic() >= end else None)
+
+    monkeypatch.setattr(run_suite, "start", start)
+    run_suite.work(argparse.Namespace(budget=60.0), ["a", "b", "c", "d"], None, lanes)
+    assert taken == [("a", 0), ("b", 1), ("c", 0), ("d", 0)]
+
+
+def test_nothing_starts_once_the_budget_is_spent(
+    run_suite: ModuleType, monkeypatch: pytest.MonkeyPatch, lanes: list[Any]
+) -> None:
+    taken: list[str] = []
+    end = time.monotonic() + 0.5
+    run = argparse.Namespace(poll=lambda: 0 if time.monotonic() >= end else None)
+    monkeypatch.setattr(run_suite, "start", lambda _options, target, *_rest: taken.append(target) or run)
+    run_suite.work(argparse.Namespace(budget=0.3), ["a", "b", "c"], None, lanes)
+    assert taken == ["a", "b"]
+
+
+def test_a_lane_goes_on_with_its_rows_and_those_that_there_are_of_a_target(
+    run_suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_suite.sys, "executable", "true")
+    options = argparse.Namespace(results=tmp_path / "results.json", suite="suite.toml", bench=[])
+    done = a_benchmark(tuple(a_row("eager", workload=a_spec(target)) for target in ("a:a", "b:b", "c:c")))
+    lane = run_suite.Lane("", os.sched_getaffinity(0), own=False)
+    for target in ("a:a", "c:c"):
+        run_suite.start(options, target, done, 0, lane, 5.0).wait(20)
+    part = run_suite.read(tmp_path / "results.part-0.json")
+    assert [row.workload.target for row in part.rows] == ["a:a", "c:c"]
+    assert part.peaks == done.peaks
