@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,34 @@ def postgres() -> Iterator[PostgresServer]:
             yield server
     except FileNotFoundError as error:
         pytest.fail(str(error))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Register a backend "counting" that compiles nothing; each graph it is given is listed by its operators."""
+    import torch
+
+    from torchwise.realize.backends import BACKENDS
+
+    torch.compiler.reset()
+    found: list[list[str]] = []
+
+    def note(module: Any, _inputs: Any) -> Callable[..., Any]:
+        calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+        found.append([getattr(target, "__name__", str(target)) for target in calls])
+        return module.forward
+
+    monkeypatch.setitem(BACKENDS, "counting", lambda call, _plan: torch.compile(call, backend=note))
+    yield found
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def dynamo_afresh() -> Iterator[None]:
+    """Have Dynamo know of nothing that other tests compiled, and ask for no gradients."""
+    import torch
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()

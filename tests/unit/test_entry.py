@@ -6,25 +6,19 @@ import functools
 import inspect
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from counted import Counted
 from torch import nn
 
 from torchwise.realize.entry import entry_of
-from torchwise.realize.lean import Straight
+
+pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 
 X = torch.randn(3, 4)
-
-
-@pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 class Chain(nn.Sequential):
@@ -41,22 +35,11 @@ def a_chain() -> nn.Module:
     return Chain(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 4)).eval()
 
 
-def reason_of(call: Callable[..., Any]) -> str:
-    """Return why calls have no straight way past Dynamo's guards; "" where they have."""
-    straight = Straight(call)
-    compiled = torch.compile(call, backend="eager", options={"guard_filter_fn": straight.guard_filter})
-    straight.forget((X,), {})
-    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
-        compiled(X)
-    straight.way(compiled, compiled, (X,), {})
-    return straight.reason
-
-
 def test_a_module_of_the_library_has_the_straight_way_that_others_have() -> None:
     chain = a_chain()
-    assert reason_of(chain.forward), "it depends on what Dynamo's wrapper holds"
+    assert Counted(chain.forward, X).straight.reason, "it depends on what Dynamo's wrapper holds"
     torch._dynamo.reset()
-    assert reason_of(entry_of(chain)) == ""
+    assert Counted(entry_of(chain), X).straight.reason == ""
 
 
 @pytest.mark.parametrize("make", [a_chain, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4), lambda: Own(4, 4)])

@@ -5,47 +5,21 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from counted import Counted
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from torchwise.realize.lean import _OF_TORCH, Straight
 
+pytestmark = pytest.mark.usefixtures("dynamo_afresh")
+
 X = torch.randn(3, 4)
 SCALE = 2.0
-
-
-@pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-
-
-class Counted:
-    """Compiled calls, by Dynamo with a backend that compiles nothing, and how many went Dynamo's way."""
-
-    def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self.straight = Straight(call)
-        compiled = torch.compile(call, backend="eager", options={"guard_filter_fn": self.straight.guard_filter})
-        self.straight.forget(args, kwargs)
-        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
-            compiled(*args, **kwargs)
-        self.steady_calls = 0
-
-        def steady(*args: Any, **kwargs: Any) -> Any:
-            self.steady_calls += 1
-            return compiled(*args, **kwargs)
-
-        self.way = self.straight.way(steady, steady, args, kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.way(*args, **kwargs)
 
 
 class Net(nn.Module):

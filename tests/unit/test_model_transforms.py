@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from torch import nn
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.realize.backends import BACKENDS
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.transforms import known_transforms
 from torchwise.realize.transforms.isolate_rnn import Isolated, has_rnn, isolate
@@ -45,22 +44,6 @@ class Tagger(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out, _ = self.rnn(torch.relu(self.first(x)))
         return torch.tanh(self.last(out))
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """Register a backend "counting" that compiles nothing; each graph it is given is listed by its operators."""
-    torch.compiler.reset()
-    found: list[list[str]] = []
-
-    def note(module: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
-        found.append([getattr(target, "__name__", str(target)) for target in calls])
-        return module.forward
-
-    monkeypatch.setitem(BACKENDS, "counting", lambda call, _plan: torch.compile(call, backend=note))
-    yield found
-    torch.compiler.reset()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import psutil
 import pytest
 
 from bench_samples import a_benchmark, a_row, a_spec
+from torchwise.plan import Plan
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -214,3 +216,15 @@ def test_a_lane_goes_on_with_its_rows_and_those_that_there_are_of_a_target(
     part = run_suite.read(tmp_path / "results.part-0.json")
     assert [row.workload.target for row in part.rows] == ["a:a", "c:c"]
     assert part.peaks == done.peaks
+
+
+def test_kernels_of_plans_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("plan_kernels")
+    given = ["zoo:tutorial.fusion_demo@small", "--device", "cpu", "--most", "2", "--plan", Plan().to_json()]
+    monkeypatch.setattr(sys, "argv", ["plan_kernels.py", *given])
+    script.main()
+    told = capsys.readouterr().out
+    assert "### eager, first calls" in told
+    assert re.search(r"\d ms of kernels per call, [1-9]\d* of them\n", told)
+    assert len(re.findall(r"^  [\d.]+ ms +\d+ × +[\d.]+ µs  aten::", told, re.MULTILINE)) == 2

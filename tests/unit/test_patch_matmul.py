@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.realize.backends import BACKENDS
 from torchwise.realize.transforms.patch_matmul import has_patches, multiply
 from torchwise.trial.inspection import _traits
 from torchwise.verify import Subject, verify
@@ -20,24 +18,6 @@ from torchwise.workload import Example, Workload
 from torchwise.zoo.registry import load
 
 PLAN = Plan(backend="counting", transforms=("patch_matmul",))
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Register a backend "counting" that compiles nothing; each graph it is given is listed by its operators."""
-    torch.compiler.reset()
-    found: list[list[str]] = []
-
-    def note(module: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
-        found.append([getattr(target, "__name__", str(target)) for target in calls])
-        return module.forward
-
-    def counting(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
-        return torch.compile(call, backend=note)
-
-    monkeypatch.setitem(BACKENDS, "counting", counting)
-    return found
 
 
 class Encoder(nn.Module):

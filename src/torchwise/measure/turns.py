@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 try:
@@ -81,25 +82,23 @@ class Turns:
             fcntl.flock(self._room, fcntl.LOCK_SH)
             fcntl.flock(self._door, fcntl.LOCK_UN)
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """Work elsewhere meanwhile, and share the device again afterwards."""
-        self._count(asides=1)
-        try:
-            yield
-        finally:
-            self._count(asides=-1)
+        return self._counted(asides=1)
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Share the device meanwhile, also where this process has stepped aside."""
+        return self._counted(moments=1)
 
     @contextlib.contextmanager
-    def sharing(self) -> Iterator[None]:
-        """Share the device meanwhile, also where this process has stepped aside."""
-        self._count(moments=1)
+    def _counted(self, asides: int = 0, moments: int = 0) -> Iterator[None]:
+        self._count(asides, moments)
         try:
             yield
         finally:
-            self._count(moments=-1)
+            self._count(-asides, -moments)
 
-    def _count(self, *, asides: int = 0, moments: int = 0) -> None:
+    def _count(self, asides: int, moments: int) -> None:
         with self._counting:
             before = self._is_away()
             self._asides, self._moments = self._asides + asides, self._moments + moments
@@ -183,24 +182,14 @@ def may_step_aside() -> bool:
     return _may_step_aside
 
 
-@contextlib.contextmanager
-def aside() -> Iterator[None]:
+def aside() -> AbstractContextManager[None]:
     """Leave the device that was joined to others meanwhile, and share it again afterwards; see `may_step_aside`."""
-    if _turns is None or not _may_step_aside:
-        yield
-        return
-    with _turns.aside():
-        yield
+    return contextlib.nullcontext() if _turns is None or not _may_step_aside else _turns.aside()
 
 
-@contextlib.contextmanager
-def sharing() -> Iterator[None]:
+def sharing() -> AbstractContextManager[None]:
     """Share the device that was joined meanwhile, also within `aside`; without effect where none was joined."""
-    if _turns is None:
-        yield
-        return
-    with _turns.sharing():
-        yield
+    return contextlib.nullcontext() if _turns is None else _turns.sharing()
 
 
 def waited_s() -> float:
