@@ -19,8 +19,10 @@ MAIN = sys.modules["__main__"]
 
 
 @pytest.fixture(autouse=True)
-def no_other_main() -> None:
+def no_other_main() -> Iterator[None]:
     """Put `__main__` back: Streamlit takes its place, in threads of its own, and spawned processes would run that."""
+    sys.modules["__main__"] = MAIN
+    yield
     sys.modules["__main__"] = MAIN
 
 

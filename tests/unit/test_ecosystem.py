@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch.utils.data import DataLoader, Dataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -78,27 +81,46 @@ def test_generate_gives_the_models_own_words(tokenizer: Any) -> None:
     assert spoken[0]["generated_text"].startswith("a b c")
 
 
-class Scored(Dataset[torch.Tensor]):
-    """A data set whose items a model computes, in the workers of the loader."""
+SCRIPT = """
+import sys
 
-    def __init__(self, model: Any) -> None:
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from test_ecosystem import optimized
+
+
+class Scored(Dataset):  # a data set whose items a model computes, in the workers of the loader
+    def __init__(self, model):
         self.model = model
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         with torch.no_grad():
-            answer: torch.Tensor = self.model(torch.full((1, 4), float(index)))
-        return answer
+            return self.model(torch.full((1, 4), float(index)))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_it_works_in_the_workers_of_a_data_loader(start: str) -> None:
+if __name__ == "__main__":
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval()
-    loader = DataLoader(
-        Scored(optimized(model, torch.zeros(1, 4))), batch_size=3, num_workers=2, multiprocessing_context=start
-    )
+    scored = Scored(optimized(model, torch.zeros(1, 4)))
+    loader = DataLoader(scored, batch_size=3, num_workers=2, multiprocessing_context=sys.argv[1])
     with torch.no_grad():
         expected = torch.stack([model(torch.full((1, 4), float(index))) for index in range(6)])
     torch.testing.assert_close(torch.cat(list(loader)), expected)
+    print("all alike")
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_it_works_in_the_workers_of_a_data_loader(start: str, tmp_path: Path) -> None:
+    """In a program of its own, as spawned workers begin by running what their parent began with."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, str(script), start], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert done.stdout == "all alike\n", done.stderr

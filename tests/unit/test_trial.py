@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,23 @@ def test_the_users_own_start_method_is_left_alone() -> None:
     assert dict(os.environ) == before
     assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
     assert sys.modules["__main__"] is MAIN
+
+
+def test_a_main_that_comes_while_a_worker_starts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamlit puts its own there, in other threads: the one from before the start would be of a page that is over."""
+    from multiprocessing.context import ForkServerProcess
+
+    start, page, seen = ForkServerProcess.start, types.ModuleType("__main__"), []
+
+    def draws_a_page(process: ForkServerProcess) -> None:
+        seen.append(sys.modules["__main__"])
+        start(process)
+        sys.modules["__main__"] = page
+
+    monkeypatch.setattr(ForkServerProcess, "start", draws_a_page)
+    inspect_workload(ProcessLauncher(), job("wrong", "inspect"), Limits(60, 8 * GIB), lambda stage: None)
+    assert seen[0] not in (MAIN, page)
+    assert sys.modules["__main__"] is page
 
 
 def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

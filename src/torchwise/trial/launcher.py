@@ -234,13 +234,14 @@ def _clean_start() -> Iterator[None]:
     The first start begins the server, which sees `SERVER_VARIABLES` beside the user's own.
     """
     with _start_lock:
-        main = sys.modules["__main__"]
+        main, nobody = sys.modules["__main__"], ModuleType("__main__")
         before = {name: os.environ.get(name) for name in SERVER_VARIABLES}
-        sys.modules["__main__"] = ModuleType("__main__")
+        sys.modules["__main__"] = nobody
         os.environ.update(SERVER_VARIABLES)
         try:
             yield
         finally:
-            sys.modules["__main__"] = main
+            if sys.modules["__main__"] is nobody:  # Streamlit puts another there whenever a page is drawn
+                sys.modules["__main__"] = main
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
