@@ -56,6 +56,8 @@ def test_the_sum_of_a_large_field_is_interleaved_apart_and_right() -> None:
         answer, [code] = run_and_get_code(realized.call, *example.args)
     assert worst_error([answer], reference) < 1e-4
     assert code.count(".run(") == 2, "the sum, and what interleaves its parts"
+    assert "libdevice.tan(" in code
+    assert "cos(" not in code, "nor is the angle reduced a second time"
 
 
 def test_a_step_with_stencils_on_complex_numbers_is_one_kernel() -> None:

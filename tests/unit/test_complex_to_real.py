@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.realize.transforms.complex_to_real import ComplexToReal, apart, backend_for, private
+from torchwise.realize.transforms.complex_to_real import ComplexToReal, apart, backend_for, half_angle, private
 from torchwise.realize.transforms.complex_to_real import compile as compile_module
 from torchwise.realize.transforms.complex_to_real.compile import around
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
@@ -445,6 +445,42 @@ def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
     monkeypatch.setattr(apart, "DEVICE", "cpu")
     monkeypatch.setattr(apart, "LEAST", 1)
     assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
+
+
+ON_THE_CIRCLE = {
+    "exp": lambda x: (1j * x).exp(),
+    "polar": lambda x: torch.polar(torch.ones_like(x), x),
+    "both twice": lambda x: (1j * x).exp() + torch.polar(x, x),
+    "cosh": lambda x: torch.complex(0 * x, x).cosh() + torch.complex(0 * x, x).sinh(),
+}
+
+
+@pytest.mark.parametrize("function", ON_THE_CIRCLE.values(), ids=ON_THE_CIRCLE.keys())
+def test_large_angles_on_a_gpu_are_halved(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.cat([30 * torch.randn(400), torch.tensor([0.0, -0.0, torch.pi, torch.pi / 2, 1e6, -3e8, torch.inf])])
+    assert "aten.tan.default" not in operators(rewritten(function, x)[0]), "on a CPU they are not"
+    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
+    assert "aten.tan.default" not in operators(rewritten(function, x)[0]), "few are not"
+    monkeypatch.setattr(half_angle, "LEAST", x.numel())
+    rewriting, [answer] = rewritten(function, x)
+    assert "aten.tan.default" in operators(rewriting)
+    assert not {"aten.cos.default", "aten.sin.default"} & set(operators(rewriting))
+    wide = x.double()
+    torch.testing.assert_close(answer, function(wide).to(answer.dtype), rtol=5e-7, atol=2e-7, equal_nan=True)
+    assert "aten.tan.default" not in operators(rewritten(function, wide)[0]), "in float64 they are not"
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: (1j * x).exp().real, lambda x: torch.complex(x.cos(), x.sin()) * 1j, lambda x: x.sin() * 1j]
+)
+def test_what_is_one_part_alone_or_the_models_own_is_not_halved(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
+    monkeypatch.setattr(half_angle, "LEAST", 1)
+    assert "aten.tan.default" not in operators(rewritten(function, torch.randn(5))[0])
 
 
 def test_a_rewritten_graph_may_fuse_more_before_it_is_written_to_memory() -> None:

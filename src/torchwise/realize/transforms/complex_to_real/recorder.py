@@ -18,6 +18,9 @@ class Recorder(TorchDispatchMode):
         graph: the graph to write to.
         fake_mode: gives results their shapes, dtypes and strides without computing them.
         decompositions: what the compiler wants to see instead of some operators, by overload.
+
+    Attributes:
+        written: the nodes that it wrote; others were copied from the model's own graph.
     """
 
     def __init__(self, graph: torch.fx.Graph, fake_mode: Any, decompositions: Mapping[Any, Callable[..., Any]]) -> None:
@@ -25,6 +28,7 @@ class Recorder(TorchDispatchMode):
         self._graph = graph
         self._fake_mode = fake_mode
         self._decompositions = decompositions
+        self.written: set[torch.fx.Node] = set()
         # By identity, and kept with the tensor, so that none is freed and its identity given to another.
         self._nodes: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
 
@@ -56,6 +60,7 @@ class Recorder(TorchDispatchMode):
         args, kwargs = _pytree.tree_map_only(torch.Tensor, self.node_of, (args, kwargs))
         node = self._graph.call_function(func, args, kwargs)
         node.meta["val"] = result
+        self.written.add(node)
         self.bind(node)
         if isinstance(result, list | tuple):
             for place, one in enumerate(result):

@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from torchwise.errors import UnsupportedError
 from torchwise.realize.transforms.complex_to_real import private, rules
 from torchwise.realize.transforms.complex_to_real.apart import interleave_apart
+from torchwise.realize.transforms.complex_to_real.half_angle import take_half_angles
 from torchwise.realize.transforms.complex_to_real.layout import arranged, interleave, lies
 from torchwise.realize.transforms.complex_to_real.lazy import Lazy, lazily
 from torchwise.realize.transforms.complex_to_real.recorder import Recorder
@@ -82,7 +83,9 @@ class _Rewriter:
         if not self._done:
             found = ", ".join(dict.fromkeys(self._left)) or "none computes"
             raise UnsupportedError(f"of its complex operators none can be rewritten with profit: {found}")
+        self._graph.eliminate_dead_code()
         interleave_apart(self._graph, self._recorder)
+        take_half_angles(self._graph, self._recorder)
         self._graph.eliminate_dead_code()
         result = torch.fx.GraphModule(self._module, self._graph)
         result.meta = dict(self._module.meta)
