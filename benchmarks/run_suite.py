@@ -144,6 +144,11 @@ def start(
         part.write_text(replace(found, rows=(*found.rows, *earlier)).to_json())
     command = [sys.executable, "-m", "torchwise.cli", "bench", target, "--suite", str(options.suite)]
     command += ["--resume", str(part), "--budget", f"{max(left, 1):.0f}", *options.bench]
+    return start_on(lane, command)
+
+
+def start_on(lane: Lane, command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a command with the GPU and the cores of a lane."""
     environment = {**os.environ, OWN_CORES: "1" if lane.own else "0"}
     if lane.gpu:
         environment["CUDA_VISIBLE_DEVICES"] = lane.gpu

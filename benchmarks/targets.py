@@ -18,6 +18,15 @@ def resnet50() -> Workload:
     return Workload(model, (Example((torch.randn(1, 3, 224, 224),)),), name="resnet50")
 
 
+def vit_base() -> Workload:
+    """Build the ViT-B/16 of Transformers with random weights, for one image."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    model = ViTForImageClassification(ViTConfig(num_labels=1000)).eval()
+    return Workload(model, (Example((torch.randn(1, 3, 224, 224),)),), name="vit_base")
+
+
 def field_million() -> Workload:
     """Build the field of 100 sources at 1 048 576 points, float32: 1 GB of intermediate values in eager."""
     request = Request("ivhl.field_superposition@1048576x100", "cpu", torch.float32, 0)

@@ -4,8 +4,13 @@ What counts as "the best" is the exhaustive run's own measurement of each plan, 
 by its own luck with the clock. Time is what one process takes for one trial after the other. Calls are taken to be
 without end, so that the best is the fastest whatever it takes to compile.
 
-The exhaustive run is shared between GPUs: each has a process that takes trials from one store. It goes on where it
-stopped when the same command is given again; on another day with --date, as the day is in the names of the files.
+The exhaustive run is shared between GPUs: each has a process that takes trials from one store, or with --beside
+several, each with cores of its own, which wait for each other where they measure. The search has as many cores as one
+of them, and no trial's time has its waits in it. It goes on where it stopped when the same command is given again; on
+another day with --date, as the day is in the names of the files.
+
+Where the whole space is too large, --choices leaves out plans of more choices than so many, except those that the
+search tried.
 
 Run it: python benchmarks/time_to_decide.py zoo:spinlock.operator --device cuda --gpus 0,1,2,3 --budget 500 --out .
 """
@@ -17,14 +22,16 @@ import datetime
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
+from run_suite import Lane, lanes_on, start_on
+
 from torchwise.decide import History
 from torchwise.plan import EAGER, Legality, Plan, PlanSpace
+from torchwise.plan.space import choices_of
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
 
@@ -37,6 +44,8 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gpus", default="", help="GPUs that share the exhaustive run, as 0,1,2")
+    parser.add_argument("--beside", type=int, default=1, help="processes of the exhaustive run on each GPU")
+    parser.add_argument("--choices", type=int, default=10**6, help="leave out plans of more choices than this")
     parser.add_argument("--effort", default="standard", help="of the search, and of the space that is tried whole")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
@@ -48,10 +57,15 @@ def main() -> None:
     name = re.sub("[:@,/]", "-", options.target)
     options.stem = options.out / f"{options.date}-{options.label or options.device}-time-to-decide-{name}"
     if options.try_all:
-        tune(options, "all", plans=space_of(stored(options, "search")))
+        tune(options, "all", plans=space_of(stored(options, "search"), options.choices))
         return
+    gpus = options.gpus.split(",") if options.gpus else [""]
+    lanes = lanes_on(gpus, sorted(os.sched_getaffinity(0)), options.beside)
+    os.sched_setaffinity(0, lanes[0].cores)
+    if gpus[0]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
     tune(options, "search")
-    run_all(options)
+    run_all(options, lanes)
     print(report(options))
 
 
@@ -80,26 +94,24 @@ def stored(options: argparse.Namespace, store: str) -> Study:
         return storage.get_study(study.id)
 
 
-def space_of(study: Study) -> list[Plan]:
-    """List every plan that the search could have come to, simple ones first."""
+def space_of(study: Study, most: int) -> list[Plan]:
+    """List the plans that the search could have come to, simple ones first: of up to `most` choices, or tried."""
     traits = History(study.workload, study.inspection, study.trials).traits
     space = PlanSpace(study.workload.device, study.workload.mode, traits, Legality.of(study.allow), study.effort)
     found, border = {EAGER: None}, [EAGER]
     while border:
         border = [plan for each in border for plan, _ in space.neighbours(each) if plan not in found]
         found |= dict.fromkeys(border)
-    return [plan for plan in found if not plan.is_eager]
+    tried = {trial.plan for trial in study.trials}
+    return [plan for plan in found if not plan.is_eager and (len(choices_of(plan)) <= most or plan in tried)]
 
 
-def run_all(options: argparse.Namespace) -> None:
+def run_all(options: argparse.Namespace, lanes: list[Lane]) -> None:
     command = [sys.executable, __file__, options.target, "--device", options.device, "--effort", options.effort]
-    command += ["--budget", str(options.budget), "--out", str(options.out), "--try-all"]
-    command += ["--date", options.date]  # it may be another by then
+    command += ["--budget", str(options.budget), "--out", str(options.out), "--choices", str(options.choices)]
+    command += ["--date", options.date, "--try-all"]  # it may be another by then
     command += ["--label", options.label] if options.label else []
-    gpus = options.gpus.split(",") if options.gpus else [None]
-    runs = [
-        subprocess.Popen(command, env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}) for gpu in gpus
-    ]
+    runs = [start_on(lane, command) for lane in lanes]
     for run in runs:
         run.wait()
 
@@ -107,7 +119,9 @@ def run_all(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> str:
     search, everything = stored(options, "search"), stored(options, "all")
     speeds = {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
-    unfinished = [plan for plan in space_of(search) if plan not in {trial.plan for trial in everything.trials}]
+    whole_space = len(space_of(search, 10**6))
+    meant, known = space_of(search, options.choices), {trial.plan for trial in everything.trials}
+    unfinished = [plan for plan in meant if plan not in known]
     best = max(speeds.values())
     curves = {"search": curve(search.trials, speeds), "everything": curve(everything.trials, speeds)}
     whole, own = curves["everything"][-1][0], curves["search"][-1][0]
@@ -124,6 +138,8 @@ def report(options: argparse.Namespace) -> str:
         if reached is not None
         else "- it never came within 2 % of the best",
     ]
+    if len(meant) < whole_space:
+        lines += [f"- of {whole_space} plans those of at most {options.choices} choices were to be tried, {len(meant)}"]
     lines += [f"- {len(unfinished)} plans are left to try: give the same command again"] if unfinished else []
     lines += ["", "| plan | times eager | seconds |", "|---|---|---|"]
     ranked = sorted(everything.trials, key=lambda trial: -speeds.get(trial.plan, 0.0))

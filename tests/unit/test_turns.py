@@ -20,9 +20,9 @@ from torch._inductor import config as inductor
 from torch._inductor.runtime import benchmarking
 
 from torchwise.measure import Clock, turns
-from torchwise.study import Silent
-from torchwise.study.run import _Loop
-from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compiling
+from torchwise.plan import Plan
+from torchwise.records import Failure, FailureKind, Trial, TrialState
+from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, Spent, compiling, try_plan
 from torchwise.trial.arena import Arena
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
@@ -138,14 +138,25 @@ def test_waiting_is_not_on_the_workers_account() -> None:
     assert list(dict.fromkeys(stage for stage in heard if stage != WAITING)) == ["start", "run eager", "measure"]
 
 
-def test_a_search_does_not_pay_for_waiting() -> None:
-    """The budget of a search is for its own work."""
-    loop = object.__new__(_Loop)
-    loop._listener, loop._start, loop._waited_s, loop._waits_since = Silent(), time.monotonic() - 10, 0.0, None
-    loop._stage(WAITING)
-    loop._waits_since = time.monotonic() - 7
-    loop._stage("compile")
-    assert 2.9 < loop._spent_s() < 4
+def test_neither_a_trial_nor_a_search_pays_for_waiting() -> None:
+    """The budget of a search is for its own work, and what a trial took is what it would take alone."""
+
+    class Waits:
+        def run(self, _job: object, _limits: Limits, on_stage: Callable[[str], None]) -> Failure:
+            for stage, seconds in (("start", 0.1), (WAITING, 0.6), (WAITING, 0.6), ("compile", 0.1)):
+                on_stage(stage)
+                time.sleep(seconds)
+            return Failure(FailureKind.DIED, "compile", "gone")
+
+    heard: list[str] = []
+    search = Spent(heard.append)
+    trial = try_plan(Waits(), JOB, Trial(0, Plan(threads=1), TrialState.RUNNING), Limits(60, 2**33), search.stage)  # type: ignore[arg-type]
+    assert heard == ["start", WAITING, WAITING, "compile"]
+    assert 0.2 <= trial.seconds <= search.seconds < 0.8
+    search.stage(WAITING)
+    before = search.seconds
+    time.sleep(0.3)
+    assert search.seconds - before < 0.1, "nor while it waits"
 
 
 class Other(turns.Turns):

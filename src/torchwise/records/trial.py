@@ -89,7 +89,7 @@ class Trial:
         measurement: set once timed.
         verdict: set once verified.
         costs: set once compiled.
-        seconds: wall time that the trial took, worker start included.
+        seconds: wall time that the trial took, worker start included, without waiting for others who had the device.
         started_at: seconds since the epoch.
     """
 

@@ -23,7 +23,7 @@ from torchwise.records import Decision, FailureKind, Inspection, Study, StudySta
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
-from torchwise.trial import WAITING, Job, Launcher, Limits, inspect_workload, try_plan
+from torchwise.trial import Job, Launcher, Limits, Spent, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS as CARE
 
 HEARTBEAT_S = 30.0
@@ -109,9 +109,7 @@ class _Loop:
         self._here = here
         self._inspection = inspection
         self._owner = Owner.current()
-        self._start = time.monotonic()
-        self._waited_s = 0.0
-        self._waits_since: float | None = None
+        self._spent = Spent(listener.stage)
         self._leader = EAGER
         self._tried: set[Plan] = set()
         self._sampler = self._choose_sampler()
@@ -119,7 +117,7 @@ class _Loop:
     def run(self) -> Study:
         try:
             with self._heartbeat():
-                while self._spent_s() < self._request.search_s:
+                while self._spent.seconds < self._request.search_s:
                     self._storage.reclaim(self._id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
@@ -194,18 +192,7 @@ class _Loop:
             baseline_s=history.economics.baseline_s,
         )
         limits = Limits.of_this_machine(self._limit_s(history))
-        return try_plan(self._launcher, job, trial, limits, self._stage)
-
-    def _stage(self, name: str) -> None:
-        now = time.monotonic()
-        if self._waits_since is not None:
-            self._waited_s += now - self._waits_since
-        self._waits_since = now if name == WAITING else None
-        self._listener.stage(name)
-
-    def _spent_s(self) -> float:
-        """Return the seconds spent so far, without those in which other processes had the device."""
-        return time.monotonic() - self._start - self._waited_s
+        return try_plan(self._launcher, job, trial, limits, self._spent.stage)
 
     def _traits(self, history: History) -> frozenset[str]:
         """Return the workload's traits, with what earlier trials found out about its noise."""
@@ -225,14 +212,14 @@ class _Loop:
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
         excluded = self._sampler.excluded(history)
-        if state is StudyState.DECIDED and self._spent_s() >= self._request.search_s:
+        if state is StudyState.DECIDED and self._spent.seconds >= self._request.search_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         self._storage.conclude(
             self._id,
             state=state,
             decision=decision,
             excluded=excluded,
-            seconds=self._spent_s(),
+            seconds=self._spent.seconds,
             asked=(self._request.workload, self._request.effort),
         )
         return self._storage.get_study(self._id)

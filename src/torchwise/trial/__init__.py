@@ -2,6 +2,7 @@
 
 from torchwise.trial.job import Effort, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
+from torchwise.trial.spent import Spent
 from torchwise.trial.tryout import inspect_workload, own_caches, try_plan
 from torchwise.trial.worker import Assignment
 
@@ -14,6 +15,7 @@ __all__ = [
     "Limits",
     "ProcessLauncher",
     "ProcessSettings",
+    "Spent",
     "inspect_workload",
     "own_caches",
     "try_plan",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from torchwise.errors import BaselineError
 from torchwise.records import Costs, Failure, Inspection, Outcome, Trial, TrialState, codec
 from torchwise.trial.job import Attempt, Job
 from torchwise.trial.launcher import Launcher, Limits
+from torchwise.trial.spent import Spent
 
 OnStage = Callable[[str], None]
 
@@ -47,17 +47,17 @@ def try_plan(
     Returns:
         The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
     """
-    start = time.monotonic()
+    spent = Spent(on_stage)
     with own_caches() as folder:
         job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
-        answer = launcher.run(job, limits, on_stage)
+        answer = launcher.run(job, limits, spent.stage)
         if isinstance(answer, Failure):
             finished = replace(trial, state=TrialState.FAIL, failure=answer, reason=str(answer))
         else:
             finished = _judged(trial, codec.from_json(answer, Attempt))
         if warm and _is_worth_a_warm_start(finished):
-            finished = _with_warm_cost(launcher, job, finished, limits, on_stage)
-    return replace(finished, seconds=time.monotonic() - start)
+            finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
+    return replace(finished, seconds=spent.seconds)
 
 
 def _judged(trial: Trial, attempt: Attempt) -> Trial:

@@ -1,0 +1,217 @@
+"""How many machine instructions do a plan's loops take on a GPU? None need be there: all is compiled, and nothing runs.
+
+Inductor is told of a Hopper GPU with the properties of an H200. What it writes for the target's graph is compiled by
+Triton for sm_90, for each size of block that Inductor would try, and disassembled. Of a kernel with a loop, the
+instructions of its longest loop are counted on the way that ordinary numbers take, where branches around rare cases
+(large angles, denormal roots) are taken, and divided by the elements that a thread has in it. For a loop that is bound
+by arithmetic that is its time, in cycles of one of a multiprocessor's four parts for 32 elements.
+
+It needs a CUDA build of PyTorch 2.11 or later, and takes plain functions and modules for inference; of a plan, whether
+complex numbers are carried as real ones.
+
+Run it: python benchmarks/instructions.py benchmarks/targets.py:field_million --complex-to-real
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import codecache, compile_fx, config
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from torchwise.realize.transforms.complex_to_real import private
+from torchwise.realize.transforms.complex_to_real.rewrite import rewrite
+from torchwise.workload import target, trees
+
+H200 = SimpleNamespace(
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    L2_cache_size=50 << 20,
+    total_memory=140 << 30,
+    gcnArchName="",
+)
+HOPPER = GPUTarget("cuda", 90, 32)
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+INSTRUCTION, LABEL = re.compile(r"/\*[0-9a-f]{4,}\*/"), re.compile(r"\s*\.L_x_(\d+):")
+JUMP, AWAY = re.compile(r"BRA `\(\.L_x_(\d+)\)"), re.compile(r"@!?U?P\d+ BRA `\(\.L_x_(\d+)\)")
+SHORTEST = 30
+"""Instructions; shorter loops only wait, or copy."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target")
+    parser.add_argument("--complex-to-real", action="store_true")
+    options = parser.parse_args()
+    with pretended():
+        source = written(options)
+    print(f"{options.target}, {options.complex_to_real=}, torch {torch.__version__}, Triton {triton.__version__}, sm_90")
+    for name, text in re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", source, re.DOTALL):
+        show(name, text)
+
+
+@contextlib.contextmanager
+def pretended() -> Iterator[None]:
+    """Have Inductor find a GPU; whatever would touch it does nothing."""
+    with contextlib.ExitStack() as patches:
+        for name, value in {"is_available": True, "current_device": 0, "device_count": 1, "synchronize": None}.items():
+            patches.enter_context(mock.patch.object(CudaInterface, name, lambda *_, _value=value: _value))
+        for holder in (CudaInterface, CudaInterface.Worker, torch.cuda):
+            patches.enter_context(mock.patch.object(holder, "get_device_properties", lambda *_: H200))
+        patches.enter_context(mock.patch.object(CudaInterface.Worker, "current_device", lambda *_: 0))
+        patches.enter_context(mock.patch.object(CudaInterface, "get_compute_capability", lambda *_: 90))
+        cuda = {"is_available": True, "current_device": 0, "device_count": 1, "get_device_capability": (9, 0)}
+        cuda |= {"_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "set_rng_state": None}
+        cuda |= {"get_rng_state": torch.zeros(16, dtype=torch.uint8)}
+        for name, value in cuda.items():
+            patches.enter_context(mock.patch.object(torch.cuda, name, lambda *_, _value=value: _value))
+        patches.enter_context(mock.patch("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None))
+        driver = SimpleNamespace(get_current_target=lambda: HOPPER, get_current_device=lambda: 0)
+        patches.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
+        patches.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
+        yield
+
+
+def written(options: argparse.Namespace) -> str:
+    """Return the program that Inductor writes."""
+    module, inputs = on_a_gpu(options.target)
+    limits: Any = contextlib.nullcontext()
+    if options.complex_to_real:
+        rewriting = rewrite(module, inputs)
+        module, inputs, limits = rewriting.module, list(rewriting.inputs), private.patient_fusion()
+
+    class Written(BaseException):
+        pass
+
+    def kept(source: str, *_: Any, **__: Any) -> None:
+        raise Written(source)
+
+    try:
+        with limits, mock.patch.object(codecache.PyCodeCache, "write", kept):
+            compile_fx.compile_fx_inner(module, inputs)
+    except Written as found:
+        return str(found)
+    raise RuntimeError("Inductor wrote nothing")
+
+
+def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Trace a target on the CPU, without numbers, and say of everything in it that it is on a GPU."""
+    workload = target.load(name, device="cpu", seed=0)
+    example = workload.examples[0]
+    held = dict(workload.call.state_dict(keep_vars=True)) if isinstance(workload.call, torch.nn.Module) else {}
+    given = trees.tensors((example.args, example.kwargs))
+
+    def call(*tensors: torch.Tensor) -> Any:
+        rest = iter(tensors[len(held) :])
+        args, kwargs = trees.map_tensors(lambda _: next(rest), (example.args, dict(example.kwargs)))
+        if held:
+            return trees.tensors(torch.func.functional_call(workload.call, dict(zip(held, tensors)), args, kwargs))
+        return trees.tensors(workload.call(*args, **kwargs))
+
+    with FakeTensorMode(), torch.no_grad():
+        here, there = (
+            [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in (*held.values(), *given)]
+            for device in ("cpu", "cuda")
+        )
+        module = make_fx(call, decomposition_table=select_decomp_table())(*here)
+    for node in module.graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+    private.fake_tensor_prop(module, there)
+    return module, there
+
+
+def show(name: str, text: str) -> None:
+    """Print what one kernel takes for each size of block."""
+    print(f"\n{name}")
+    for chosen in blocks(text):
+        sizes = {key: value for key, value in chosen.kwargs.items() if key.endswith("BLOCK")}
+        path = loop(disassembled(name, text, chosen))
+        block = 1
+        for size in sizes.values():
+            block *= size
+        each = block / (32 * chosen.num_warps)
+        words = " ".join(f"{key}={value}" for key, value in sizes.items()) + f" num_warps={chosen.num_warps}"
+        if path is None:
+            print(f"  {words}: no loop")
+            continue
+        print(f"  {words}: {len(path)} instructions in a loop for {each:g} elements, {len(path) / each:.1f} for each")
+
+
+def blocks(text: str) -> list[Any]:
+    """Return the sizes that Inductor would try, and where rows are many, those of a thread to a row besides."""
+    found = loaded(text.replace("triton_helpers.set_driver_to_gpu()", "")).configs
+    if any("R0_BLOCK" in one.kwargs for one in found):
+        found += [triton.Config({"XBLOCK": rows, "R0_BLOCK": 1}, num_warps=4, num_stages=1) for rows in (256, 512, 1024)]
+    return found
+
+
+def loaded(text: str) -> Any:
+    """Return the kernel that a text defines."""
+    module = codecache.PyCodeCache.load(text)
+    return next(value for key, value in vars(module).items() if key.startswith("triton_") and hasattr(value, "arg_names"))
+
+
+def disassembled(name: str, text: str, chosen: Any) -> str:
+    """Compile a kernel for one size of block; return its machine code in words."""
+    bare = re.sub(r"@triton_heuristics\.\w+\(.*?\n\)\n(?=@triton.jit)", "", text, flags=re.DOTALL)
+    kernel = getattr(codecache.PyCodeCache.load(bare.replace("triton_helpers.set_driver_to_gpu()", "")), name)
+    meta = loaded(text.replace("triton_helpers.set_driver_to_gpu()", "")).triton_meta
+    signature = meta["signature"]
+    constants = {(list(signature).index(key),): value for key, value in chosen.kwargs.items() if key in signature}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=meta["configs"][0])
+    compiled = triton.compile(source, HOPPER, {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages})
+    file = Path(config.cache_dir() if hasattr(config, "cache_dir") else ".", "kernel.cubin")
+    file.write_bytes(compiled.asm["cubin"])
+    return subprocess.run([DISASSEMBLER, "-c", file], check=True, capture_output=True, text=True).stdout
+
+
+def loop(code: str) -> list[str] | None:
+    """Return the instructions of the longest loop, one time around, past what conditional jumps lead around."""
+    lines, labels = [], {}
+    for line in code.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(lines)
+        elif INSTRUCTION.search(line):
+            lines.append(line)
+    backwards = [
+        (labels[jump[1]], place)
+        for place, line in enumerate(lines)
+        if (jump := JUMP.search(line)) and labels[jump[1]] < place - SHORTEST
+    ]
+    if not backwards:
+        return None
+    place, last = max(backwards, key=lambda ends: ends[1] - ends[0])
+    path = []
+    while place <= last:
+        path.append(lines[place])
+        jump = AWAY.search(lines[place])
+        place = labels[jump[1]] if jump and place < labels[jump[1]] <= last else place + 1
+    return path
+
+
+if __name__ == "__main__":
+    main()

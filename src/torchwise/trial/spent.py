@@ -1,0 +1,37 @@
+"""How long something takes, without the time in which other processes have the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torchwise.trial.launcher import WAITING
+
+
+class Spent:
+    """Counts seconds from when it is made, except where the stages that it hears say that a worker waits for others.
+
+    Args:
+        on_stage: hears the stages too.
+    """
+
+    def __init__(self, on_stage: Callable[[str], None]) -> None:
+        self._on_stage = on_stage
+        self._start = time.monotonic()
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
+
+    def stage(self, name: str) -> None:
+        """Hear that a stage is entered."""
+        now = time.monotonic()
+        if self._waits_since is not None:
+            self._waited_s += now - self._waits_since
+        self._waits_since = now if name == WAITING else None
+        self._on_stage(name)
+
+    @property
+    def seconds(self) -> float:
+        """How many there are so far."""
+        now = time.monotonic()
+        waits_s = 0.0 if self._waits_since is None else now - self._waits_since
+        return now - self._start - self._waited_s - waits_s
