@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +31,7 @@ import triton
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import codecache, compile_fx, config
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -55,6 +57,7 @@ H200 = SimpleNamespace(
 )
 HOPPER = GPUTarget("cuda", 90, 32)
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+TUNED = re.compile(r"@triton_heuristics\.\w+\(.*?\n\)\n(?=@triton.jit)", re.DOTALL)
 INSTRUCTION, LABEL = re.compile(r"/\*[0-9a-f]{4,}\*/"), re.compile(r"\s*\.L_x_(\d+):")
 JUMP, AWAY = re.compile(r"BRA `\(\.L_x_(\d+)\)"), re.compile(r"@!?U?P\d+ BRA `\(\.L_x_(\d+)\)")
 SHORTEST = 30
@@ -68,7 +71,8 @@ def main() -> None:
     options = parser.parse_args()
     with pretended():
         source = written(options)
-    print(f"{options.target}, {options.complex_to_real=}, torch {torch.__version__}, Triton {triton.__version__}, sm_90")
+    form = "complex numbers as real ones" if options.complex_to_real else "as it is"
+    print(f"{options.target}, {form}, torch {torch.__version__}, Triton {triton.__version__}, sm_90")
     for name, text in re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", source, re.DOTALL):
         show(name, text)
 
@@ -76,20 +80,17 @@ def main() -> None:
 @contextlib.contextmanager
 def pretended() -> Iterator[None]:
     """Have Inductor find a GPU; whatever would touch it does nothing."""
+    here = {"is_available": True, "current_device": 0, "device_count": 1, "get_device_properties": H200}
+    interface = {**here, "synchronize": None, "get_compute_capability": 90}
+    worker = {"current_device": 0, "get_device_properties": H200}
+    cuda = {**here, "get_device_capability": (9, 0), "_lazy_init": None, "_exchange_device": 0}
+    cuda |= {"_maybe_exchange_device": 0, "get_rng_state": torch.zeros(16, dtype=torch.uint8), "set_rng_state": None}
+    driver = SimpleNamespace(get_current_target=lambda: HOPPER, get_current_device=lambda: 0)
     with contextlib.ExitStack() as patches:
-        for name, value in {"is_available": True, "current_device": 0, "device_count": 1, "synchronize": None}.items():
-            patches.enter_context(mock.patch.object(CudaInterface, name, lambda *_, _value=value: _value))
-        for holder in (CudaInterface, CudaInterface.Worker, torch.cuda):
-            patches.enter_context(mock.patch.object(holder, "get_device_properties", lambda *_: H200))
-        patches.enter_context(mock.patch.object(CudaInterface.Worker, "current_device", lambda *_: 0))
-        patches.enter_context(mock.patch.object(CudaInterface, "get_compute_capability", lambda *_: 90))
-        cuda = {"is_available": True, "current_device": 0, "device_count": 1, "get_device_capability": (9, 0)}
-        cuda |= {"_lazy_init": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "set_rng_state": None}
-        cuda |= {"get_rng_state": torch.zeros(16, dtype=torch.uint8)}
-        for name, value in cuda.items():
-            patches.enter_context(mock.patch.object(torch.cuda, name, lambda *_, _value=value: _value))
-        patches.enter_context(mock.patch("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None))
-        driver = SimpleNamespace(get_current_target=lambda: HOPPER, get_current_device=lambda: 0)
+        for holder, answers in ((CudaInterface, interface), (CudaInterface.Worker, worker), (torch.cuda, cuda)):
+            for name, value in answers.items():
+                patches.enter_context(mock.patch.object(holder, name, return_value=value))
+        patches.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))
         patches.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
         patches.enter_context(config.patch(force_disable_caches=True, compile_threads=1))
         yield
@@ -127,11 +128,12 @@ def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
     def call(*tensors: torch.Tensor) -> Any:
         rest = iter(tensors[len(held) :])
         args, kwargs = trees.map_tensors(lambda _: next(rest), (example.args, dict(example.kwargs)))
-        if held:
-            return trees.tensors(torch.func.functional_call(workload.call, dict(zip(held, tensors)), args, kwargs))
-        return trees.tensors(workload.call(*args, **kwargs))
+        if not held:
+            return trees.tensors(workload.call(*args, **kwargs))
+        state = dict(zip(held, tensors[: len(held)], strict=True))
+        return trees.tensors(torch.func.functional_call(workload.call, state, args, kwargs))
 
-    with FakeTensorMode(), torch.no_grad():
+    with fake_tensor.FakeTensorMode(), torch.no_grad():
         here, there = (
             [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in (*held.values(), *given)]
             for device in ("cpu", "cuda")
@@ -147,13 +149,10 @@ def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
 def show(name: str, text: str) -> None:
     """Print what one kernel takes for each size of block."""
     print(f"\n{name}")
-    for chosen in blocks(text):
+    for chosen in blocks(name, text):
         sizes = {key: value for key, value in chosen.kwargs.items() if key.endswith("BLOCK")}
         path = loop(disassembled(name, text, chosen))
-        block = 1
-        for size in sizes.values():
-            block *= size
-        each = block / (32 * chosen.num_warps)
+        each = math.prod(sizes.values()) / (32 * chosen.num_warps)
         words = " ".join(f"{key}={value}" for key, value in sizes.items()) + f" num_warps={chosen.num_warps}"
         if path is None:
             print(f"  {words}: no loop")
@@ -161,32 +160,30 @@ def show(name: str, text: str) -> None:
         print(f"  {words}: {len(path)} instructions in a loop for {each:g} elements, {len(path) / each:.1f} for each")
 
 
-def blocks(text: str) -> list[Any]:
+def blocks(name: str, text: str) -> list[Any]:
     """Return the sizes that Inductor would try, and where rows are many, those of a thread to a row besides."""
-    found = loaded(text.replace("triton_helpers.set_driver_to_gpu()", "")).configs
+    found = loaded(name, text).configs
     if any("R0_BLOCK" in one.kwargs for one in found):
-        found += [triton.Config({"XBLOCK": rows, "R0_BLOCK": 1}, num_warps=4, num_stages=1) for rows in (256, 512, 1024)]
+        found += [triton.Config({"XBLOCK": rows, "R0_BLOCK": 1}, num_warps=4) for rows in (256, 512, 1024)]
     return found
 
 
-def loaded(text: str) -> Any:
-    """Return the kernel that a text defines."""
-    module = codecache.PyCodeCache.load(text)
-    return next(value for key, value in vars(module).items() if key.startswith("triton_") and hasattr(value, "arg_names"))
+def loaded(name: str, text: str) -> Any:
+    """Return the kernel that a text defines, without a driver."""
+    return getattr(codecache.PyCodeCache.load(text.replace("triton_helpers.set_driver_to_gpu()", "")), name)
 
 
 def disassembled(name: str, text: str, chosen: Any) -> str:
     """Compile a kernel for one size of block; return its machine code in words."""
-    bare = re.sub(r"@triton_heuristics\.\w+\(.*?\n\)\n(?=@triton.jit)", "", text, flags=re.DOTALL)
-    kernel = getattr(codecache.PyCodeCache.load(bare.replace("triton_helpers.set_driver_to_gpu()", "")), name)
-    meta = loaded(text.replace("triton_helpers.set_driver_to_gpu()", "")).triton_meta
-    signature = meta["signature"]
-    constants = {(list(signature).index(key),): value for key, value in chosen.kwargs.items() if key in signature}
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=meta["configs"][0])
+    tuned, kernel = loaded(name, text), loaded(name, TUNED.sub("", text))
+    signature, [attributes] = tuned.triton_meta["signature"], tuned.triton_meta["configs"]
+    constants = {(list(signature).index(name),): size for name, size in chosen.kwargs.items() if name in signature}
+    source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, HOPPER, {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages})
-    file = Path(config.cache_dir() if hasattr(config, "cache_dir") else ".", "kernel.cubin")
-    file.write_bytes(compiled.asm["cubin"])
-    return subprocess.run([DISASSEMBLER, "-c", file], check=True, capture_output=True, text=True).stdout
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        return subprocess.run([DISASSEMBLER, "-c", file.name], check=True, capture_output=True, text=True).stdout
 
 
 def loop(code: str) -> list[str] | None:

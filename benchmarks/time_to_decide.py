@@ -23,6 +23,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -64,8 +65,9 @@ def main() -> None:
     os.sched_setaffinity(0, lanes[0].cores)
     if gpus[0]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
+    begun = time.monotonic()
     tune(options, "search")
-    run_all(options, lanes)
+    run_all(options, lanes, options.budget - (time.monotonic() - begun))
     print(report(options))
 
 
@@ -106,9 +108,9 @@ def space_of(study: Study, most: int) -> list[Plan]:
     return [plan for plan in found if not plan.is_eager and (len(choices_of(plan)) <= most or plan in tried)]
 
 
-def run_all(options: argparse.Namespace, lanes: list[Lane]) -> None:
+def run_all(options: argparse.Namespace, lanes: list[Lane], budget: float) -> None:
     command = [sys.executable, __file__, options.target, "--device", options.device, "--effort", options.effort]
-    command += ["--budget", str(options.budget), "--out", str(options.out), "--choices", str(options.choices)]
+    command += ["--budget", f"{max(budget, 1):.0f}", "--out", str(options.out), "--choices", str(options.choices)]
     command += ["--date", options.date, "--try-all"]  # it may be another by then
     command += ["--label", options.label] if options.label else []
     runs = [start_on(lane, command) for lane in lanes]

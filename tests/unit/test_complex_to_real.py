@@ -20,8 +20,15 @@ from torchwise.realize.transforms.complex_to_real import compile as compile_modu
 from torchwise.realize.transforms.complex_to_real.compile import around
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
 from torchwise.trial.inspection import _watched
-from torchwise.workload import Example
-from torchwise.zoo.ivhl import field_superposition, gross_pitaevskii_step, mera_layer, vortex_field
+from torchwise.workload import Example, trees
+from torchwise.zoo.draws import Request
+from torchwise.zoo.ivhl import (
+    build_field_superposition,
+    field_superposition,
+    gross_pitaevskii_step,
+    mera_layer,
+    vortex_field,
+)
 
 C64, C128 = torch.complex64, torch.complex128
 PLAN = Plan(backend="inductor", transforms=("complex_to_real",))
@@ -445,6 +452,29 @@ def test_what_no_reduction_gives_is_interleaved_as_it_is_written(
     monkeypatch.setattr(apart, "DEVICE", "cpu")
     monkeypatch.setattr(apart, "LEAST", 1)
     assert "aten.where.self" not in operators(rewritten(function, z(6, 5))[0])
+
+
+def test_a_field_of_halved_angles_is_as_near_to_complex128(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request("ivhl.field_superposition@4096x100", "cpu", torch.float32, 0)
+    workload = build_field_superposition(request, grid=4096, sources=100)
+    example = workload.examples[0]
+    tensors = trees.tensors(example.args)
+
+    def field(*given: torch.Tensor) -> Any:
+        rest = iter(given)
+        return workload.call(*trees.map_tensors(lambda _: next(rest), example.args))
+
+    def error() -> tuple[float, set[str]]:
+        rewriting, [answer] = rewritten(field, *tensors)
+        return float((answer - right).abs().square().mean().sqrt()), operators(rewriting)
+
+    right = field(*(tensor.double() for tensor in tensors))
+    whole, _ = error()
+    monkeypatch.setattr(half_angle, "DEVICE", "cpu")
+    monkeypatch.setattr(half_angle, "LEAST", 1)
+    half, used = error()
+    assert "aten.tan.default" in used
+    assert half < 1.02 * whole
 
 
 ON_THE_CIRCLE = {
