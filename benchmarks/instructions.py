@@ -6,8 +6,8 @@ instructions of its longest loop are counted on the way that ordinary numbers ta
 (large angles, denormal roots) are taken, and divided by the elements that a thread has in it. For a loop that is bound
 by arithmetic that is its time, in cycles of one of a multiprocessor's four parts for 32 elements.
 
-It needs a CUDA build of PyTorch 2.11 or later, and takes plain functions and modules for inference; of a plan, whether
-complex numbers are carried as real ones.
+It needs a CUDA build of PyTorch (2.11 and 2.15 were tried), and takes plain functions and modules for inference; of a
+plan, whether complex numbers are carried as real ones.
 
 Run it: python benchmarks/instructions.py benchmarks/targets.py:field_million --complex-to-real
 """
@@ -161,7 +161,7 @@ def show(name: str, text: str) -> None:
 
 
 def blocks(name: str, text: str) -> list[Any]:
-    """Return the sizes that Inductor would try, and where rows are many, those of a thread to a row besides."""
+    """Return the sizes that Inductor would try, and where rows are many, those that give each to one thread besides."""
     found = loaded(name, text).configs
     if any("R0_BLOCK" in one.kwargs for one in found):
         found += [triton.Config({"XBLOCK": rows, "R0_BLOCK": 1}, num_warps=4) for rows in (256, 512, 1024)]

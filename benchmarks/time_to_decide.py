@@ -38,6 +38,8 @@ from torchwise.store import open_storage
 
 CALLS = 10**12
 """Expected calls: compile time does not matter beside them."""
+ALL = 10**6
+"""More choices than any plan has."""
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gpus", default="", help="GPUs that share the exhaustive run, as 0,1,2")
     parser.add_argument("--beside", type=int, default=1, help="processes of the exhaustive run on each GPU")
-    parser.add_argument("--choices", type=int, default=10**6, help="leave out plans of more choices than this")
+    parser.add_argument("--choices", type=int, default=ALL, help="leave out plans of more choices than this")
     parser.add_argument("--effort", default="standard", help="of the search, and of the space that is tried whole")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
@@ -62,6 +64,8 @@ def main() -> None:
         return
     gpus = options.gpus.split(",") if options.gpus else [""]
     lanes = lanes_on(gpus, sorted(os.sched_getaffinity(0)), options.beside)
+    if options.beside > 1 and not lanes[0].own:
+        parser.error(f"--beside {options.beside} needs a GPU, and two CPU cores for each: or compilers disturb")
     os.sched_setaffinity(0, lanes[0].cores)
     if gpus[0]:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
@@ -111,8 +115,8 @@ def space_of(study: Study, most: int) -> list[Plan]:
 def run_all(options: argparse.Namespace, lanes: list[Lane], budget: float) -> None:
     command = [sys.executable, __file__, options.target, "--device", options.device, "--effort", options.effort]
     command += ["--budget", f"{max(budget, 1):.0f}", "--out", str(options.out), "--choices", str(options.choices)]
-    command += ["--date", options.date, "--try-all"]  # it may be another by then
-    command += ["--label", options.label] if options.label else []
+    command += ["--try-all", *(["--label", options.label] if options.label else [])]
+    command += ["--date", options.date]  # it may be another by then
     runs = [start_on(lane, command) for lane in lanes]
     for run in runs:
         run.wait()
@@ -121,7 +125,7 @@ def run_all(options: argparse.Namespace, lanes: list[Lane], budget: float) -> No
 def report(options: argparse.Namespace) -> str:
     search, everything = stored(options, "search"), stored(options, "all")
     speeds = {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
-    whole_space = len(space_of(search, 10**6))
+    whole_space = len(space_of(search, ALL))
     meant, known = space_of(search, options.choices), {trial.plan for trial in everything.trials}
     unfinished = [plan for plan in meant if plan not in known]
     best = max(speeds.values())

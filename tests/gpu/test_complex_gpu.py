@@ -10,6 +10,7 @@ from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
+from torchwise.realize.transforms.complex_to_real import half_angle  # noqa: E402
 from torchwise.verify.reference import as_reference, float64_of, widen  # noqa: E402
 from torchwise.workload import Workload, trees  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
@@ -56,8 +57,29 @@ def test_the_sum_of_a_large_field_is_interleaved_apart_and_right() -> None:
         answer, [code] = run_and_get_code(realized.call, *example.args)
     assert worst_error([answer], reference) < 1e-4
     assert code.count(".run(") == 2, "the sum, and what interleaves its parts"
-    assert "libdevice.tan(" in code
-    assert "cos(" not in code, "nor is the angle reduced a second time"
+
+
+def test_half_the_angles_of_a_field_leave_its_error_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request("ivhl.field_superposition@65536x100", "cuda", torch.float32, 0)
+    workload = build_field_superposition(request, grid=65_536, sources=100)
+    [example] = workload.examples
+    wide = widen(example)
+    with torch.no_grad():
+        right = workload.call(*wide.args)
+
+        def error_and_code() -> tuple[float, str]:
+            torch._dynamo.reset()
+            realized = realize(workload.call, Plan(**COMPLEX), example, device="cuda", mode="inference")
+            answer, [code] = run_and_get_code(realized.call, *example.args)
+            return float((answer - right).abs().square().mean().sqrt()), code
+
+        half, code = error_and_code()
+        assert "libdevice.tan(" in code
+        assert "cos(" not in code, "nor is the angle reduced a second time"
+        monkeypatch.setattr(half_angle, "LEAST", float("inf"))
+        whole, code = error_and_code()
+        assert "tan(" not in code
+    assert half < 1.02 * whole
 
 
 def test_a_step_with_stencils_on_complex_numbers_is_one_kernel() -> None:

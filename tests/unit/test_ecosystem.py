@@ -119,8 +119,8 @@ def test_it_works_in_the_workers_of_a_data_loader(start: str, tmp_path: Path) ->
     """In a program of its own, as spawned workers begin by running what their parent began with."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, str(script), start], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, str(script), start]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
     assert done.stdout == "all alike\n", done.stderr

@@ -31,7 +31,5 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        """How many there are so far."""
-        now = time.monotonic()
-        waits_s = 0.0 if self._waits_since is None else now - self._waits_since
-        return now - self._start - self._waited_s - waits_s
+        """How many there are so far; a wait is left out once it is over, as a worker may end in it without a word."""
+        return time.monotonic() - self._start - self._waited_s

@@ -16,7 +16,7 @@ from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Failure, Inspection, Outcome, Trial, TrialState, codec
 from torchwise.records.analysis import Analysis, Batch, Steady
-from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches
+from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, Spent, inspect_workload, own_caches
 from torchwise.trial.job import EFFORTS, Attempt
 from torchwise.workload import WorkloadSpec
 
@@ -135,8 +135,9 @@ class _Phases:
     def _cold(self, folder: str) -> Trial:
         self._listener.phase(f"{self._request.plan}, with empty caches")
         started, trial = time.time(), Trial(0, self._request.plan)
-        answer = self._ask(replace(self._job, cache_dir=folder))
-        trial = replace(trial, started_at=started, seconds=time.time() - started)
+        spent = Spent(self._listener.stage)
+        answer = self._launcher.run(replace(self._job, cache_dir=folder), self._limits(), spent.stage)
+        trial = replace(trial, started_at=started, seconds=spent.seconds)
         if isinstance(answer, Failure):
             return _failed(trial, answer)
         found = codec.from_json(answer, Attempt)

@@ -218,7 +218,9 @@ class _Rewriter:
         call: Any = torch.reshape if packet is aten.view else node.target
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda source: self._operand(given[source]))
         with self._recorder:
-            return self._recorder.node_of(call(*args, **kwargs))
+            new = self._recorder.node_of(call(*args, **kwargs))
+        self._recorder.written.discard(new)  # it is the model's own still
+        return new
 
     def _arranged(self, source: torch.fx.Node, new: torch.fx.Node) -> torch.fx.Node:
         with self._recorder:
