@@ -1,10 +1,9 @@
 """How many machine instructions do a plan's loops take on a GPU? None need be there: all is compiled, and nothing runs.
 
 Inductor is told of a Hopper GPU with the properties of an H200. What it writes for the target's graph is compiled by
-Triton for sm_90, for each size of block that Inductor would try, and disassembled. Of a kernel with a loop, the
-instructions of its longest loop are counted on the way that ordinary numbers take, where branches around rare cases
-(large angles, denormal roots) are taken, and divided by the elements that a thread has in it. For a loop that is bound
-by arithmetic that is its time, in cycles of one of a multiprocessor's four parts for 32 elements.
+Triton for sm_90, for each size of block that Inductor would try, and disassembled. The instructions of a kernel's
+longest loop, as `machine_loop.py` finds them, are divided by the elements that a thread has in it. For a loop that is
+bound by arithmetic that is its time, in cycles of one of a multiprocessor's four parts for 32 elements.
 
 It needs a CUDA build of PyTorch (2.11 and 2.15 were tried), and takes plain functions and modules for inference; of a
 plan, whether complex numbers are carried as real ones.
@@ -28,6 +27,7 @@ from unittest import mock
 
 import torch
 import triton
+from machine_loop import longest_loop
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import codecache, compile_fx, config
 from torch._inductor.decomposition import select_decomp_table
@@ -36,8 +36,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from torchwise.realize.transforms.complex_to_real import private
-from torchwise.realize.transforms.complex_to_real.rewrite import rewrite
+from torchwise.realize.transforms.complex_to_real import ComplexToReal, private
 from torchwise.workload import target, trees
 
 H200 = SimpleNamespace(
@@ -58,10 +57,6 @@ H200 = SimpleNamespace(
 HOPPER = GPUTarget("cuda", 90, 32)
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 TUNED = re.compile(r"@triton_heuristics\.\w+\(.*?\n\)\n(?=@triton.jit)", re.DOTALL)
-INSTRUCTION, LABEL = re.compile(r"/\*[0-9a-f]{4,}\*/"), re.compile(r"\s*\.L_x_(\d+):")
-JUMP, AWAY = re.compile(r"BRA `\(\.L_x_(\d+)\)"), re.compile(r"@!?U?P\d+ BRA `\(\.L_x_(\d+)\)")
-SHORTEST = 30
-"""Instructions; shorter loops only wait, or copy."""
 
 
 def main() -> None:
@@ -98,11 +93,8 @@ def pretended() -> Iterator[None]:
 
 def written(options: argparse.Namespace) -> str:
     """Return the program that Inductor writes."""
-    module, inputs = on_a_gpu(options.target)
-    limits: Any = contextlib.nullcontext()
-    if options.complex_to_real:
-        rewriting = rewrite(module, inputs)
-        module, inputs, limits = rewriting.module, list(rewriting.inputs), private.patient_fusion()
+    backend = ComplexToReal({})
+    compiled = backend._compiled if options.complex_to_real else compile_fx.compile_fx_inner
 
     class Written(BaseException):
         pass
@@ -111,11 +103,12 @@ def written(options: argparse.Namespace) -> str:
         raise Written(source)
 
     try:
-        with limits, mock.patch.object(codecache.PyCodeCache, "write", kept):
-            compile_fx.compile_fx_inner(module, inputs)
+        with mock.patch.object(codecache.PyCodeCache, "write", kept):
+            compiled(*on_a_gpu(options.target))
     except Written as found:
-        return str(found)
-    raise RuntimeError("Inductor wrote nothing")
+        if not backend.reasons:
+            return str(found)
+    raise SystemExit("; ".join(backend.reasons) or "Inductor wrote nothing")
 
 
 def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
@@ -151,7 +144,7 @@ def show(name: str, text: str) -> None:
     print(f"\n{name}")
     for chosen in blocks(name, text):
         sizes = {key: value for key, value in chosen.kwargs.items() if key.endswith("BLOCK")}
-        path = loop(disassembled(name, text, chosen))
+        path = longest_loop(disassembled(name, text, chosen))
         each = math.prod(sizes.values()) / (32 * chosen.num_warps)
         words = " ".join(f"{key}={value}" for key, value in sizes.items()) + f" num_warps={chosen.num_warps}"
         if path is None:
@@ -177,37 +170,14 @@ def disassembled(name: str, text: str, chosen: Any) -> str:
     """Compile a kernel for one size of block; return its machine code in words."""
     tuned, kernel = loaded(name, text), loaded(name, TUNED.sub("", text))
     signature, [attributes] = tuned.triton_meta["signature"], tuned.triton_meta["configs"]
-    constants = {(list(signature).index(name),): size for name, size in chosen.kwargs.items() if name in signature}
+    places = {argument: (place,) for place, argument in enumerate(signature)}
+    constants = {places[size]: number for size, number in chosen.kwargs.items() if size in places}
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, HOPPER, {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         return subprocess.run([DISASSEMBLER, "-c", file.name], check=True, capture_output=True, text=True).stdout
-
-
-def loop(code: str) -> list[str] | None:
-    """Return the instructions of the longest loop, one time around, past what conditional jumps lead around."""
-    lines, labels = [], {}
-    for line in code.splitlines():
-        if label := LABEL.match(line):
-            labels[label[1]] = len(lines)
-        elif INSTRUCTION.search(line):
-            lines.append(line)
-    backwards = [
-        (labels[jump[1]], place)
-        for place, line in enumerate(lines)
-        if (jump := JUMP.search(line)) and labels[jump[1]] < place - SHORTEST
-    ]
-    if not backwards:
-        return None
-    place, last = max(backwards, key=lambda ends: ends[1] - ends[0])
-    path = []
-    while place <= last:
-        path.append(lines[place])
-        jump = AWAY.search(lines[place])
-        place = labels[jump[1]] if jump and place < labels[jump[1]] <= last else place + 1
-    return path
 
 
 if __name__ == "__main__":

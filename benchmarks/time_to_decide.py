@@ -38,8 +38,6 @@ from torchwise.store import open_storage
 
 CALLS = 10**12
 """Expected calls: compile time does not matter beside them."""
-ALL = 10**6
-"""More choices than any plan has."""
 
 
 def main() -> None:
@@ -48,7 +46,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gpus", default="", help="GPUs that share the exhaustive run, as 0,1,2")
     parser.add_argument("--beside", type=int, default=1, help="processes of the exhaustive run on each GPU")
-    parser.add_argument("--choices", type=int, default=ALL, help="leave out plans of more choices than this")
+    parser.add_argument("--choices", type=int, help="leave out plans of more choices than this")
     parser.add_argument("--effort", default="standard", help="of the search, and of the space that is tried whole")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing further starts")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
@@ -60,7 +58,8 @@ def main() -> None:
     name = re.sub("[:@,/]", "-", options.target)
     options.stem = options.out / f"{options.date}-{options.label or options.device}-time-to-decide-{name}"
     if options.try_all:
-        tune(options, "all", plans=space_of(stored(options, "search"), options.choices))
+        search = stored(options, "search")
+        tune(options, "all", plans=meant(space_of(search), search, options.choices))
         return
     gpus = options.gpus.split(",") if options.gpus else [""]
     lanes = lanes_on(gpus, sorted(os.sched_getaffinity(0)), options.beside)
@@ -71,7 +70,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
     begun = time.monotonic()
     tune(options, "search")
-    run_all(options, lanes, options.budget - (time.monotonic() - begun))
+    run_all(options.date, lanes, options.budget - (time.monotonic() - begun))
     print(report(options))
 
 
@@ -100,23 +99,26 @@ def stored(options: argparse.Namespace, store: str) -> Study:
         return storage.get_study(study.id)
 
 
-def space_of(study: Study, most: int) -> list[Plan]:
-    """List the plans that the search could have come to, simple ones first: of up to `most` choices, or tried."""
+def space_of(study: Study) -> list[Plan]:
+    """List every plan that the search could have come to, simple ones first."""
     traits = History(study.workload, study.inspection, study.trials).traits
     space = PlanSpace(study.workload.device, study.workload.mode, traits, Legality.of(study.allow), study.effort)
     found, border = {EAGER: None}, [EAGER]
     while border:
         border = [plan for each in border for plan, _ in space.neighbours(each) if plan not in found]
         found |= dict.fromkeys(border)
-    tried = {trial.plan for trial in study.trials}
-    return [plan for plan in found if not plan.is_eager and (len(choices_of(plan)) <= most or plan in tried)]
+    return [plan for plan in found if not plan.is_eager]
 
 
-def run_all(options: argparse.Namespace, lanes: list[Lane], budget: float) -> None:
-    command = [sys.executable, __file__, options.target, "--device", options.device, "--effort", options.effort]
-    command += ["--budget", f"{max(budget, 1):.0f}", "--out", str(options.out), "--choices", str(options.choices)]
-    command += ["--try-all", *(["--label", options.label] if options.label else [])]
-    command += ["--date", options.date]  # it may be another by then
+def meant(space: list[Plan], search: Study, most: int | None) -> list[Plan]:
+    """Leave out plans of more than `most` choices, but not what the search tried."""
+    tried = {trial.plan for trial in search.trials}
+    return [plan for plan in space if most is None or len(choices_of(plan)) <= most or plan in tried]
+
+
+def run_all(date: str, lanes: list[Lane], budget: float) -> None:
+    """Start this once more on each lane, with the same options: the date may be another by then."""
+    command = [sys.executable, *sys.argv, "--try-all", "--date", date, "--budget", f"{max(budget, 1):.0f}"]
     runs = [start_on(lane, command) for lane in lanes]
     for run in runs:
         run.wait()
@@ -125,9 +127,9 @@ def run_all(options: argparse.Namespace, lanes: list[Lane], budget: float) -> No
 def report(options: argparse.Namespace) -> str:
     search, everything = stored(options, "search"), stored(options, "all")
     speeds = {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
-    whole_space = len(space_of(search, ALL))
-    meant, known = space_of(search, options.choices), {trial.plan for trial in everything.trials}
-    unfinished = [plan for plan in meant if plan not in known]
+    space, known = space_of(search), {trial.plan for trial in everything.trials}
+    to_try = meant(space, search, options.choices)
+    unfinished = [plan for plan in to_try if plan not in known]
     best = max(speeds.values())
     curves = {"search": curve(search.trials, speeds), "everything": curve(everything.trials, speeds)}
     whole, own = curves["everything"][-1][0], curves["search"][-1][0]
@@ -144,8 +146,8 @@ def report(options: argparse.Namespace) -> str:
         if reached is not None
         else "- it never came within 2 % of the best",
     ]
-    if len(meant) < whole_space:
-        lines += [f"- of {whole_space} plans those of at most {options.choices} choices were to be tried, {len(meant)}"]
+    if len(to_try) < len(space):
+        lines += [f"- of {len(space)} plans those of at most {options.choices} choices were to be tried, {len(to_try)}"]
     lines += [f"- {len(unfinished)} plans are left to try: give the same command again"] if unfinished else []
     lines += ["", "| plan | times eager | seconds |", "|---|---|---|"]
     ranked = sorted(everything.trials, key=lambda trial: -speeds.get(trial.plan, 0.0))

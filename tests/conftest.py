@@ -44,6 +44,25 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.fail(str(error))
 
 
+class StandingClock:
+    """Seconds that pass only where a test says so."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def spent_clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
+    """Have trials and searches count the seconds of a clock that stands."""
+    from torchwise.trial import spent
+
+    clock = StandingClock()
+    monkeypatch.setattr(spent, "time", clock)
+    return clock
+
+
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Register a backend "counting" that compiles nothing; each graph it is given is listed by its operators."""

@@ -16,7 +16,7 @@ from torchwise.errors import BaselineError, InputError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.records import Costs, TrialState
 from torchwise.records.analysis import Analysis
-from torchwise.trial import Job
+from torchwise.trial import WAITING, Job
 from torchwise.trial.job import EFFORTS, Attempt
 from torchwise.workload import WorkloadSpec
 
@@ -126,6 +126,17 @@ def test_the_batch_dimension_that_was_found_goes_to_every_batch() -> None:
 
     run(Watching(), batches=(1, 2), batch_dim=-1)
     assert asked == [-1, 0, 0]  # the samples' worker finds 0
+
+
+def test_what_the_trial_took_is_without_waiting(spent_clock: Any) -> None:
+    class Waits(Workers):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
+            for stage, seconds in ((WAITING, 1000), ("compile", 3)):
+                on_stage(stage)
+                spent_clock.now += seconds
+            return super().run(job, limits, on_stage)
+
+    assert run(Waits()).trial.seconds == 3
 
 
 def test_a_model_that_fails_ends_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from torchwise.records import (
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.request import TRIAL_S
-from torchwise.trial import Job, Limits
+from torchwise.trial import WAITING, Job, Limits
 from torchwise.trial.job import Attempt
 from torchwise.workload import WorkloadSpec
 
@@ -112,6 +113,24 @@ def test_a_trial_knows_what_eager_usually_takes(storage: Storage, table: Table) 
     """So that it can tell when something holds eager up."""
     run_study(request(plans=(INDUCTOR,)), storage, table, Silent())
     assert EAGER_S in table.usual
+
+
+def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -> None:
+    """Its budget is for its own work."""
+
+    class Waits(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task != "inspect":
+                for stage, seconds in ((WAITING, 1000), ("compile", 3)):
+                    on_stage(stage)
+                    spent_clock.now += seconds
+            return super().run(job, limits, on_stage)
+
+    table = Waits()
+    study = run_study(request(plans=(INDUCTOR, Plan(threads=1)), budget_s=5), storage, table, Silent())
+    assert len(table.tried()) == 2, "the first took three seconds of five"
+    assert [trial.seconds for trial in study.trials] == [3, 3]
+    assert study.seconds == 6
 
 
 def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Storage, table: Table) -> None:

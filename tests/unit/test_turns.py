@@ -22,7 +22,7 @@ from torch._inductor.runtime import benchmarking
 from torchwise.measure import Clock, turns
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, Trial, TrialState
-from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, Spent, compiling, try_plan
+from torchwise.trial import WAITING, Job, Limits, ProcessLauncher, compiling, try_plan
 from torchwise.trial.arena import Arena
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load
@@ -138,25 +138,19 @@ def test_waiting_is_not_on_the_workers_account() -> None:
     assert list(dict.fromkeys(stage for stage in heard if stage != WAITING)) == ["start", "run eager", "measure"]
 
 
-def test_neither_a_trial_nor_a_search_pays_for_waiting() -> None:
-    """The budget of a search is for its own work, and what a trial took is what it would take alone."""
-
+def test_what_a_trial_took_is_what_it_would_take_alone(spent_clock: Any) -> None:
     class Waits:
         def run(self, _job: object, _limits: Limits, on_stage: Callable[[str], None]) -> Failure:
-            for stage, seconds in (("start", 0.1), (WAITING, 0.6), (WAITING, 0.6), ("compile", 0.1)):
+            for stage, seconds in (("start", 1), (WAITING, 10), (WAITING, 20), ("compile", 2), (WAITING, 40)):
                 on_stage(stage)
-                time.sleep(seconds)
+                spent_clock.now += seconds
             return Failure(FailureKind.DIED, "compile", "gone")
 
     heard: list[str] = []
-    search = Spent(heard.append)
-    trial = try_plan(Waits(), JOB, Trial(0, Plan(threads=1), TrialState.RUNNING), Limits(60, 2**33), search.stage)  # type: ignore[arg-type]
-    assert heard == ["start", WAITING, WAITING, "compile"]
-    assert 0.2 <= trial.seconds <= search.seconds < 0.8
-    search.stage(WAITING)
-    before = search.seconds
-    time.sleep(0.3)
-    assert search.seconds - before >= 0.3, "its worker may have ended while it waited, and nothing more is heard"
+    trial = Trial(0, Plan(threads=1), TrialState.RUNNING)
+    tried = try_plan(Waits(), JOB, trial, Limits(60, 2**33), heard.append)  # type: ignore[arg-type]
+    assert heard == ["start", WAITING, WAITING, "compile", WAITING]
+    assert tried.seconds == 43, "it ended while it waited, and nothing said that it had the device again"
 
 
 class Other(turns.Turns):

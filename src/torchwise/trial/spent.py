@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from torchwise.trial.launcher import WAITING
+from torchwise.trial.launcher import WAITING, OnStage
 
 
 class Spent:
@@ -15,7 +14,7 @@ class Spent:
         on_stage: hears the stages too.
     """
 
-    def __init__(self, on_stage: Callable[[str], None]) -> None:
+    def __init__(self, on_stage: OnStage) -> None:
         self._on_stage = on_stage
         self._start = time.monotonic()
         self._waited_s = 0.0

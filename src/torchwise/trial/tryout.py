@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from torchwise.errors import BaselineError
 from torchwise.records import Costs, Failure, Inspection, Outcome, Trial, TrialState, codec
 from torchwise.trial.job import Attempt, Job
-from torchwise.trial.launcher import Launcher, Limits
+from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.spent import Spent
-
-OnStage = Callable[[str], None]
 
 
 def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Inspection:

@@ -2,27 +2,24 @@
 
 With t = tan(a/2), cos a = (1 − t²) / (1 + t²) and sin a = 2t / (1 + t²): one reduction of the angle in place of two.
 Each brings a branch for large angles, which the compiler cannot join, so that a loop over sources of a field takes 81.5
-machine instructions for one of them in place of 91.5, and little else keeps it (counted in what Triton compiles for a
-Hopper GPU, torch 2.11: `benchmarks/instructions.py`).
+machine instructions for one of them in place of 91.5 (`benchmarks/instructions.py`, for a Hopper GPU, torch 2.11).
 
-On a CPU the result is right to 1.7e-7 of the number on the unit circle, where sine and cosine for themselves are to
-4.7e-8; on a GPU its tangent decides. The angle itself was rounded before, to as much where it is beyond 4. A cosine
-near its zero keeps that error, but not its own last places, which is why cosines that a model takes of real numbers
-stay as they are.
+On a CPU the result is right to 2e-7 of the number on the unit circle, where sine and cosine for themselves are to 6e-8;
+on a GPU its tangent decides. The angle itself was rounded before, to as much where it is beyond 4. A cosine near its
+zero keeps that error, but not its own last places, which is why cosines that a model takes of real numbers stay as they
+are. Fewer angles than what `apart` takes for a large reduction stay, too: nothing shows a gain there.
 """
 
 from __future__ import annotations
 
 import torch
 
+from torchwise.realize.transforms.complex_to_real.apart import DEVICE, LEAST
 from torchwise.realize.transforms.complex_to_real.recorder import Recorder
 
 aten = torch.ops.aten
 
 PARTS = aten.cos.default, aten.sin.default
-DEVICE = "cuda"
-LEAST = 1 << 22
-"""Angles: as many as a reduction must have for what `apart` does, and the field of a million points has 25 times."""
 
 
 def take_half_angles(graph: torch.fx.Graph, recorder: Recorder) -> None:
