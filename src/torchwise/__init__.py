@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from torchwise.lazy import attributes
+
 if TYPE_CHECKING:
     from torchwise.alerts import Alert, on_alert
     from torchwise.api import Study, apply, optimize, tune
@@ -96,19 +98,15 @@ __all__ = [
     "watch",
 ]
 
-
 _PACKAGES = ("artefact", "lock", "shapes", "training")
 """Parts with names of their own, such as `torchwise.training.tune`."""
+_load = attributes(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"torchwise.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'torchwise' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"torchwise.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from torchwise.environment import default_device
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import Legality, Plan
+from torchwise.random_state import kept_random
 from torchwise.records import Decision, Trial
 from torchwise.records import Study as StudyRecord
 from torchwise.workload import DEFAULT_CALLS, Example, Workload, WorkloadSpec
@@ -78,6 +79,7 @@ class Study:
         return f"<Study {self.record.id} of {self.record.workload.target}: {self.decision.reason}>"
 
 
+@kept_random()
 def tune(
     model: Callable[..., Any] | Workload | str,
     args: Any = None,
@@ -132,6 +134,7 @@ def tune(
     from torchwise.store import open_storage
     from torchwise.study import Silent, run_study
     from torchwise.trial import ProcessLauncher
+    from torchwise.trial.loading import save
 
     request, workload = _asked(
         model,
@@ -153,7 +156,7 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
         if workload is not None:
             request = replace(request, source=str(Path(folder, "model.pt")))
-            _save(workload, request)
+            save(workload, str(request.source))
         shown: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
         with shown as listener:
             return Study(run_study(request, storage, ProcessLauncher(), listener))
@@ -208,14 +211,6 @@ def _asked(
     # The structure is read here, where the source of a script or notebook is at hand.
     settings, code = ProcessSettings.of_this_process(), structure(workload.call)
     return replace(request, settings=settings, structure=code), replace(workload, name=name)
-
-
-def _save(workload: Workload, request: Request) -> None:
-    """Write a live model to where the request says; raises as `torchwise.trial.loading.save` does."""
-    from torchwise.trial.loading import save
-
-    assert request.source is not None
-    save(workload, request.source)
 
 
 @overload
@@ -377,6 +372,6 @@ def _optimize_in_background(
     decision = undecided(workload, request)
     optimized: Any = wrapped(workload.call, decision, decision.reason, canary=canary)
     order = Order(request, tuple(dict.fromkeys(("quick", request.effort))), store, tuple(sys.path))
-    vars(optimized)["background"] = start(optimized, workload, order, _save, canary)
+    vars(optimized)["background"] = start(optimized, workload, order, canary)
     served: OptimizedModule | OptimizedFunction = optimized
     return served

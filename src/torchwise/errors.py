@@ -19,6 +19,12 @@ A message gives the value and the rule, and the way out where there is one:
 
 from __future__ import annotations
 
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 
 class TorchwiseError(Exception):
     """Base of every error raised on purpose; `exit_code` is what the command line returns."""
@@ -64,3 +70,15 @@ class StalePlanError(TorchwiseError):
 
 class RefusedPlanError(TorchwiseError):
     """What people decided about plans (pinned, approved, rejected) permits none that is proven for this model."""
+
+
+def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
+    """Return the end of a message about an unknown word that asks for its near misses; empty where there are none.
+
+    Args:
+        word: what was given.
+        known: the words there are.
+        meaning: what is named in the place of one of them.
+    """
+    close = dict.fromkeys(map(meaning, difflib.get_close_matches(word, list(known), n=3)))
+    return f"; did you mean {' or '.join(close)}?" if close else ""

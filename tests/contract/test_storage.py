@@ -295,6 +295,31 @@ class StorageContract:
         assert storage.decisions(identity="1d" * 8) == [a_decision()]
         assert storage.decisions(target="app:factory", identity="1d" * 8) == []
 
+    def test_each_target_of_a_study_keeps_its_decision(self, storage: Storage, study: Study) -> None:
+        app = WorkloadSpec("app:factory", calls=7)
+        decided(storage, study.id)
+        asked = (app, "quick")
+        mine = a_decision(TUNED, workload=app)
+        storage.conclude(study.id, state=StudyState.DECIDED, decision=mine, excluded=[], seconds=0, asked=asked)
+        assert storage.decisions(target="zoo:tutorial.fusion_demo") == [a_decision()]
+        assert storage.decisions() == [mine, a_decision()]
+        last, first = storage.get_study(study.id), storage.get_study(study.id, "zoo:tutorial.fusion_demo")
+        assert (last.workload, last.decision) == (app, mine)
+        assert (first.workload, first.decision) == (a_decision().workload, a_decision())
+        assert storage.get_study(study.id, "app:none") == replace(last, decision=None)
+        assert storage.find_study(StudyKey.of(study), "zoo:tutorial.fusion_demo") == first
+        listed = [storage.list_studies(target) for target in (None, "app:factory", "zoo:tutorial.fusion_demo")]
+        assert [[(row.id, row.target, row.plan) for row in rows] for rows in listed] == [
+            [(study.id, "app:factory", str(TUNED))],
+            [(study.id, "app:factory", str(TUNED))],
+            [(study.id, "zoo:tutorial.fusion_demo", str(INDUCTOR))],
+        ]
+        decided(storage, study.id, EAGER)
+        assert storage.decisions() == [a_decision(EAGER), mine]
+        assert storage.get_study(study.id).decision == a_decision(EAGER)
+        storage.delete_study(study.id)
+        assert storage.decisions() == []
+
     # From elsewhere
 
     def test_an_imported_study_comes_whole(self, storage: Storage, study: Study) -> None:

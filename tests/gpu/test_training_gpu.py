@@ -125,6 +125,7 @@ def test_a_captured_step_trains_as_the_one_as_written(how: dict[str, Any]) -> No
     for group, expected in zip(kept["optimizer"]["param_groups"], written["optimizer"]["param_groups"], strict=True):
         assert {k: v for k, v in group.items() if k != "lr"} == {k: v for k, v in expected.items() if k != "lr"}
         assert group["lr"] == pytest.approx(expected["lr"])
+    assert len(kept["optimizer"]["state"]) == len(list(ours.model.parameters()))
     assert all(state["step"].device.type == "cpu" for state in kept["optimizer"]["state"].values())
     made.close()
     assert ours.optimizer.param_groups[0]["fused"] is None

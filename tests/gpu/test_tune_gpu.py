@@ -40,6 +40,7 @@ def test_many_small_ops_is_captured_and_much_faster(tmp_path: Path) -> None:
 def test_noise_is_proven_under_capture_and_under_cuda_graph_modes(tmp_path: Path) -> None:
     plans = (Plan(capture="call"), Plan(backend="inductor", mode="reduce-overhead"))
     study = study_of(tmp_path, "zoo:spinlock.operator@small", *plans)
+    assert [trial.plan for trial in study.trials] == list(plans)  # type: ignore[attr-defined]
     for trial in study.trials:  # type: ignore[attr-defined]
         assert trial.state is TrialState.COMPLETE, trial.reason
         assert trial.verdict.outcome is Outcome.PASS, trial.verdict.reason

@@ -54,7 +54,8 @@ def test_a_consistency_row_holds_calls_percentiles_variation_drift_and_outliers(
     assert table is not None
     assert table.header == ("", "calls", "p50", "p95", "p99", "mean", "variation", "drift", "outliers")
     (name, calls, p50, *_, drift, outliers), (other, *_) = table.lines
-    assert (name, other, calls, p50) == ("inductor", "eager", "400", "8.26 ms") or p50.startswith("8.2")
+    assert (name, other, calls) == ("inductor", "eager", "400")
+    assert p50.startswith("8.2")
     assert re.fullmatch(r"[+-]\d+\.\d %", drift)
     assert outliers.isdigit()
 

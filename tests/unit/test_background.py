@@ -24,12 +24,13 @@ from torchwise.background import messages, search, tuning
 from torchwise.background.messages import News, Order
 from torchwise.background.prepare import Checked, Made, Preparation, _keeps_no_state
 from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import Plan
 from torchwise.realize.ahead import Code
 from torchwise.records import Costs, Failure, FailureKind, Interval, codec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.swap import answers_alike, swap
 from torchwise.study import Request
+from torchwise.study.rules import Rules
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, WorkloadSpec
 
@@ -127,7 +128,7 @@ def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog:
         torch.testing.assert_close(fast(X), model(X))
     assert fast.background.state == "searching"
     assert fast.statistics.original == {"tuning goes on in the background": 1}
-    assert fast.decision.plan is EAGER or fast.decision.plan.is_eager
+    assert fast.decision.plan.is_eager
     assert "decision is to stay" not in caplog.text
     fast.background.stop()
     assert fast.background.state == "stopped"
@@ -433,7 +434,7 @@ def prepared(workers: Workers, best: Interval | None = None) -> tuple[News | Non
     study = a_study((a_trial(0, COMPILED, 3.0), a_trial(1, CAPTURED, 2.0)), decided=0)
     told: list[News] = []
     request = Request(WorkloadSpec("live:m"), effort="quick")
-    return search._prepared(request, study, Path("/nowhere/0.code"), workers, best, told.append), told
+    return search._prepared(request, study, Path("/nowhere/0.code"), workers, best, told.append, Rules(())), told
 
 
 def test_what_was_decided_is_made_checked_and_promoted() -> None:

@@ -19,6 +19,7 @@ from torchwise import cli, environment
 from torchwise.bench import BenchRequest
 from torchwise.bench.contenders import DEFAULT
 from torchwise.bench.request import LIMIT_S
+from torchwise.errors import TargetError
 from torchwise.plan import Legality, Plan
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import export, read_benchmark
@@ -249,6 +250,19 @@ def test_the_loop_itself_runs_from_the_command(monkeypatch, tmp_path: Path, caps
     monkeypatch.setattr(torchwise.environment, "torch_version", lambda: "0.1")
     assert run(TARGET, *options) == 2
     assert "of another environment (torch: " in capsys.readouterr().err
+
+
+def test_a_target_that_cannot_be_used_is_bad_input_and_its_rows_say_why(monkeypatch, tmp_path: Path, capsys) -> None:
+    other = "zoo:tutorial.branch@small"
+    workers = Workers(plain={TARGET: TargetError("m.py has no 'f'")})
+    monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda: workers)
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ("--device", "cpu", "--contenders", "eager", "--effort", "quick", "--resume", tmp_path / "bench.json")
+    assert run(TARGET, other, *options) == 2
+    assert "eager: m.py has no 'f'" in capsys.readouterr().out
+    assert run(other, *options) == 0, "what is not asked for is nobody's bad input"
+    workers.plain = {}
+    assert run(TARGET, other, *options) == 0
 
 
 def test_asking_about_the_commands_loads_no_torch(monkeypatch) -> None:

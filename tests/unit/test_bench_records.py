@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bench_samples import PEAKS, ROOFLINE, a_benchmark, a_row, a_spec, ours, some_rows, without_samples
 from builders import EAGER_S, UNCLEAR, WRONG
 from torchwise.errors import InputError
+from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark, Peaks, RowState, rival_of
+from torchwise.report.bench import read_benchmark
 from torchwise.workload import Roofline
 
 
@@ -28,6 +31,21 @@ def test_another_schema_is_refused() -> None:
     text = replace(a_benchmark(), schema="torchwise.bench/9").to_json()
     with pytest.raises(InputError, match=r"schema is 'torchwise.bench/9', but this version reads 'torchwise.bench/1'"):
         Benchmark.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "eager"), [((), ()), ((), (1.0,)), ((1.0, 2.0), (1.0,)), ((0.0,), (1.0,)), ((1.0,), (-1.0,))]
+)
+def test_samples_that_give_no_time_are_refused(candidate, eager, tmp_path: Path) -> None:
+    bare = Measurement(candidate, eager)
+    for row in (a_row("max-autotune", measurement=bare), replace(ours(), duel=bare)):
+        file = tmp_path / "bench.json"
+        file.write_text(a_benchmark((a_row(), row)).to_json())
+        with pytest.raises(InputError) as error:
+            read_benchmark(file)
+        said = f"{file}: the samples of {row.contender} on {row.workload.target} give no time: there must be"
+        assert str(error.value).startswith(said)
+        assert "\n" not in str(error.value)
 
 
 def test_targets_are_listed_once_and_hold_their_rows() -> None:

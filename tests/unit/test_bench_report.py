@@ -135,7 +135,9 @@ def test_escapes_and_markup_are_text_everywhere(tmp_path: Path) -> None:
         assert "\x1b[2J" not in text
     assert "[red]x[/red]" in shown(benchmark)
     assert "<script>" not in to_markdown(benchmark).replace("\\<script\\>", "")
-    assert all(file.stat().st_size for file in write_plots(benchmark, tmp_path))
+    files = write_plots(benchmark, tmp_path)
+    assert files
+    assert all(file.stat().st_size for file in files)
 
 
 def test_a_benchmark_without_rows_is_shown() -> None:

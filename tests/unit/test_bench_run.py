@@ -13,7 +13,7 @@ from bench_samples import CRASH, HANG, PEAKS, Heard, Workers, a_benchmark, a_per
 from builders import WRONG
 from torchwise import environment
 from torchwise.bench import BenchRequest, run_benchmark
-from torchwise.bench.contenders import known
+from torchwise.bench.contenders import BUILT_IN, DEFAULT, known
 from torchwise.bench.contenders.contender import Setting
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
@@ -42,7 +42,8 @@ def test_every_contender_is_run_on_every_target_and_heard_of() -> None:
     assert heard.benchmark == done
     assert heard.targets == [(ONE, 1, 2), (TWO, 2, 2)]
     assert done.peaks == PEAKS
-    assert workers.jobs[:3] == ["survey", f"inspect {ONE}", f"{ONE} eager"]
+    assert workers.jobs[:3] == [f"inspect {ONE}", "survey", f"{ONE} eager"]
+    assert workers.jobs.count("survey") == 1
 
 
 @pytest.mark.parametrize("failure", [CRASH, HANG])
@@ -89,14 +90,36 @@ def test_a_contender_that_does_not_start_warm_says_so() -> None:
     assert row.reason == f"from warm caches: {HANG}"
 
 
-@pytest.mark.parametrize("plain", [CRASH, BaselineError("it raises"), TargetError("there is none")])
+@pytest.mark.parametrize("plain", [CRASH, BaselineError("it raises")])
 def test_a_model_that_fails_costs_the_rows_of_its_target_alone(plain) -> None:
     rows = run(Workers(plain={ONE: plain}), ONE, TWO)
+    assert not any(row.refused for row in rows.values())
     for contender in THREE:
         row = rows[ONE, contender]
         assert row.state is RowState.FAILED
         assert row.reason.startswith("the plain model: ")
         assert rows[TWO, contender].state is RowState.TIMED
+
+
+def test_a_target_that_cannot_be_used_is_refused_in_rows_of_its_own() -> None:
+    rows = run(Workers(plain={ONE: TargetError("m.py has no 'f'")}), ONE, TWO)
+    for contender in THREE:
+        row = rows[ONE, contender]
+        assert (row.state, row.reason, row.refused) == (RowState.FAILED, "m.py has no 'f'", True)
+        assert rows[TWO, contender].state is RowState.TIMED
+
+
+def test_the_hardware_is_not_measured_for_a_target_that_cannot_be_used() -> None:
+    workers = Workers(plain={ONE: TargetError("there is none")})
+    assert run_benchmark(a_request(), workers, Heard()).peaks is None
+    assert workers.jobs == [f"inspect {ONE}"]
+
+
+def test_a_target_that_was_refused_is_tried_again() -> None:
+    earlier = run_benchmark(a_request(), Workers(plain={ONE: TargetError("there is none")}), Heard())
+    done = run_benchmark(a_request(), Workers(), Heard(), earlier)
+    assert [(row.contender, row.state, row.refused) for row in done.rows] == [(c, RowState.TIMED, False) for c in THREE]
+    assert done.peaks == PEAKS
 
 
 def test_what_is_done_is_not_run_again() -> None:
@@ -142,9 +165,11 @@ def test_a_budget_that_is_spent_starts_nothing_more(monkeypatch: pytest.MonkeyPa
 
 
 def test_hardware_that_cannot_be_measured_costs_only_the_roofline() -> None:
-    done = run_benchmark(a_request(), Workers(peaks=CRASH), Heard())
+    workers = Workers(peaks=CRASH)
+    done = run_benchmark(a_request(ONE, TWO), workers, Heard())
     assert done.peaks is None
-    assert len(done.rows) == len(THREE)
+    assert len(done.rows) == 2 * len(THREE)
+    assert workers.jobs.count("survey") == 1
 
 
 def test_ctrl_c_leaves_what_was_heard() -> None:
@@ -165,9 +190,18 @@ def test_an_unknown_contender_is_refused_before_anything_is_run(name: str) -> No
 def test_all_contenders_are_known_and_torchwise_comes_last() -> None:
     first, *_, last = known()
     assert (first, last) == ("eager", "torchwise")
-    for contender in known().values():
-        why = contender.missing(Setting("cpu", "training"))
-        assert why is None or why
+
+
+def test_contenders_that_cannot_train_on_a_cpu_say_why() -> None:
+    missing = {contender.name: contender.missing(Setting("cpu", "training")) for contender in BUILT_IN}
+    said = {name: why for name, why in missing.items() if why is not None}
+    assert {name: why for name, why in said.items() if "is not installed: pip install " not in why} == {
+        "aot-inductor": "aot-inductor has no backward pass",
+        "onnxruntime": "onnxruntime has no backward pass",
+        "openvino": "openvino has no backward pass",
+        "torch-tensorrt": "torch-tensorrt needs an NVIDIA GPU",
+    }
+    assert not said.keys() & set(DEFAULT)
 
 
 # Torchwise, and its duel.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import torchwise
+from builders import a_study
 from store_samples import a_decision as stored_decision
 from torchwise import artefact, environment
 from torchwise.artefact import package
@@ -17,6 +22,7 @@ from torchwise.artefact.manifest import Info, Manifest
 from torchwise.cli.cache import cache
 from torchwise.errors import InputError
 from torchwise.records import Decision, Interval
+from torchwise.report import write_json
 
 
 def a_decision() -> Decision:
@@ -26,7 +32,8 @@ def a_decision() -> Decision:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     manifest = Manifest("0.0.1", environment.detect("cpu"), {}, {}, 20.0, 1.25, 0)
-    package.write(tmp_path / "model.tw", manifest, a_decision(), {"inductor/a.so": b"code"})
+    _, data = package.pack(manifest, a_decision(), {"inductor/a.so": b"code"})
+    package.put(tmp_path / "model.tw", data)
     return tmp_path / "model.tw"
 
 
@@ -64,8 +71,14 @@ def test_load_hands_on_trust_and_hash(file: Path, monkeypatch: pytest.MonkeyPatc
         return artefact.info(path).decision
 
     monkeypatch.setattr(artefact, "load", load)
-    assert f"artefact.load('{file}', trust=True)" in ran("load", file, "--trust", "--sha256", "ab")
+    code = textwrap.dedent(ran("load", file, "--trust", "--sha256", "ab").partition("In the program:\n")[2])
     assert given == {"trust": True, "sha256": "ab"}
+    monkeypatch.setattr(torchwise, "apply", lambda model, decision: (model, decision))
+    given.clear()
+    names: dict[str, Any] = {"model": "the program's own"}
+    exec(code, names)
+    assert names["fast"] == ("the program's own", a_decision())
+    assert given == {"trust": True}
 
 
 class Found:
@@ -100,5 +113,18 @@ def test_save_refuses_a_live_model_and_an_open_study(
     found(monkeypatch, "zoo:a.b", None)
     with pytest.raises(InputError, match="has no decision yet"):
         ran("save", "1", file)
+    found(monkeypatch, "zoo:a.b", a_decision())
     with pytest.raises(InputError, match="there is no folder"):
         ran("save", "1", tmp_path / "none" / "x.tw")
+
+
+def test_what_the_study_says_is_refused_without_loading_torch(tmp_path: Path) -> None:
+    study = a_study()
+    write_json(replace(study, workload=replace(study.workload, target="live:Net")), tmp_path / "study.json")
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['torchwise', 'cache', 'save', *sys.argv[1:]]; "
+        "from torchwise import cli; cli.main()"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "study.json"), str(tmp_path / "x.tw")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, "save it there, by torchwise.artefact.save" in done.stderr) == (2, True), done.stderr

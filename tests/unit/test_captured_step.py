@@ -13,7 +13,8 @@ import torch
 from tape import Machine
 
 import torchwise
-from torchwise.errors import UnsupportedError
+from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.realize.weights import guarding
 from torchwise.workload import trees
 
 Step = Callable[..., Any]
@@ -169,6 +170,20 @@ def test_ten_steps_are_those_as_written(machine: Machine, make: Any, optimizer: 
     for _ in range(10):
         check_alike(ours, theirs, batch())
     assert (machine.recorded, machine.replayed) == (1, 9)
+
+
+def test_copies_of_the_weights_are_told_of_each_replay(machine: Machine) -> None:
+    (model, _, step), _ = pair(zero_first, "adamw fused")
+    model.norm.eval()  # which would count its own calls
+    for _ in range(2):
+        step(*batch())
+    frozen = guarding(model, model, values=True)
+    with torch.no_grad():
+        frozen(batch()[0])
+    step(*batch())
+    assert machine.replayed == 2
+    with pytest.raises(StalePlanError, match="weights changed"):
+        frozen(batch()[0])
 
 
 def test_noise_is_that_of_the_steps_as_written(machine: Machine) -> None:

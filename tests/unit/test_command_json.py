@@ -25,6 +25,7 @@ from torchwise.cli.bench import bench
 from torchwise.cli.bisect import bisect
 from torchwise.cli.explain import explain
 from torchwise.cli.tune import tune
+from torchwise.errors import InputError
 from torchwise.records.bisection import Bisection, Sighting, Symptom
 
 TARGET = "zoo:tutorial.fusion_demo"
@@ -66,3 +67,7 @@ def test_a_memory_limit_is_given_in_gibibytes(tmp_path: Path, monkeypatch: pytes
         words = [TARGET, "--device", "cpu", "--store", str(tmp_path / "studies.db"), *limit]
         assert CliRunner().invoke(app, words).exit_code == 0
     assert [request.workload.memory_limit for request in asked] == [None, 3 * 2**29]
+    for limit in ("-1", "0", "1e-12", "nan", "inf"):
+        done = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--memory-limit", limit])
+        expected = f"memory limit is {limit} GiB, but must be a finite size of at least one byte"
+        assert (type(done.exception), str(done.exception)) == (InputError, expected)

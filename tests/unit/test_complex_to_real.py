@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.realize.transforms.complex_to_real import ComplexToReal, apart, backend_for, half_angle, private
+from torchwise.realize.backends.inductor import ahead_backend
+from torchwise.realize.transforms.complex_to_real import ComplexToReal, apart, backend_for, half_angle
 from torchwise.realize.transforms.complex_to_real import compile as compile_module
 from torchwise.realize.transforms.complex_to_real.compile import around
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
@@ -359,7 +361,7 @@ def test_outputs_keep_gaps_and_repetitions() -> None:
 
 
 def test_an_output_whose_elements_overlap_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="elements share memory"):
+    with pytest.raises(UnsupportedError, match="padding does not give"):
         rewritten(lambda x: (x * 2).unfold(0, 3, 1), z(6))
 
 
@@ -712,9 +714,20 @@ def test_what_changes_nothing_says_so_every_time() -> None:
 
 
 def test_a_missing_name_is_told_with_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "NAMES", (("torch._inductor.compile_fx", "gone"),))
-    with pytest.raises(UnsupportedError, match=rf"compile_fx.gone, which torch {re.escape(torch.__version__)}"):
+    monkeypatch.delattr("torch._inductor.compile_fx.fake_tensor_prop")
+    with pytest.raises(UnsupportedError, match=rf"fake_tensor_prop, which torch {re.escape(torch.__version__)}"):
         backend_for((("never", 1),))
+
+
+def test_what_only_code_for_another_process_needs_is_looked_up_before_that_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend_for((("never", 2),))  # loads Inductor, which itself needs what is taken away
+    monkeypatch.delitem(sys.modules, f"{backend_for.__module__.rpartition('.')[0]}.ahead", raising=False)
+    monkeypatch.delattr("torch._inductor.codecache.FxGraphCache")
+    with pytest.raises(UnsupportedError, match=r"codecache\.FxGraphCache, which torch"):
+        ahead_backend(PLAN)
+    backend_for((("never", 3),))
 
 
 # ---- the trait that asks for it

@@ -13,10 +13,12 @@ from torchwise.decide import decide
 from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Check, Decision, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
+from torchwise.records.figures import seconds
+from torchwise.report import format as show
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 GIB = 2**30
-TOO_LONG = f"Compiling would take about {PLAIN_COMPILE_S['cpu']:.3g} s"
+TOO_LONG = f"Compiling would take about {seconds(PLAIN_COMPILE_S['cpu'])}"
 
 
 def decided(*trials: Trial, **asked: Any) -> Decision:
@@ -41,7 +43,7 @@ def test_compiling_pays() -> None:
     assert (decision.cold_s, decision.warm_s, decision.error) == (10.0, 2.0, 1e-7)
     assert decision.reason == (
         "Run inductor: 2 [2, 2] times eager's speed, proven right, paid back after 20 of your 1,000 calls; "
-        "it saves about 8.17 min."
+        "it saves about 8 min 10 s."
     )
 
 
@@ -56,7 +58,7 @@ def test_the_decision_names_what_it_holds_for() -> None:
 
 def test_what_compiles_nothing_has_nothing_to_pay_back() -> None:
     reason = decided(a_trial(CAPTURE, 1.5, cold_s=0.0), device="cuda").reason
-    assert "proven right, with nothing to pay back; it saves about 5.56 min." in reason
+    assert "proven right, with nothing to pay back; it saves about 5 min 33 s." in reason
 
 
 def test_the_least_cost_is_chosen_not_the_highest_speed() -> None:
@@ -81,7 +83,7 @@ def test_too_few_calls_stay_with_eager_and_say_when_it_would_pay() -> None:
     assert decision.plan == EAGER
     assert (decision.speedup, decision.break_even_calls, decision.saved_s, decision.cold_s) == (None, None, 0.0, 0.0)
     assert decision.reason == (
-        "Stay with eager: inductor runs at 2 [2, 2] times its speed, but compiles for 10 s and "
+        "Stay with eager: inductor runs at 2 [2, 2] times its speed, but compiles for 10.0 s and "
         "may pay back only after 20 calls, and 10 are expected."
     )
 
@@ -105,15 +107,15 @@ def test_nothing_was_worth_trying() -> None:
     decision = decided(calls=3)
     assert decision.plan == EAGER
     assert decision.reason == (
-        f"Stay with eager: nothing is worth a trial. {TOO_LONG}, and 3 calls take 3 s altogether."
+        f"Stay with eager: nothing is worth a trial. {TOO_LONG}, and 3 calls take 3.00 s altogether."
     )
-    assert decided(calls=1).reason.endswith("and one call take 1 s altogether.")
+    assert decided(calls=1).reason.endswith("and one call take 1.00 s altogether.")
     assert decided(calls=1000).reason == "Stay with eager: nothing is worth a trial."
 
 
 def test_only_what_compiles_nothing_was_tried() -> None:
     assert decided(a_trial(CAPTURE, 0.8), calls=3).reason == (
-        f"Stay with eager: no candidate was both right and faster. {TOO_LONG}, and 3 calls take 3 s altogether."
+        f"Stay with eager: no candidate was both right and faster. {TOO_LONG}, and 3 calls take 3.00 s altogether."
     )
 
 
@@ -281,17 +283,18 @@ def test_a_plan_that_the_user_named_can_be_decided_for_though_no_choice_describe
     ("baseline_s", "saved"),
     [
         (1e-6, "500 ms"),
-        (1e-5, "5 s"),
-        (1e-4, "50 s"),
-        (1e-3, "8.33 min"),
-        (1e-2, "83.3 min"),
-        (1e-1, "13.9 h"),
+        (1e-5, "5.00 s"),
+        (1e-4, "50.0 s"),
+        (1e-3, "8 min 20 s"),
+        (1e-2, "1 h 23 min"),
+        (1e-1, "13 h 53 min"),
         (1.0, "5.79 days"),
     ],
 )
-def test_what_is_saved_in_a_unit_that_people_use(baseline_s: float, saved: str) -> None:
+def test_what_is_saved_reads_as_on_the_page_of_the_study(baseline_s: float, saved: str) -> None:
     trial = a_trial(CAPTURE, 2.0, cold_s=0.0)
     assert decided(trial, baseline_s=baseline_s, calls=1_000_000).reason.endswith(f"it saves about {saved}.")
+    assert show.seconds(baseline_s * 500_000) == saved
 
 
 def test_deciding_twice_decides_the_same() -> None:

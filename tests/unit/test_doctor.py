@@ -375,3 +375,5 @@ def test_the_command_writes_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert set(load) == {"topic", "status", "found", "advice"}
     result = run_command(monkeypatch, {}, "--json", str(tmp_path / "no" / "such"))
     assert isinstance(result.exception, InputError)
+    assert f"there is no folder {tmp_path / 'no'}" in str(result.exception)
+    assert "Ready" not in result.output, "before anything is looked at"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import torchwise
 
+ROOT = Path(__file__).parents[2]
 SOURCE = Path(torchwise.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 BROAD = ("Exception", "BaseException")
@@ -85,3 +88,16 @@ def test_a_folder_that_needs_torch_would_be_seen() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "torch" in done.stderr
+
+
+def test_the_table_of_layers_is_the_one_that_is_held() -> None:
+    page = (ROOT / "docs" / "design" / "architecture.md").read_text()
+    shown = {(int(layer), name) for layer, name in re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    held = {
+        (number, name.strip().removeprefix("torchwise."))
+        for number, names in enumerate(reversed(layers), 1)
+        for name in names.split("|")
+    }
+    assert shown == held

@@ -128,12 +128,23 @@ def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
         ran("lock", TARGET, "--store", "store.db")
 
 
-def test_a_decision_whose_study_is_gone_is_not_locked(storage: Storage) -> None:
-    study = a_study()
+def test_a_decision_whose_study_is_gone_is_not_locked(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(storage, a_study())
+    monkeypatch.setattr(Storage, "list_studies", lambda *_: [])  # as after somebody else deleted it
+    with pytest.raises(InputError, match=f"no study by which {TARGET} was decided"):
+        ran("lock", TARGET, "--store", "store.db")
+
+
+def test_targets_of_one_structure_are_locked_together(storage: Storage) -> None:
+    """They share a study, in which each has a decision of its own."""
+    study = stored(storage, a_study())
     assert study.decision is not None
-    stored(storage, replace(study, decision=replace(study.decision, workload=WorkloadSpec("b:c"))))
-    with pytest.raises(InputError, match="no study by which b:c was decided"):
-        ran("lock", "b:c", "--store", "store.db")
+    decision = replace(study.decision, workload=replace(study.workload, target="b:c", calls=7))
+    asked = (decision.workload, "quick")
+    storage.conclude(study.id, state=StudyState.DECIDED, decision=decision, excluded=(), seconds=0.0, asked=asked)
+    assert ran("lock", TARGET, "b:c", "--store", "store.db")[0] == 0
+    locked = {entry.decision.workload.target: entry.decision.workload.calls for entry in read().entries}
+    assert locked == {TARGET: study.workload.calls, "b:c": 7}
 
 
 @pytest.mark.usefixtures("storage")

@@ -20,6 +20,7 @@ from torchwise.plan import Plan
 from torchwise.realize import step as realize_step
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.step import OptimizedStep
+from torchwise.training.step import RankedStep
 from torchwise.workload.step import TrainStep
 
 FUSED = Plan(optimizer="fused")
@@ -261,6 +262,118 @@ def test_what_a_scheduler_raises_is_the_callers_and_the_step_is_taken_once() -> 
             side(*batch(seed=3))
     torch.testing.assert_close([*step.model.parameters()], [*written.model.parameters()])
     assert not fast.statistics.failures
+
+
+class Doubling(torch.nn.Linear):
+    """Writes to its input."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.mul_(2))
+
+
+def test_a_plan_that_fails_early_leaves_the_batch_as_it_was(failing: Callable[..., list[int]]) -> None:
+    failing(1)
+    fast, written = (a_step(Doubling(4, 3)) for _ in range(2))
+    written.load_state_dict(copy.deepcopy(fast.state_dict()))
+    assert same(run(optimized(fast)), run(written))
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_plan_that_fails_in_an_update_under_a_scaler_goes_on_as_written(
+    at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def full(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == at:
+            raise torch.OutOfMemoryError("no memory")
+
+    step, written = (a_step(scaler=torch.amp.GradScaler("cpu", init_scale=4.0)) for _ in range(2))
+    fast = optimized(step)
+    step.optimizer.register_step_pre_hook(full)
+    torch.testing.assert_close(run(fast, 6)[:6], run(written, 6)[:6])
+    assert len(calls) == 7
+    assert dict(fast.statistics.failures) == {"OutOfMemoryError": 1}
+    assert fast.statistics.optimized == at - 1
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING and r.name == "torchwise"]) == 1
+    assert not {"grad_scale", "found_inf"} & set(vars(step.optimizer))
+
+
+def test_kinds_of_batch_that_are_not_proven_are_not_remembered() -> None:
+    def weighted(outputs: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
+        return weight * torch.nn.functional.cross_entropy(outputs, y)
+
+    step = a_step(loss=weighted)
+    fast = torchwise.apply(step, decided(step, FUSED, *batch(), 1.0))
+    for number in range(1, 6):
+        fast(*batch(), 1.0 / number)
+    assert fast.statistics.optimized == 1
+    assert len(fast._taken) == 1
+
+
+# ---- attributes that are set
+
+
+def test_what_is_set_is_set_on_the_step_and_heeded_by_the_plan() -> None:
+    step = make()
+    fast = optimized(step)
+    fast(*batch())
+    fast.clip_norm = 1e-6
+    fast(*batch())
+    assert step.clip_norm == 1e-6
+    norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters() if p.grad is not None])
+    assert float(norm) < 1.1e-6
+    fast.autocast = None  # as it was
+    assert fast.statistics.optimized == 2
+
+
+def _mean_square(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return outputs.square().mean() + 0 * y.sum()
+
+
+@pytest.mark.parametrize("on", [lambda fast: fast, lambda fast: fast.original], ids=["wrapper", "original"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_another_loss_ends_the_plan_which_is_said_once(
+    on: Callable[[OptimizedStep], Any], before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    step, written = make(), make()
+    fast = optimized(step)
+    run(fast, before)
+    written.load_state_dict(copy.deepcopy(fast.state_dict()))
+    on(fast).loss = written.loss = _mean_square
+    assert same(run(fast), run(written))
+    assert step.optimizer.param_groups[0]["fused"] is None
+    assert fast.statistics.optimized == before
+    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "torchwise"]
+    assert warned == ["torchwise: training goes on as written, because loss was set after the plan was decided for"]
+
+
+def test_a_scaler_that_is_set_is_kept_where_the_plan_had_brought_one() -> None:
+    fast = optimized(make(), Plan(precision="autocast_fp16"))
+    fast(*batch())
+    fast(*batch())
+    assert fast.statistics.optimized == 2, "the one that it brought ends no plan"
+    scaler = fast.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    fast(*batch())
+    assert fast.original.scaler is scaler
+    assert fast.statistics.optimized == 2
+
+
+def test_other_clipping_ends_a_plan_that_has_it_in_a_graph() -> None:
+    fast = optimized(make(), Plan(optimizer="fused", capture="step"))
+    fast.clip_norm = 0.5
+    fast(*batch())
+    assert list(fast.statistics.original) == ["clip_norm was set after the plan was decided for"]
+
+
+def test_ranks_that_try_a_plan_leave_the_batch_as_it_was() -> None:
+    step = a_step(Doubling(4, 3))
+    fast = RankedStep(step, decided(step, FUSED, *batch()), None, None, 1.0)  # type: ignore[arg-type]
+    before, (x, y) = copy.deepcopy(step.state_dict()["model"]), batch(seed=0)
+    assert fast._rehearse((x, y)) is None
+    assert torch.equal(x, batch(seed=0)[0])
+    assert all(torch.equal(value, before[name]) for name, value in step.state_dict()["model"].items())
 
 
 # ---- what is not used at all

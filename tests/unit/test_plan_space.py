@@ -14,7 +14,7 @@ from torchwise.errors import PlanError
 from torchwise.plan import CHOICES, EAGER, Choice, Legality, Plan, PlanSpace, register
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.rules import MODES, PRECISIONS
-from torchwise.plan.space import check_known, choices_of, compile_factor_of, complexity_of, legality_of
+from torchwise.plan.space import choices_of, compile_factor_of, complexity_of, legality_of
 
 ALL_TRAITS = frozenset(
     {
@@ -331,7 +331,7 @@ def test_compile_times_by_what_they_are_relative_to() -> None:
     ids=str,
 )
 def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str) -> None:
-    for question in (choices_of, legality_of, complexity_of, compile_factor_of, check_known):
+    for question in (choices_of, legality_of, complexity_of, compile_factor_of):
         with pytest.raises(PlanError) as error:
             question(plan)
         assert str(error.value).startswith(message)
@@ -340,7 +340,7 @@ def test_a_value_that_nobody_registered_has_no_legality(plan: Plan, message: str
 
 def test_what_is_known_of_a_field_is_named() -> None:
     with pytest.raises(PlanError, match="use one of inductor, or describe it"):
-        check_known(Plan(backend="tensorrt"))
+        choices_of(Plan(backend="tensorrt"))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,6 @@ def test_what_is_known_of_a_field_is_named() -> None:
 )
 def test_an_option_that_nobody_registered_must_be_allowed_explicitly(option: tuple[str, bool | int | str]) -> None:
     plan = Plan(backend="inductor", options=(option,))
-    check_known(plan)
     choice = choices_of(plan)[-1]
     assert choice.value == option
     assert "unknown and must be allowed explicitly" in choice.summary
@@ -369,7 +368,7 @@ def test_an_option_that_nobody_registered_is_kept_but_never_proposed() -> None:
 
 def test_every_plan_of_the_space_is_known() -> None:
     for plan in reachable(a_space(effort="standard")):
-        check_known(plan)
+        choices_of(plan)
 
 
 def test_every_value_that_the_rules_know_is_described() -> None:

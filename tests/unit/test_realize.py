@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import EAGER, Plan
@@ -135,6 +136,69 @@ def test_frozen_weights_that_changed_are_noticed() -> None:
         module.weight.add_(1.0)
     with pytest.raises(StalePlanError, match="weights changed"):
         guarded(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}], ids=str)
+def test_frozen_weights_that_an_optimizer_trained_are_noticed(options: dict[str, bool]) -> None:
+    module, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    guarded = guarding(module, module, values=True)
+
+    def train(trained: torch.nn.Module) -> None:
+        optimizer = torch.optim.AdamW(trained.parameters(), **options)  # a fused one's writes, PyTorch does not count
+        trained(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+    train(other)
+    guarded(torch.randn(2, 4))
+    train(module)
+    with pytest.raises(StalePlanError, match="weights changed"):
+        guarded(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}], ids=str)
+def test_a_copy_in_bf16_follows_what_an_optimizer_trains(options: dict[str, bool]) -> None:
+    module, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1.0, **options)
+    copied = made(module, Plan(precision="bf16"), x)
+    for _ in range(2):
+        module(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            assert torch.allclose(copied(x), module(x), atol=0.1)  # type: ignore[operator]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + 2 * self.b(x) + 3 * self.c(x)
+
+
+@pytest.mark.parametrize(
+    "other", [lambda m: m.c.weight, lambda _: torch.nn.Parameter(torch.zeros(4, 4))], ids=["c", "own"]
+)
+def test_a_copy_of_weights_that_are_tied_otherwise_is_given_up(other: Callable[[Any], torch.nn.Parameter]) -> None:
+    module, x = Tied().eval(), torch.randn(2, 4)
+    copied = made(module, Plan(precision="bf16"), x)
+    with torch.no_grad():
+        copied(x)  # type: ignore[operator]
+        module.b.weight = other(module)
+        with pytest.raises(StalePlanError, match="not its weights only"):
+            copied(x)  # type: ignore[operator]
+
+
+def test_what_counts_the_steps_of_optimizers_goes_with_the_watch() -> None:
+    gc.collect()  # watches of other tests
+    before = len(_global_optimizer_post_hooks)
+    watch = ModuleWatch(torch.nn.Linear(4, 4))
+    assert len(_global_optimizer_post_hooks) == before, "only whoever holds copies of weights needs them counted"
+    watch.versions()
+    assert len(_global_optimizer_post_hooks) == before + 1
+    del watch
+    assert len(_global_optimizer_post_hooks) == before
 
 
 class Scaled(torch.nn.Module):

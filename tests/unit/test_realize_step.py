@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +19,7 @@ import torchwise
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import Realized, realize
-from torchwise.realize.optimizer import TunedOptimizer, forms_open
+from torchwise.realize.optimizer import _GIVEN, TunedOptimizer, forms_open
 from torchwise.realize.step import RealizedStep
 from torchwise.trial.training import step_traits
 from torchwise.workload import Example, Workload, trees
@@ -211,8 +214,9 @@ def test_a_checkpoint_of_a_plan_looks_as_without_it_and_loads_into_a_plain_optim
     losses, step = trained(plan)
     kept = step.state_dict()
     _, written = trained(None)
-    expected = written.state_dict()["optimizer"]["param_groups"]
-    for ours, theirs in zip(kept["optimizer"]["param_groups"], expected, strict=True):
+    expected = written.state_dict()["optimizer"]
+    torch.testing.assert_close(kept["optimizer"]["state"], expected["state"], rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(kept["optimizer"]["param_groups"], expected["param_groups"], strict=True):
         assert ours == theirs
         assert type(ours["lr"]) is float
     bare = Blocks()
@@ -220,6 +224,7 @@ def test_a_checkpoint_of_a_plan_looks_as_without_it_and_loads_into_a_plain_optim
     optimizer.load_state_dict(kept["optimizer"])
     assert optimizer.param_groups[0]["fused"] is None
     assert optimizer.param_groups[0]["foreach"] is None
+    assert len(optimizer.state) == len(list(bare.parameters()))
     assert all(state["step"].item() == len(losses) for state in optimizer.state.values())
 
 
@@ -263,6 +268,51 @@ def test_a_group_that_is_added_meanwhile_breaks_nothing() -> None:
     assert [group["fused"] for group in optimizer.param_groups] == [None, None]
 
 
+def test_a_group_that_is_added_under_a_scaler_takes_the_form_that_its_kernels_must_share() -> None:
+    def grown(plan: Plan | None) -> list[Any]:
+        model = Blocks()
+        rest = [p for name, p in model.named_parameters() if not name.startswith("leave")]
+        optimizer = adam(list(model.leave.parameters()))
+        step = torchwise.TrainStep(
+            model, torch.nn.functional.cross_entropy, optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=4.0)
+        )
+        call = realized(step, plan).call if plan else step
+        given = batches(4)
+        found = [call(*given[0])]
+        optimizer.add_param_group({"params": rest, "lr": 0.1})
+        return [*found, *(call(*b) for b in given[1:]), *model.parameters()]
+
+    torch.testing.assert_close(grown(Plan(optimizer="fused")), grown(None))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("forms", [("fused", "fused"), ("foreach", "fused")])
+def test_two_plans_may_hold_one_optimizer_whose_own_form_is_known_throughout(
+    forms: tuple[str, str], first: int
+) -> None:
+    optimizer = adam(Blocks().parameters())
+    attributes = dict(vars(optimizer))
+    held = [TunedOptimizer(optimizer, form) for form in forms]
+    assert optimizer.param_groups[0]["fused"] is True
+    assert optimizer.state_dict()["param_groups"][0]["fused"] is None
+    held.pop(first).undo()
+    assert optimizer.param_groups[0][forms[1 - first]] is True, "what the other wants"
+    assert optimizer.state_dict()["param_groups"][0]["fused"] is None
+    held.pop().undo()
+    assert [optimizer.param_groups[0][name] for name in ("fused", "foreach")] == [None, None]
+    assert set(vars(optimizer)) == set(attributes)
+    assert optimizer not in _GIVEN
+
+
+def test_an_optimizer_that_is_held_may_still_be_forgotten() -> None:
+    optimizer = adam(Blocks().parameters())
+    TunedOptimizer(optimizer, "fused")
+    seen = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert seen() is None
+
+
 def test_steps_are_counted_where_the_form_wants_them() -> None:
     optimizer = adam([torch.nn.Parameter(torch.ones(2, device="meta"))])
     parameter = optimizer.param_groups[0]["params"][0]
@@ -270,7 +320,7 @@ def test_steps_are_counted_where_the_form_wants_them() -> None:
     tuned = TunedOptimizer(optimizer, "preserve", countable=True)
     assert optimizer.state[parameter]["step"].device.type == "meta"
     assert optimizer.param_groups[0]["capturable"] is True
-    tuned._kept[0]["capturable"] = True  # as if built so: then its counts lie there in a checkpoint, too
+    _GIVEN[optimizer]._kept[0]["capturable"] = True  # as if built so: then its counts lie there in a checkpoint, too
     assert optimizer.state_dict()["state"][0]["step"].device.type == "meta"
     tuned.undo()
     assert optimizer.param_groups[0]["capturable"] is True
@@ -346,7 +396,58 @@ def test_a_batch_is_cut_where_all_of_it_are_samples_that_can_be_parted() -> None
     assert with_inputs((8, 4), (8,), model=Net()) == set(), "batch-norm looks at the whole batch"
 
 
+def hooked(step: torchwise.TrainStep, kind: str) -> torchwise.TrainStep:
+    getattr(step.model.get_parameter("enter.weight"), kind)(lambda given: None)
+    return step
+
+
+HOOKS = pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+
+
+@HOOKS
+def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: str) -> None:
+    step = hooked(a_step(), kind)
+    buffer = io.BytesIO()
+    torch.save(step, buffer)
+    buffer.seek(0)
+    sent = torch.load(buffer, weights_only=False)
+    assert not sent.model.enter.weight._backward_hooks, "which PyTorch leaves behind"
+    for known in (step, step.copy().copy(), sent):
+        assert known.has_hooks
+        assert not {t for t in step_traits(Workload(known, [Example(batch())])) if "divisible" in t}
+    assert not a_step().copy().has_hooks
+
+
 # ---- what is refused
+
+
+@HOOKS
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan(pieces=2), "pieces is 2, but parameters have hooks, which would run once for each piece"),
+        (Plan(capture="step"), "capture is 'step', but parameters have hooks, which are Python"),
+        (Plan(precision="autocast_fp16"), "precision is 'autocast_fp16', but parameters have hooks, which would be"),
+    ],
+    ids=str,
+)
+def test_what_would_call_hooks_otherwise_is_refused(plan: Plan, message: str, kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        realized(hooked(a_step(), kind), plan)
+    with pytest.raises(UnsupportedError, match=message):
+        realized(hooked(a_step(), kind).copy(), plan)
+
+
+def test_a_scaler_of_the_steps_own_scales_for_its_hooks_as_written() -> None:
+    def clamped(plan: Plan | None) -> list[Any]:
+        step = a_step(scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+        for parameter in step.model.parameters():
+            parameter.register_hook(lambda given: given.clamp(-1e-2, 1e-2))
+        return [*(realized(step, plan).call if plan else step)(*batch(seed=0)).flatten(), *step.model.parameters()]
+
+    torch.testing.assert_close(clamped(Plan(optimizer="fused")), clamped(None))
+    torch.testing.assert_close(clamped(Plan(recompute="blocks")), clamped(None))
+    realized(hooked(a_step(scaler=torch.amp.GradScaler("cpu")), "register_hook"), Plan(precision="autocast_fp16"))
 
 
 def refusal(plan: Plan, **how: Any) -> str:

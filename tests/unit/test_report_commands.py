@@ -68,11 +68,12 @@ def test_a_target_like_an_option_goes_behind_the_options() -> None:
 
 
 def test_a_live_model_is_repeated_in_python() -> None:
-    spec = WorkloadSpec("live:Net", device="cuda", calls=5, seed=3)
+    spec = WorkloadSpec("live:Net", device="cuda", calls=5, seed=3, memory_limit=3 * 2**29)
     plan = a_plan(options=(("note", 'it\'s "quoted"'),))
     called, given = called_with(reproduce(a_study(workload=spec, allow="reduced"), plan), plan)
     assert called == "tune"
     assert given == {**given, "device": "cuda", "calls": 5, "allow": "reduced", "plans": [plan], "fresh": True}
+    assert given["memory_limit"] == 3 * 2**29, "in bytes, as `torchwise.tune` takes it"
     assert set(given) <= set(inspect.signature(api.tune).parameters)
 
 

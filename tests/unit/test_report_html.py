@@ -345,6 +345,7 @@ def test_each_trial_has_the_command_that_repeats_it(page: Element) -> None:
 def test_a_live_model_gets_python_instead() -> None:
     found = Page(render_html(a_study(workload=WorkloadSpec("live:Net", device="cuda")))).root
     commands = [e.all("code")[0].text for e in found.all("details") if e.attributes.get("class") == "trial"]
+    assert len(commands) == len(some_trials())
     assert all("torchwise.tune(model, args, plans=[plan]" in command for command in commands)
 
 

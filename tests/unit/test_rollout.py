@@ -116,6 +116,47 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
 }
 
 
+def turned(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    state["p"].sub_(0.1 * state["q"])
+    state["q"].add_(0.1 * state["p"])
+    return state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("before", [0, 1])
+def test_halves_of_a_vector_stay_its_halves(before: int, dtype: torch.dtype) -> None:
+    def made() -> dict[str, torch.Tensor]:
+        both = torch.arange(5.0).to(dtype)[before : before + 4]
+        return {"both": both, "q": both[:2], "p": both[2:], "again": both, "parts": torch.view_as_real(both[:2] + 0j)}
+
+    expected, state = made(), made()
+    for _ in range(4):
+        expected = turned(expected)
+    answer, kept = torchwise.rollout(turned, state, 4, every=2)
+    for name, value in expected.items():
+        assert torch.equal(answer[name], value)
+        assert torch.equal(state[name], made()[name])
+    assert torch.equal(kept[0]["both"][:2], kept[0]["q"])
+    assert answer["again"] is answer["both"]
+
+
+def test_a_view_of_other_numbers_stays_one() -> None:
+    def step(state: list[torch.Tensor]) -> list[torch.Tensor]:
+        state[0].mul_(1j)
+        return state
+
+    whole = torch.arange(3.0).to(torch.complex64)
+    answer = torchwise.rollout(step, [whole[1:], torch.view_as_real(whole)], 1)
+    assert torch.equal(torch.view_as_real(answer[0]), answer[1][1:])
+    assert torch.equal(whole, torch.arange(3.0).to(torch.complex64))
+
+
+@pytest.mark.parametrize("given", [{"steps": 2.5}, {"steps": "3"}, {"steps": 4, "every": 1.5}])
+def test_a_number_of_steps_is_a_whole_number(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="whole number"):
+        torchwise.rollout(lambda state: state + 1, torch.zeros(1), **given)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_step_that_returns_another_kind_of_state_is_told_so(name: str) -> None:
     step, state, message = WRONG[name]

@@ -209,6 +209,16 @@ def test_a_rejection_allows_no_more_than_was_asked_for(storage: Storage) -> None
     assert ruled(DECISION, storage).refusal is not None
 
 
+def test_the_study_of_a_decision_is_known_also_when_it_was_asked_for_another_target_since(storage: Storage) -> None:
+    wide(storage)
+    mine = a_decision(INDUCTOR, reason="of the study that allowed more")
+    other = a_decision(REDUCED, workload=replace(mine.workload, target="app:other"))
+    for decision in (mine, other):
+        store_study(storage, a_study(allow="reduced"), {}, decision)
+    rule(storage, (INDUCTOR, REJECTED))
+    assert ruled(mine, storage).decision.plan == REDUCED
+
+
 def test_what_somebody_names_may_come_from_a_study_that_allowed_more(storage: Storage) -> None:
     wide(storage)
     rule(storage, (REDUCED, APPROVED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from builders import HERE, a_study
 from torchwise.cli.plans import plans
 from torchwise.errors import InputError, StorageError
 from torchwise.plan import EAGER
-from torchwise.records import Standing
+from torchwise.records import Standing, StudyState
 from torchwise.report import write_json
 from torchwise.store import open_storage
 
@@ -130,6 +131,21 @@ def test_what_another_study_was_ruled_on_can_be_withdrawn_by_any_of_the_target(s
         storage.import_study(a_study([STUDY.trials[3]]))
     run("withdraw", "latest", PROVEN.id[:8], "--store", store)
     assert ruled(store) == {}
+
+
+def test_what_was_ruled_for_a_target_that_shares_the_study_is_withdrawn_after_the_study_s_own(store: str) -> None:
+    run("pin", "1", "eager", "--by", "bob", "--store", store)
+    assert STUDY.decision is not None
+    other = replace(STUDY.decision, workload=replace(STUDY.workload, target="app:other"))
+    with open_storage(store) as storage:
+        asked = (other.workload, "quick")
+        storage.conclude(1, state=StudyState.DECIDED, decision=other, excluded=[], seconds=0, asked=asked)
+    run("pin", "1", "eager", "--by", "bob", "--store", store)
+    for scope in (SCOPE.replace("zoo:vision.resnet50", "app:other"), SCOPE):
+        assert (
+            run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: what was ruled about eager for {scope}.\n"
+        )
+    assert run("withdraw", "1", "eager", "--store", store).startswith("Nothing is ruled about eager")
 
 
 def test_a_store_that_cannot_be_written_is_an_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:

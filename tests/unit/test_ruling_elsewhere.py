@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ from torchwise import training
 from torchwise.dynamo import decide
 from torchwise.dynamo.options import Options
 from torchwise.parts import CompileManager, search
-from torchwise.plan import Plan
+from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Interval, Standing
-from torchwise.shapes import Padding, apply_buckets, prove
+from torchwise.shapes import Padding, apply_buckets, bucketed, prove
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X = torch.randn(4, 3)
@@ -44,6 +46,33 @@ def test_buckets(store: str, is_rejected: bool) -> None:
     fast = apply_buckets(net, decision, proof, store=store)
     fast(X)
     assert fast.statistics.optimized == (0 if is_rejected else 1)
+
+
+@dataclass(frozen=True)
+class Found:
+    decision: Decision
+
+
+def in_buckets(store: str) -> Any:
+    net = a_net()
+    tuned = Found(decided(net, PLAN, X))
+    return bucketed(net, (X,), padding=Padding({"input": 0}), sizes=[4], tune=lambda *_, **__: tuned, store=store)
+
+
+def test_buckets_ask_the_store_that_they_are_tuned_into(store: str) -> None:
+    rule(store, PLAN, Standing.REJECTED, decided(a_net(), PLAN, X))
+    assert in_buckets(store).decision.plan == EAGER
+
+
+def test_a_copy_of_buckets_carries_what_is_in_force(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = str(tmp_path / "default.db")
+    monkeypatch.setenv("TORCHWISE_STORE", default)
+    rule(default, PLAN, Standing.REJECTED, decided(a_net(), PLAN, X))
+    fast = in_buckets(store)
+    for found in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert found.decision.plan == PLAN
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])

@@ -106,7 +106,8 @@ def in_a_fork(fast: Any) -> Any:
 def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_path: Path) -> None:
     net, plan = torch.nn.Linear(4, 4).eval(), Plan(threads=2)
     decision = decided(net, plan, X)
-    package.write(tmp_path / "model.tw", Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0), decision, {})
+    _, data = package.pack(Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0), decision, {})
+    package.put(tmp_path / "model.tw", data)
     fast = torchwise.apply(net, artefact.load(tmp_path / "model.tw"))
     answers, optimized, _ = in_a_fork(fast)
     for answer in answers:
@@ -178,6 +179,24 @@ def test_what_was_written_is_put_back_and_nothing_else() -> None:
     written.add_(1)
     undo()
     assert torch.equal(written, torch.ones(3)), "once alone"
+
+
+@torch.no_grad()
+def test_what_batch_norm_writes_without_counting_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def realize(original: torch.nn.BatchNorm1d, plan: Plan, *_: Any, **__: Any) -> Realized:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            torch.nn.functional.batch_norm(x, original.running_mean, original.running_var, training=True)
+            raise ZeroDivisionError("a later piece fails")
+
+        return Realized(plan, call, lambda _args, _kwargs: call, lambda: None)
+
+    monkeypatch.setattr(dispatch, "realize", realize)
+    net, bare = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    fast = torchwise.apply(net, decided(net, THREADS, X))
+    torch.testing.assert_close(fast(X), bare(X))
+    assert fast.statistics.failures == {"ZeroDivisionError": 1}
+    for ours, theirs in zip(net.buffers(), bare.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_what_has_no_count_of_its_writes_is_put_back_where_it_differs() -> None:

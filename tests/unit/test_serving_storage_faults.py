@@ -256,7 +256,7 @@ def test_an_artefact_that_is_gone_after_it_was_loaded_is_nobodys_loss(tmp_path: 
     artefact.save(file, NET, decided(NET, EAGER, X), X)
     assert artefact.load(file).plan == EAGER
     manifest = Manifest("1", decision.environment, {}, {}, 1.0, 1.0, 0)
-    package.write(file, manifest, decision, {})
+    package.put(file, package.pack(manifest, decision, {})[1])
     fast = torchwise.apply(NET, artefact.load(file))
     file.unlink()
     for _ in range(3):

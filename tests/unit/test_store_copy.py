@@ -30,6 +30,7 @@ from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Standing, Study, StudyState, TrialState
 from torchwise.store import Copied, Storage, StudyKey, claims, copying, open_storage, studies
+from torchwise.workload import WorkloadSpec
 
 
 @pytest.fixture(params=["sqlite to sqlite", "sqlite to postgres", "postgres to sqlite"])
@@ -166,6 +167,21 @@ def test_two_halves_of_one_study_become_one(source: Storage, target: Storage) ->
     assert len(target.get_study(theirs.id).trials) == 5
     assert [copied.trials for copied in target.copy_to(source)] == [1]
     assert source.get_study(mine.id).decision == later != earlier
+
+
+def test_of_each_target_the_later_decision_counts(source: Storage, target: Storage) -> None:
+    app = WorkloadSpec("app:factory")
+    mine, theirs = create(source), create(target)
+    decide(source, mine.id, EAGER)
+    earlier = decide(target, theirs.id, EAGER, workload=app)
+    ours = decide(target, theirs.id, TUNED)
+    last = decide(source, mine.id, INDUCTOR, workload=app)
+    for _ in range(2):
+        list(source.copy_to(target))
+        assert target.decisions() == [last, ours]
+        assert target.get_study(theirs.id).decision == last != earlier
+    list(target.copy_to(source))
+    assert source.decisions() == [last, ours]
 
 
 def test_a_row_that_cannot_be_read_is_copied_all_the_same(source: Storage, target: Storage) -> None:

@@ -31,6 +31,7 @@ from torchwise.store import downgrade_storage, migrate, open_storage
 from torchwise.store.database import Database
 from torchwise.store.location import locate
 from torchwise.store.schema import HEAD, VERSION_TABLE, metadata
+from torchwise.workload import WorkloadSpec
 
 DUMPS = sorted((Path(__file__).parents[1] / "fixtures").glob("store_v*.sql"))
 
@@ -59,7 +60,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def differences(connection: Connection) -> list[object]:
     options = {"version_table": VERSION_TABLE, "compare_type": True}
-    return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+    found: list[object] = list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+    there = inspect(connection)
+    for table in metadata.sorted_tables:  # primary keys, which Alembic does not compare
+        keys = there.get_pk_constraint(table.name)["constrained_columns"] if there.has_table(table.name) else []
+        if keys != [column.name for column in table.primary_key]:
+            found.append((table.name, keys))
+    return found
 
 
 def test_the_migrations_lead_to_the_tables_of_the_code(url: str) -> None:
@@ -102,6 +109,23 @@ def test_nothing_is_lost_on_the_way_back_unless_somebody_says_so(url: str) -> No
     downgrade_storage(url, "0002", lose=True)
     with open_storage(url) as again:
         assert again.rulings() == []
+
+
+def test_decisions_of_further_targets_are_lost_on_the_way_back_only_if_somebody_says_so(url: str) -> None:
+    last = a_decision(EAGER, workload=WorkloadSpec("app:factory"))
+    with open_storage(url) as storage:
+        study = create(storage)
+        for decision in (a_decision(), a_decision(TUNED), last):
+            storage.conclude(study.id, state=StudyState.DECIDED, decision=decision, excluded=[], seconds=1)
+        with pytest.raises(StorageError, match=r"schema 0003 has no place for .*: 1 further decision; .* --lose"):
+            downgrade_storage(url, "0003")
+        assert storage.decisions() == [last, a_decision(TUNED)]
+    downgrade_storage(url, "0003", lose=True)
+    with open_storage(url) as again:
+        assert again.decisions() == [last]
+        assert again.get_study(study.id).decision == last
+        again.delete_study(study.id)
+        assert again.decisions() == []
 
 
 @pytest.mark.parametrize("revision", ["base", "-1", "9999", ""])

@@ -400,6 +400,17 @@ def test_putting_back_forgets_a_step_that_broke_off_before_the_scaler_was_told()
     step(*batch())  # or: unscale_() has already been called
 
 
+def test_an_update_that_breaks_off_leaves_a_scaler_that_takes_the_next() -> None:
+    step = a_step(optimizer=lambda p: torch.optim.AdamW(p, 1e-2, fused=True), scaler=torch.amp.GradScaler("cpu"))
+    attributes = set(vars(step.optimizer))
+    breaks = step.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step(*batch())
+    breaks.remove()
+    assert set(vars(step.optimizer)) == attributes
+    step(*batch())  # or: unscale_() has already been called
+
+
 def a_full_step() -> torchwise.TrainStep:
     model = Net()
     optimizer = two_groups(model)

@@ -76,7 +76,7 @@ def test_a_plain_loop_trains_to_the_same_weights_and_by_the_plan(bare: torch.nn.
     model = net()
     planned = PlannedForward(model, for_training(model))
     train(model, planned.between_steps)
-    assert planned.statistics.optimized == 3 + 2  # of four steps all but the first, and two to try
+    assert planned.statistics.optimized == 3  # of four steps all but the first
     assert planned.statistics.original == {}
     assert equal(model.state_dict(), bare.state_dict())
 
@@ -87,7 +87,7 @@ def test_a_model_under_autocast_is_planned_under_it() -> None:
     scene = forward_module.UnderAutocast(net(), "cpu", torch.bfloat16)
     planned = PlannedForward(model, for_training(scene))
     train(model, planned.between_steps, autocast=True)
-    assert planned.statistics.optimized == 5
+    assert planned.statistics.optimized == 3
     assert equal(model.state_dict(), bare.state_dict())
 
 
@@ -195,7 +195,7 @@ def test_without_a_decision_what_was_seen_is_tuned(monkeypatch: pytest.MonkeyPat
     assert torch.equal(args[0], X[:4])
     assert kwargs == {}
     assert (options["mode"], options["calls"]) == ("training", 77)
-    assert planned.statistics.optimized == 5
+    assert planned.statistics.optimized == 3
     assert equal(model.state_dict(), bare.state_dict())
 
 
@@ -244,7 +244,7 @@ def test_lightning_takes_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     close = PlannedForward.close
     monkeypatch.setattr(PlannedForward, "close", lambda self: (counts.append(self.statistics.optimized), close(self)))
     fit(Scorer(), tmp_path, torchwise.training.lightning_callback(for_training(net()), part="net"))
-    assert counts[0] == 2 * 3 - 1 + 2
+    assert counts[0] == 2 * 3 - 1
 
 
 def test_lightning_hears_what_it_must_name(tmp_path: Path) -> None:
@@ -350,9 +350,9 @@ def test_the_trainer_of_transformers_trains_to_the_same_weights(
     callback = torchwise.training.trainer_callback()
     model, trainer = train_bert(tmp_path, [callback], **options)
     assert equal(model.state_dict(), bare.state_dict())
-    assert counts[0] > 2
+    assert counts[0] > 0
     trainer.train()  # once more, by the plan once more
-    assert counts[1] > 2
+    assert counts[1] > 0
 
 
 def test_accelerate_trains_to_the_same_weights(accelerate: Any) -> None:
@@ -377,7 +377,7 @@ def test_accelerate_trains_to_the_same_weights(accelerate: Any) -> None:
 
     (bare, _), (model, planned) = run(None), run(PLAN)
     assert planned is not None
-    assert planned.statistics.optimized == 5 + 2
+    assert planned.statistics.optimized == 5
     assert equal(model.state_dict(), bare.state_dict())
 
 

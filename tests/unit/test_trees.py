@@ -70,6 +70,7 @@ def test_every_leaf_has_a_path_that_people_can_read() -> None:
         "['outer'].inner.hidden[1]",
         "['outer'].inner.label",
         "['outer'].count",
+        "['outer'].derived",
     ]
 
 
@@ -91,6 +92,33 @@ def test_mapping_keeps_containers_and_other_leaves() -> None:
 
 def test_mapping_may_return_anything() -> None:
     assert trees.map_tensors(lambda tensor: tuple(tensor.shape), [t(1), {"a": t(2)}]) == [(2,), {"a": (2,)}]
+
+
+@dataclass
+class Angle:
+    radians: torch.Tensor
+    turns: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.radians = torch.deg2rad(self.radians)
+        self.turns = t(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    value: torch.Tensor
+    note: str = field(init=False, default="as made")
+
+
+def test_a_dataclass_is_copied_as_it_is_and_not_made_anew() -> None:
+    angle = Angle(t(180))
+    angle.turns += 3
+    doubled = trees.map_tensors(lambda tensor: tensor * 2, angle)
+    assert torch.equal(doubled.radians, angle.radians * 2)
+    assert torch.equal(doubled.turns, t(6))
+    assert torch.equal(angle.turns, t(3))
+    negative = trees.map_tensors(torch.neg, Still(t(1)))
+    assert (negative.value[0].item(), negative.note) == (-1, "as made")
 
 
 def test_a_class_that_is_a_dataclass_is_a_leaf() -> None:

@@ -194,6 +194,16 @@ def test_elements_of_unlike_sizes_may_hold_still() -> None:
         assert checks[0].outcome is outcome, checks[0].detail
 
 
+@pytest.mark.parametrize(
+    ("shift", "exact", "outcome"), [(0.015, False, "pass"), (0.015, True, "fail"), (0.05, False, "fail")]
+)
+def test_what_rounding_explains_passes_at_a_reduced_precision_alone(shift: float, exact: bool, outcome: str) -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs, calibration = (rng.normal(size=(calls, 5000)) for calls in (120, 120, 40))
+    checks = judge(ours + shift, theirs, calibration, np.zeros(5000, np.intp), exact=exact)
+    assert checks[0].outcome == outcome, checks[0].detail
+
+
 def test_noise_that_alternates_between_two_draws_is_caught_as_dependent() -> None:
     rng = np.random.default_rng(0)
     eager = rng.normal(size=(120, 500))

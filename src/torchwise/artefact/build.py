@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize import isa
 from torchwise.records import Decision
-from torchwise.trial import Job
+from torchwise.trial import AroundJob, Job
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class Build(AroundJob):
     """What a worker is told.
 
     Attributes:
@@ -32,10 +32,6 @@ class Build:
     def task(self) -> str:
         """The function that the worker runs."""
         return f"torchwise.artefact.build:{self.step}"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
 
 
 @dataclass(frozen=True, slots=True)

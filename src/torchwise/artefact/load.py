@@ -19,7 +19,7 @@ from torchwise.artefact.place import Place, is_folder, is_url, shown
 from torchwise.errors import InputError, StalePlanError, TorchwiseError
 from torchwise.realize import isa
 from torchwise.records import Decision
-from torchwise.workload import Workload, trees
+from torchwise.workload import Workload
 from torchwise.workload.given import device_of
 from torchwise.workload.identity import describe_example, structure
 
@@ -166,7 +166,7 @@ def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: b
 def _device(workload: Workload) -> str:
     """Return where the model runs: on the GPU, where there is one, if neither weights nor inputs lie anywhere yet."""
     weights: list[Any] = list(workload.module.parameters()) if workload.module is not None else []
-    tensors = weights or [t for e in workload.examples for t in trees.tensors((e.args, dict(e.kwargs)))]
+    tensors = weights or [t for e in workload.examples for t in e.tensors()]
     nowhere = all(tensor.is_meta for tensor in tensors)
     return environment.default_device() if nowhere else device_of(workload)
 

@@ -38,17 +38,6 @@ class Package:
     code: Mapping[str, bytes]
 
 
-def write(path: Path, manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> Info:
-    """Write an artefact, beside `path` first, so that what lies there is the old file or the new one, and whole.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    found, data = pack(manifest, decision, code)
-    put(path, data)
-    return found
-
-
 def pack(manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> tuple[Info, bytes]:
     """Return an artefact, and what it tells of itself.
 

@@ -15,7 +15,7 @@ from torchwise.background.messages import ExtraCalls, read_code, write_code
 from torchwise.realize import isa, realize
 from torchwise.realize.ahead import Loader, Maker
 from torchwise.realize.glance import glance_at
-from torchwise.trial import Job
+from torchwise.trial import AroundJob, Job
 from torchwise.trial.arena import Arena
 from torchwise.trial.candidate import attempt
 from torchwise.trial.job import Attempt
@@ -24,7 +24,7 @@ from torchwise.workload import Workload, trees
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
+class Preparation(AroundJob):
     """What a worker is told.
 
     Attributes:
@@ -45,10 +45,6 @@ class Preparation:
     def task(self) -> str:
         """The function that the worker runs."""
         return f"torchwise.background.prepare:{self.step}"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +120,7 @@ def _name_in_main(call: Callable[..., Any]) -> None:
 
 
 def _keeps_no_state(workload: Workload) -> bool:
-    module = workload.call if isinstance(workload.call, torch.nn.Module) else None
-    if module is None:
+    if (module := workload.module) is None:
         return True
     unchanged, given = glance_at(module), workload.examples[0].clone()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.study.ruled import ruled
-from torchwise.study.rules import UNRULED, Rules
+from torchwise.study.rules import Rules
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS, Attempt
 
@@ -99,7 +99,7 @@ def _prepared(
     launcher: Launcher,
     best: Interval | None,
     tell: Tell,
-    rules: Rules = UNRULED,
+    rules: Rules,
 ) -> News | None:
     decision = study.decision
     assert decision is not None
@@ -199,14 +199,9 @@ def _stay_behind() -> None:
 
 
 def _end_with_the_program() -> None:
-    for _ in _lines_of_stdin():
-        pass
-    os.killpg(0, signal.SIGKILL)
-
-
-def _lines_of_stdin() -> Iterator[bytes]:
     with contextlib.suppress(OSError, ValueError):
-        yield from sys.stdin.buffer
+        sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

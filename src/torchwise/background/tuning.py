@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torchwise.runtime import Dispatcher, stale_because
 from torchwise.runtime.module import dispatcher_of
 from torchwise.runtime.swap import answers_alike, swap
 from torchwise.study import Request
+from torchwise.trial.loading import save
 from torchwise.workload import Workload
 from torchwise.workload.identity import describe_example
 
@@ -223,16 +224,13 @@ def _yielding() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def start(
-    optimized: Any, workload: Workload, order: Order, save: Callable[[Workload, Request], None], canary: int | None
-) -> Tuning:
+def start(optimized: Any, workload: Workload, order: Order, canary: int | None) -> Tuning:
     """Begin to tune `workload` for `optimized`, which answers by the original meanwhile.
 
     Args:
         optimized: an `OptimizedModule` or `OptimizedFunction`.
         workload: the live model and its inputs.
         order: what the other process is to do; where the model lies is filled in here.
-        save: writes the model to a file, for that process.
         canary: as of `apply`.
 
     Raises:
@@ -240,8 +238,9 @@ def start(
     """
     folder = Path(tempfile.mkdtemp(prefix="torchwise-background-"))
     try:
-        order = replace(order, request=replace(order.request, source=str(folder / "model.pt")))
-        save(workload, order.request)
+        model = str(folder / "model.pt")
+        order = replace(order, request=replace(order.request, source=model))
+        save(workload, model)
         (folder / "order.json").write_text(codec.to_json(order))
         _import_compiler()
         return Tuning(optimized, workload, folder, canary)

@@ -162,7 +162,7 @@ def _dtype(workload: Workload) -> str:
         return str(workload.step.autocast).removeprefix("torch.")
     module, example = workload.module, workload.examples[0]
     tensors: list[torch.Tensor] = list(module.parameters()) if module is not None else []
-    tensors += trees.tensors((example.args, dict(example.kwargs)))
+    tensors += example.tensors()
     found = next((t for t in tensors if t.is_floating_point() or t.is_complex()), None)
     dtype = torch.get_default_dtype() if found is None else found.dtype
     return str(dtype.to_real()).removeprefix("torch.")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torchwise.bench.contenders import Setting
-from torchwise.trial import Job
+from torchwise.trial import AroundJob, Job
 
 Step = Literal["contend", "warm", "duel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Contest(AroundJob):
     """What a worker is told.
 
     Attributes:
@@ -34,10 +34,6 @@ class Contest:
         """The function that the worker runs."""
         return f"torchwise.bench.contest:{self.step}"
 
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
-
     @property
     def setting(self) -> Setting:
         """Where the contender runs."""
@@ -45,7 +41,7 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(AroundJob):
     """What a worker is told: measure the peaks of the job's device."""
 
     job: Job
@@ -54,7 +50,3 @@ class Survey:
     def task(self) -> str:
         """The function that the worker runs."""
         return "torchwise.bench.peaks:survey"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torchwise.errors import InputError
 from torchwise.plan import Legality, Plan
-from torchwise.plan.space import EFFORTS
 from torchwise.study import Request
 from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
 
@@ -53,8 +52,6 @@ class BenchRequest:
     def __post_init__(self) -> None:
         if not self.targets:
             raise InputError("no targets are given, but a benchmark needs at least one: a family, a name or a suite")
-        if self.effort not in EFFORTS:
-            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
         if self.objective not in ("latency", "throughput"):
             raise InputError(f"objective is {self.objective!r}, but a benchmark times latency or throughput")
         for name in ("limit_s", "budget_s"):

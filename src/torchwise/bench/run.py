@@ -63,10 +63,7 @@ def run_benchmark(
         )
     contenders = find(request.contenders)
     _refuse_other_requests(request, earlier)
-    benchmark = earlier or Benchmark(here, time.time())
-    if benchmark.peaks is None:
-        benchmark = replace(benchmark, peaks=_peaks(request, launcher, listener))
-    return _Loop(request, launcher, listener, contenders, benchmark).run()
+    return _Loop(request, launcher, listener, contenders, earlier or Benchmark(here, time.time())).run()
 
 
 def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> None:
@@ -101,6 +98,7 @@ class _Loop:
         self._contenders = contenders
         self._benchmark = benchmark
         self._end = time.monotonic() + (request.budget_s or float("inf"))
+        self._is_surveyed = benchmark.peaks is not None
 
     def run(self) -> Benchmark:
         for number, target in enumerate(self._request.targets, 1):
@@ -112,7 +110,8 @@ class _Loop:
         return self._benchmark
 
     def _has(self, workload: WorkloadSpec, contender: str) -> bool:
-        return any(row.key == Row(workload, contender).key for row in self._benchmark.rows)
+        key = Row(workload, contender).key  # a target that was refused may have been mended since
+        return any(row.key == key and not row.refused for row in self._benchmark.rows)
 
     def _spent(self) -> bool:
         return time.monotonic() >= self._end
@@ -122,9 +121,12 @@ class _Loop:
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
         except (BaselineError, InputError) as error:  # this target cannot be run here; the others can
+            refused = isinstance(error, InputError)
+            reason = str(error) if refused else f"the plain model: {error}"
             for contender in contenders:
-                self._keep(Row(workload, contender.name, state=RowState.FAILED, reason=f"the plain model: {error}"))
+                self._keep(Row(workload, contender.name, state=RowState.FAILED, reason=reason, refused=refused))
             return
+        self._survey()
         job = replace(job, task="try", traits=inspection.traits)
         with contextlib.ExitStack() as kept:
             caches: dict[str, str] = {}
@@ -134,6 +136,13 @@ class _Loop:
                 self._listener.contender(contender.name)
                 caches[contender.name] = kept.enter_context(own_caches())
                 self._keep(self._row(workload, contender, job, caches))
+
+    def _survey(self) -> None:
+        """Measure the hardware, once, when a target has been seen to run: a misspelt one is not to wait for that."""
+        if not self._is_surveyed:
+            self._is_surveyed = True
+            peaks = _peaks(self._request, self._launcher, self._listener)
+            self._benchmark = replace(self._benchmark, peaks=peaks)
 
     def _row(self, workload: WorkloadSpec, contender: Contender, job: Job, caches: Mapping[str, str]) -> Row:
         """Run one contender, with caches of its own; those of the others are there for a duel."""
@@ -209,7 +218,8 @@ class _Loop:
         return Limits.of_this_machine(self._request.limit_s)
 
     def _keep(self, row: Row) -> None:
-        self._benchmark = replace(self._benchmark, rows=(*self._benchmark.rows, row))
+        others = (other for other in self._benchmark.rows if other.key != row.key)
+        self._benchmark = replace(self._benchmark, rows=(*others, row))
         self._listener.row(self._benchmark, row)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, did_you_mean
 from torchwise.workload.target import check_form
 from torchwise.zoo import list_workloads
 from torchwise.zoo.registry import DEFAULT_SIZE, SIZES
@@ -96,12 +95,10 @@ def _targets(name: str, sizes: list[str]) -> list[str]:
     steps = {entry.name for entry in list_workloads() if entry.is_step}
     found = [n for n, family in entries.items() if base in (n, family) or (base == "zoo" and n not in steps)]
     if not found:
-        known = [*dict.fromkeys(entries.values()), *entries]
-        close = difflib.get_close_matches(base, known, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        near = did_you_mean(base, [*dict.fromkeys(entries.values()), *entries])
         families = ", ".join(dict.fromkeys(entries.values()))
         raise InputError(
-            f"{name!r} is no family or workload of the zoo{hint or '.'} Families are {families}; other targets are "
+            f"{name!r} is no family or workload of the zoo{near or '.'} Families are {families}; other targets are "
             "package.module:factory, path/file.py:factory or SCHEME:name"
         )
     if size and size not in SIZES:

@@ -90,16 +90,13 @@ def _plan(given: str, store: str | None) -> Plan:
     Raises:
         InputError: there is none such, or the study has no decision.
     """
-    from torchwise.cli.lookup import find_study
+    from torchwise.cli.lookup import find_decided
     from torchwise.diagnose.analysis.plans import is_id, plan_of
-    from torchwise.errors import InputError
 
     if given != "latest" and not given.endswith(".json") and (not given.isdigit() or is_id(given)):
         return plan_of(given or None, store)
-    study = find_study(given, store)
-    if study.decision is None:
-        raise InputError(f"study {given} is {study.state}, and has no decision yet: tune it again to go on")
-    return study.decision.plan
+    _, decision = find_decided(given, store)
+    return decision.plan
 
 
 def _sizes(given: str) -> tuple[int, ...]:

@@ -61,7 +61,8 @@ def bench(
 ) -> None:
     """Run contenders side by side, each in its own process, proven and timed against eager.
 
-    Exit codes: 0 done, or the budget is spent; 2 bad input; 130 interrupted, finished rows are kept.
+    Exit codes: 0 done, or the budget is spent; 2 bad input, also where it is one target's and the others are done;
+    130 interrupted, finished rows are kept.
     """
     from torchwise.plan import Legality, Plan
     from torchwise.report.bench import read_benchmark
@@ -133,6 +134,9 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
         )
         typer.echo(f"torchwise: interrupted; finished rows are kept, and {kept}", err=True)
         raise typer.Exit(130)
+    asked = [request.workload(target) for target in request.targets]
+    if done and any(row.refused and row.workload in asked for row in done.rows):
+        raise typer.Exit(2)
 
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:

@@ -77,17 +77,11 @@ def _plan(text: str, store: str | None) -> Plan:
     Raises:
         InputError: it is neither, or leaves the model alone.
     """
-    from torchwise.cli.lookup import find_study
+    from torchwise.cli.lookup import find_decided
     from torchwise.errors import InputError
     from torchwise.plan import Plan
 
-    if text.lstrip().startswith("{"):
-        plan = Plan.from_json(text)
-    else:
-        study = find_study(text, store)
-        if study.decision is None:
-            raise InputError(f"study {text} is {study.state}, and has no decision yet: tune it again to go on")
-        plan = study.decision.plan
+    plan = Plan.from_json(text) if text.lstrip().startswith("{") else find_decided(text, store)[1].plan
     if plan.is_eager:
         raise InputError("the plan leaves the model alone, so that there is nothing to bisect: leave --plan out")
     return plan

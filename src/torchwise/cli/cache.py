@@ -38,24 +38,25 @@ def save(
     ] = None,
 ) -> None:
     """Compile what a study decided for, and write it with the decision to a file, or to a folder for a fleet."""
-    from torchwise import artefact
-    from torchwise.artefact.place import is_url
-    from torchwise.cli.lookup import find_study
+    from torchwise.cli.lookup import find_decided
     from torchwise.cli.tune import check_writable
     from torchwise.errors import InputError
+    from torchwise.workload.spec import LIVE
 
-    if not is_url(place):
-        check_writable(Path(place))
     options: dict[str, Any] = {} if limit is None else {"limit_bytes": size_of(limit)}
-    found = find_study(study, store)
-    if found.decision is None:
-        raise InputError(f"study {study} is {found.state}, and has no decision yet: tune it again to go on")
+    found, decision = find_decided(study, store)
     target = found.workload.target
-    if target.startswith("live:"):
+    if target.startswith(LIVE):
         raise InputError(
             f"study {study} is of {target}, a model of a running program: save it there, by torchwise.artefact.save"
         )
-    made = artefact.save(place, target, found.decision, **options)
+    # Loads torch, which takes seconds: what the store knows was asked first.
+    from torchwise import artefact
+    from torchwise.artefact.place import is_url
+
+    if not is_url(place):
+        check_writable(Path(place))
+    made = artefact.save(place, target, decision, **options)
     typer.echo(f"Wrote {_shown(place)}: {_described(made)}")
     typer.echo(f"SHA-256 {made.sha256}")
 
@@ -83,8 +84,10 @@ def load(
         for url, decision in artefact.load_all(place, trust=trust).items():
             typer.echo(f"Loaded {url}: {decision.workload.target}, plan {decision.plan}.")
     model = ", model" if is_folder(place) else ""
-    typer.echo("In the program: from torchwise import artefact")
-    typer.echo(f"                torchwise.apply(model, artefact.load({_shown(place)!r}{model}, trust=True))")
+    typer.echo("In the program:")
+    typer.echo("    import torchwise")
+    typer.echo("    from torchwise import artefact")
+    typer.echo(f"    fast = torchwise.apply(model, artefact.load({_shown(place)!r}{model}, trust=True))")
 
 
 @cache.command("list")

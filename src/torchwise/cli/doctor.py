@@ -22,8 +22,10 @@ def doctor(
     """Say whether this machine can tune well, and what to do where it cannot. Exits with 1 if something is bad."""
     from rich.console import Console
 
+    from torchwise.cli.tune import check_writable
     from torchwise.doctor import Status, diagnose
 
+    check_writable(json)
     console = Console()
     with Console(stderr=True).status("looking at this machine, and compiling a small function"):
         findings = diagnose()
@@ -59,10 +61,7 @@ def _write(path: Path, findings: list[Finding]) -> None:
     import json
     from dataclasses import asdict
 
-    from torchwise.errors import InputError
+    from torchwise.report.json_export import write_whole
 
     data = {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
-    try:
-        path.write_text(json.dumps(data, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    write_whole(json.dumps(data, indent=2) + "\n", path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Study
+from torchwise.records import Decision, Study
 from torchwise.records.study import study_from_dict
 
 
@@ -31,6 +31,18 @@ def find_study(name: str, store: str | None) -> Study:
                 raise InputError("the store holds no study yet: torchwise tune TARGET makes one")
             return storage.get_study(summaries[0].id)
         return storage.get_study(int(name))
+
+
+def find_decided(name: str, store: str | None) -> tuple[Study, Decision]:
+    """Return the study that `name` means, and its decision.
+
+    Raises:
+        InputError: there is no such study, or it has no decision; the message has the way out.
+    """
+    study = find_study(name, store)
+    if study.decision is None:
+        raise InputError(f"study {name} is {study.state}, and has no decision yet: tune it again to go on")
+    return study, study.decision
 
 
 def find_plan(name: str | None, study: Study, ruled: Sequence[Plan] = ()) -> Plan:

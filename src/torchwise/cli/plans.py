@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,17 @@ from torchwise.cli.options import Store
 
 if TYPE_CHECKING:
     from torchwise.records import Ruling
+    from torchwise.store.keys import StudySummary
 
 plans = typer.Typer(
     help="Stored decisions: list, show, diff, export, import, delete. Rulings on plans, which `apply` heeds: pin, "
     "approve, reject, withdraw, rulings.",
     no_args_is_help=True,
 )
+
+SCHEMA = "torchwise.plans/1"
+UNCUT = 10_000
+"""Characters of a line that no table reaches."""
 
 StudyArgument = Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a .json file.")]
 PlanArgument = Annotated[
@@ -34,26 +40,41 @@ def list_plans(
     target: Annotated[str | None, typer.Option(help="Only studies of this target.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     store: Store = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write what is listed to this file (schema torchwise.plans/1).")
+    ] = None,
 ) -> None:
     """List studies with what was decided, newest first."""
     from rich.console import Console
     from rich.table import Column, Table
 
+    from torchwise.cli.tune import check_writable
     from torchwise.store import open_storage
 
+    check_writable(json)
     with open_storage(store, existing=True) as storage:
         found = storage.list_studies(target, limit=limit + 1)
+        is_empty = not (found or storage.list_studies(limit=1))
     summaries = found[:limit]
-    if not summaries:
+    if json is not None:
+        _write(json, summaries)
+    if is_empty:
         typer.echo("The store holds no study yet: torchwise tune TARGET makes one.")
         return
-    whole = Column("target", overflow="fold")  # a name that is cut can be given to no command
-    table = Table("study", whole, "device", "mode", "state", "trials", "plan", "speed-up")
+    if not summaries:
+        typer.echo(f"The store holds no study of {target}, only of others: torchwise plans list names them.")
+        return
+    headings = ("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
+    # A name that is cut can be given to no command.
+    table = Table(*(Column(heading, overflow="fold") for heading in headings))
     for row in summaries:
         speedup = str(row.speedup) if row.speedup else "–"
         cells = (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup)
         table.add_row(*map(str, cells))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNCUT  # a program that searches the lines finds no name that goes over two
+    console.print(table)
     if len(found) > limit:
         typer.echo(f"These are the newest {limit}, and there are older ones: --limit N, --target TARGET.")
 
@@ -61,13 +82,10 @@ def list_plans(
 @plans.command("show")
 def show(study: StudyArgument, store: Store = None) -> None:
     """Show one decision in full, as JSON that `torchwise.Decision.from_json` reads."""
-    from torchwise.cli.lookup import find_study
-    from torchwise.errors import InputError
+    from torchwise.cli.lookup import find_decided
 
-    found = find_study(study, store)
-    if found.decision is None:
-        raise InputError(f"study {study} is {found.state}, and has no decision yet: tune it again to go on")
-    typer.echo(found.decision.to_json())
+    _, decision = find_decided(study, store)
+    typer.echo(decision.to_json())
 
 
 @plans.command("diff")
@@ -113,7 +131,7 @@ def import_(
 
 @plans.command("delete")
 def delete(study: Annotated[int, typer.Argument(help="Number of a stored study.")], store: Store = None) -> None:
-    """Delete a study with all its trials and its decision."""
+    """Delete a study with all its trials and its decisions."""
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
@@ -148,19 +166,23 @@ def reject(
 
 @plans.command("withdraw")
 def withdraw(study: StudyArgument, plan: PlanArgument = None, store: Store = None) -> None:
-    """Take back what was ruled about a plan."""
+    """Take back what was ruled about a plan, for the study's target or else for another that shares the study."""
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
+    from torchwise.study.ruling import rulings_on
 
     found = find_study(study, store)
-    scope = (found.workload.target, found.workload.mode, found.environment.hardware)
     with open_storage(store, existing=True) as storage:
-        chosen = find_plan(plan, found, [ruling.plan for ruling in storage.rulings(*scope)])
-        was_ruled = storage.withdraw(*scope, chosen.id)
-    if not was_ruled:
+        ruled = rulings_on(found, storage)
+        chosen = find_plan(plan, found, [ruling.plan for ruling in ruled])
+        ruling = next((ruling for ruling in ruled if ruling.plan == chosen), None)
+        if ruling is not None:
+            storage.withdraw(ruling.target, ruling.mode, ruling.hardware, chosen.id)
+    if ruling is None:
         typer.echo(f"Nothing is ruled about {chosen} ({chosen.id}): torchwise plans rulings lists what is.")
         return
-    typer.echo(f"Withdrawn: what was ruled about {chosen} for {_scope(*scope)}.")
+    scope = _scope(ruling.target, ruling.mode, ruling.hardware)
+    typer.echo(f"Withdrawn: what was ruled about {chosen} for {scope}.")
 
 
 @plans.command("rulings")
@@ -185,6 +207,13 @@ def list_rulings(
             )
     if not found:
         typer.echo("Nothing is ruled: torchwise plans pin, approve or reject STUDY does that.")
+
+
+def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
+    from torchwise.records import codec
+    from torchwise.report.json_export import write_whole
+
+    write_whole(f"{codec.to_json({'schema': SCHEMA, 'studies': summaries})}\n", path)
 
 
 def _rule(standing: str, study: str, plan: str | None, reason: str, by: str | None, store: str | None) -> None:

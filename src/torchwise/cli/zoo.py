@@ -103,10 +103,7 @@ def _write(path: Path, entries: Sequence[Entry]) -> None:
     import json
     from dataclasses import asdict
 
-    from torchwise.errors import InputError
+    from torchwise.report.json_export import write_whole
 
     data = {"schema": SCHEMA, "workloads": [{**asdict(entry), "family": entry.family} for entry in entries]}
-    try:
-        path.write_text(json.dumps(data, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    write_whole(json.dumps(data, indent=2) + "\n", path)

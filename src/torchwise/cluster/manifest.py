@@ -6,6 +6,7 @@ TOML, because Python reads it without a dependency, and the suites of `torchwise
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Task(Options, frozen=True):
             self.calls,
             self.restarts,
             self.seed,
-            None if self.memory_limit is None else int(self.memory_limit * 2**30),
+            None if self.memory_limit is None else _bytes(self.memory_limit),
         )
         plans = tuple(map(Plan.from_json, self.plan)) or None
         return Request(workload, Legality.of(self.allow), self.effort, self.budget, plans, fresh=fresh)
@@ -128,6 +129,17 @@ def read_manifest(file: Path) -> Manifest:
     if not all(entry.targets for entry in entries):
         raise InputError(f'{file} has no targets, but a sweep needs some: targets = ["zoo:tutorial.fusion_demo"]')
     return Manifest(tuple(dict.fromkeys(task for entry in entries for task in entry.tasks())))
+
+
+def _bytes(gib: float) -> int:
+    """Return the bytes of a memory limit, which is given in GiB.
+
+    Raises:
+        InputError: they are none, or no number; it speaks of what was given.
+    """
+    if not 1 <= gib * 2**30 < math.inf:
+        raise InputError(f"memory limit is {gib:g} GiB, but must be a finite size of at least one byte")
+    return int(gib * 2**30)
 
 
 def _sized(target: str, size: str) -> str:

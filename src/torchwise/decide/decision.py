@@ -10,6 +10,7 @@ from torchwise.plan import EAGER, Legality, Plan
 from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Trial
 from torchwise.records.economics import Economics
+from torchwise.records.figures import seconds
 
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""
@@ -100,7 +101,7 @@ def _why(chosen: Trial, history: History) -> str:
     else:
         paid = f"paid back after {_count(break_even.mid)} of your {history.workload.calls:,} calls"
     saved = economics.baseline_cost - economics.cost(chosen).mid
-    return f"{speed}, proven right, {paid}; it saves about {_duration(saved)}."
+    return f"{speed}, proven right, {paid}; it saves about {seconds(saved)}."
 
 
 def _loss(chosen: Trial) -> str:
@@ -151,7 +152,7 @@ def _too_few_calls(history: History) -> str:
     if total > overhead or any(t.plan.backend != "eager" for t in history.trials):
         return ""
     calls = f"{history.workload.calls:,} calls" if history.workload.calls > 1 else "one call"
-    return f" Compiling would take about {_duration(overhead)}, and {calls} take {_duration(total)} altogether."
+    return f" Compiling would take about {seconds(overhead)}, and {calls} take {seconds(total)} altogether."
 
 
 def _shortfall(best: Trial, economics: Economics) -> str:
@@ -160,13 +161,13 @@ def _shortfall(best: Trial, economics: Economics) -> str:
     needed = f"may pay back only after {_count(break_even.high)} calls" if break_even else "may never pay back"
     return (
         f"{best.plan} runs at {best.measurement.speedup} times its speed, but compiles for "
-        f"{_duration(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
+        f"{seconds(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
     )
 
 
 def _tied(best: Trial, economics: Economics) -> str:
     assert best.measurement is not None
-    saved = _duration(economics.baseline_cost - economics.cost(best).mid)
+    saved = seconds(economics.baseline_cost - economics.cost(best).mid)
     return (
         f"{best.plan} runs at {best.measurement.speedup} times its speed, and saves {saved} over {economics.calls:,} "
         f"calls: less than the {TIE:.0%} from which a plan is worth having"
@@ -175,10 +176,3 @@ def _tied(best: Trial, economics: Economics) -> str:
 
 def _count(calls: float) -> str:
     return f"{max(round(calls), 1):,}"
-
-
-def _duration(seconds: float) -> str:
-    for limit, divisor, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / divisor:.3g} {unit}"
-    return f"{seconds / 86_400:.3g} days"

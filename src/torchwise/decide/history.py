@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import compile_factor_of
-from torchwise.records import Inspection, Outcome, Trial, TrialState
-from torchwise.records.economics import Economics
+from torchwise.records import Inspection, Outcome, Trial
+from torchwise.records.economics import Economics, eager_measured
 from torchwise.records.verdict import STRIDES
 from torchwise.workload import WorkloadSpec
 
@@ -18,8 +18,6 @@ BESIDE_S = 2.0
 """Seconds of a trial beside compiling (start, verification, timing), until one was seen."""
 TIE = 0.02
 """Expected costs that differ by less than this share are tied, and the simpler plan wins: eager is the simplest."""
-HELD_UP = 1.5
-"""Times what it takes beside a plan from which something held eager up when it was looked at."""
 RESTRIDED = "restrided"
 """The trait of a workload whose outputs the compiler lays out otherwise than eager does."""
 WARM_SHARE = 0.3
@@ -48,14 +46,10 @@ class History:
 
     @property
     def economics(self) -> Economics:
-        """Costs on this study's baseline, calls and restarts.
-
-        The baseline is what eager took when it was looked at, unless it was far quicker beside a plan.
-        """
-        looked_at = self.inspection.measurement.baseline_time.mid
-        quickest = min((t.measurement.baseline_time.mid for t in self.timed() if t.measurement), default=looked_at)
-        baseline_s = quickest if looked_at > HELD_UP * quickest else looked_at
-        return Economics(baseline_s, self.workload.calls, self.workload.restarts)
+        """Costs on this study's baseline, calls and restarts."""
+        beside = (t.measurement for t in self.timed() if t.measurement)
+        baseline = eager_measured(self.inspection.measurement, beside)
+        return Economics(baseline.baseline_time.mid, self.workload.calls, self.workload.restarts)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -73,7 +67,7 @@ class History:
 
     def timed(self) -> Iterator[Trial]:
         """Yield every trial that was timed and so had passed its checks, pruned ones included, failed ones not."""
-        return (t for t in self.trials if t.measurement and t.costs and t.state is not TrialState.FAIL)
+        return (t for t in self.trials if t.is_timed)
 
     def seconds_of(self, plan: Plan) -> float:
         """Return the seconds per call of a plan that was timed (or of eager), on the baseline's scale."""

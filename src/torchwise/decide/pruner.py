@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchwise.decide.history import History
-from torchwise.plan import EAGER
 
 MARGIN = 0.97
 """A candidate this much under the leader is measured to its end: ties go to the simpler plan, and it may be that."""
@@ -12,15 +11,14 @@ MARGIN = 0.97
 def prune_below(history: History) -> float:
     """Return the speed-up that a candidate must be able to reach, or else is stopped; 0 stops none.
 
-    The leader's cost includes its compiling; a slower candidate that compiled for nothing could still cost less. So the
-    bound is the speed at which a candidate free of compiling would cost what the leader does.
+    What leads is here the plan whose cost is surely the least, at the slow end of its interval: one that leads by noise
+    would stop what is faster. Its cost includes its compiling; a slower candidate that compiled for nothing could still
+    cost less. So the bound is the speed at which a candidate free of compiling would cost what that plan does.
     """
-    incumbent = history.incumbent()
-    if not history.eager_fits and (incumbent == EAGER or history.workload.objective == "memory"):
-        return 0.0  # whatever keeps the memory limit is wanted, and what saves memory is slower as a rule
-    if incumbent == EAGER or history.workload.objective == "memory":  # for memory, not slower than eager is enough
-        return MARGIN
-    trial = history.tried(incumbent)
-    assert trial is not None, "a leading plan was tried"
     economics = history.economics
-    return MARGIN * economics.baseline_cost / economics.cost(trial).mid
+    surely = min((economics.cost(trial).high for trial in history.paying()), default=None)
+    if surely is not None and history.workload.objective != "memory":
+        return MARGIN * economics.baseline_cost / surely
+    # Whatever keeps a memory limit that eager does not is wanted, and what saves memory is slower as a rule; else not
+    # to be slower than eager is enough.
+    return MARGIN if history.eager_fits else 0.0

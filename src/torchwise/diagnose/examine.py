@@ -31,7 +31,7 @@ from torchwise.records.statistics import median_interval
 from torchwise.records.watched import Watched
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.loading import refuse_step
-from torchwise.workload import Workload, trees
+from torchwise.workload import Workload
 
 MOST_SETTLING_CALLS = 10
 """Further calls while each compiles something: two more than PyTorch's limit for one function."""
@@ -170,8 +170,7 @@ def _timed(arena: Arena, call: Callable[[], Any]) -> Interval:
 
 def _dtype(workload: Workload) -> torch.dtype:
     """Return the dtype of the model's numbers, which its rate of FLOPs depends on."""
-    example = workload.examples[0]
-    found = trees.tensors((example.args, dict(example.kwargs)))
+    found = workload.examples[0].tensors()
     if isinstance(workload.call, torch.nn.Module):
         found = [*workload.call.parameters(), *found]
     return next((t.dtype for t in found if t.is_floating_point()), torch.get_default_dtype())

@@ -13,7 +13,7 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import Plan, check_is_plan
 from torchwise.records import Failure, codec
 from torchwise.records.explanation import Explanation
-from torchwise.trial import Job, Launcher, Limits, ProcessLauncher, own_caches
+from torchwise.trial import AroundJob, Job, Launcher, Limits, ProcessLauncher, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import DEFAULT_CALLS, Example, Workload
 from torchwise.workload.given import given
@@ -30,7 +30,7 @@ LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class Inquiry(AroundJob):
     """What a worker is told.
 
     Attributes:
@@ -49,10 +49,6 @@ class Inquiry:
     def task(self) -> str:
         """The function that the worker runs."""
         return "torchwise.diagnose.examine:examine"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
 
 
 def explain(

@@ -115,21 +115,18 @@ class PairedPrices:
         return self._settled([arena.runners(way)[place] for place, way in enumerate(ways)])
 
     def _set(self, setting: str) -> Calls:
+        profiled = {PROFILED: True} if self._arena.device == "cpu" else {}
         with patched(setting):
-            return self._settled(self._compiled())
+            return self._plain(**profiled)
 
     def _settled(self, calls: Calls) -> Calls:
         self._arena.first_calls(calls)
         return calls
 
     def _plain(self, **options: Any) -> Calls:
-        """Return the calls compiled as a user compiles them."""
+        """Return the calls compiled as a user compiles them, under options of Inductor."""
         model = twin(self._arena.workload.call)
         return self._settled(self._arena.runners(torch.compile(model, options=options or None)))
-
-    def _compiled(self, **options: Any) -> Calls:
-        own = {PROFILED: True} if self._arena.device == "cpu" else {}
-        return self._arena.runners(torch.compile(twin(self._arena.workload.call), options={**own, **options} or None))
 
 
 def profiles(plan: Plan, device: str) -> bool:

@@ -33,9 +33,9 @@ class Finding:
     advice: str = ""
 
 
-def ok(topic: str, found: str, advice: str = "") -> Finding:
+def ok(topic: str, found: str) -> Finding:
     """Make a finding that needs nothing."""
-    return Finding(topic, Status.OK, found, advice)
+    return Finding(topic, Status.OK, found)
 
 
 def warn(topic: str, found: str, advice: str) -> Finding:

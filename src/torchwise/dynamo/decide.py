@@ -15,6 +15,7 @@ from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Legality, Plan
 from torchwise.plan.space import EFFORTS
+from torchwise.random_state import kept_random
 from torchwise.records import Decision, StudyState
 from torchwise.report import Progress
 from torchwise.runtime import stale_because
@@ -89,7 +90,7 @@ def _stored(captured: Captured, request: Request, storage: Storage) -> Decision 
         objective=spec.objective,
         allow=request.allow,
     )
-    study = storage.find_study(key)
+    study = storage.find_study(key, spec.target)
     if study is None or study.state is not StudyState.DECIDED or study.decision is None:
         return None
     holds = study.decision.workload == spec and EFFORTS.index(study.effort) >= EFFORTS.index(request.effort)
@@ -105,7 +106,7 @@ def _tuned(captured: Captured, request: Request, asked: Options, storage: Storag
     start = time.monotonic()
     try:
         shown: AbstractContextManager[Any] = Progress() if asked.progress else nullcontext(Silent())
-        with tempfile.TemporaryDirectory(prefix="torchwise-graph-") as folder, shown as listener:
+        with kept_random(), tempfile.TemporaryDirectory(prefix="torchwise-graph-") as folder, shown as listener:
             source = str(Path(folder, "graph.pt"))
             save(replace(captured.workload, name=request.workload.target), source)
             request = replace(request, source=source, budget_s=min(asked.budget, BUDGET_S[request.effort]))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from torchwise.errors import TargetError
+from torchwise.errors import TargetError, did_you_mean
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -64,11 +63,8 @@ def parse(target: str, text: str, *, numbers: Mapping[str, int | None], flags: C
 
 def near(word: str, known: Collection[str], most: int = 12) -> str:
     """Return the end of a message about an unknown word: the near misses among `known`, or the first of all."""
-    close = difflib.get_close_matches(word, list(known), n=3)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
     rest = f" and {len(known) - most} more" if len(known) > most else ""
-    return f"; there are {', '.join(list(known)[:most])}{rest}"
+    return did_you_mean(word, known) or f"; there are {', '.join(list(known)[:most])}{rest}"
 
 
 def _check_key(target: str, key: str, known: Collection[str]) -> None:

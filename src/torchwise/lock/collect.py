@@ -10,8 +10,7 @@ from torchwise.errors import InputError
 from torchwise.lock.entry import Entry, entry_of
 from torchwise.records import Decision, Study, StudyState
 from torchwise.store import Storage
-
-LIVE = "live:"
+from torchwise.workload.spec import LIVE
 
 
 def collect(storage: Storage, targets: Iterable[str]) -> list[Entry]:
@@ -54,7 +53,8 @@ def _study(storage: Storage, decision: Decision) -> Study:
         InputError: its search was interrupted, so that another decision may come of it; or the study is gone.
     """
     target = decision.workload.target
-    found = (storage.get_study(summary.id) for summary in storage.list_studies(target) if summary.plan is not None)
+    decided = (summary.id for summary in storage.list_studies(target) if summary.plan is not None)
+    found = (storage.get_study(study_id, target) for study_id in decided)
     study = next((study for study in found if study.decision == decision), None)
     if study is None:
         raise InputError(f"{storage.place} has no study by which {target} was decided: it was changed meanwhile; again")

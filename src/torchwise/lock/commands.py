@@ -5,16 +5,13 @@ from __future__ import annotations
 import shlex
 
 from torchwise.lock.entry import Entry
-from torchwise.plan import Legality
 from torchwise.report.command_line import command_line
 
 
 def anew(entry: Entry, *more: str) -> str:
     """Return what tunes as before, for a model, inputs or software that changed, and locks what comes of it."""
     spec = entry.decision.workload
-    allowed = () if entry.allow == Legality.REORDERED else ("--allow", entry.allow)
-    limit = () if spec.memory_limit is None else ("--memory-limit", f"{spec.memory_limit / 2**30:.6g}")
-    return f"{command_line('tune', spec, *allowed, *limit, *more)} && {_lock(spec.target)}"
+    return f"{command_line('tune', spec, *more, allow=entry.allow)} && {_lock(spec.target)}"
 
 
 def from_scratch(entry: Entry) -> str:

@@ -17,6 +17,7 @@ from torchwise.measure import turns
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.quality import Watch
 from torchwise.records import Measurement
+from torchwise.records.measurement import HELD_UP
 
 LEAST_ROUND_S = 0.002
 """A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
@@ -28,10 +29,6 @@ FEWEST_ROUNDS = 5
 """Rounds that are made whatever they take: the range of five holds the median with 94 %, that of three with 75 %."""
 MOST_ROUNDS = 400
 CHECK_EVERY = 4
-HELD_UP = 1.5
-"""Times its usual time from which a baseline counts as held up: another program on one core holds up what computes on
-all of them, each of which waits for the last, and hardly what computes on one. So the ratio of a pair does not cancel
-it, and a slower plan looks faster than eager."""
 AGAIN, PAUSE_S = 2, 1.0
 """How many times what was held up is measured again, and seconds until then."""
 

@@ -58,7 +58,7 @@ class Choice:
 
     @property
     def key(self) -> tuple[str, Any]:
-        """What identifies it: the field, and for an option the option's name too."""
+        """What identifies it: the field and the value, which for an option is its name and value."""
         return (self.field, self.value)
 
 

@@ -127,7 +127,9 @@ class Plan:
         if not isinstance(data, dict):
             raise PlanError(f"a plan is a JSON object, but this is of type {type(data).__name__}")
         data = dict(data)
-        if (schema := data.pop("schema", None)) != SCHEMA:
+        if "schema" not in data:
+            raise PlanError(f'the plan names no schema: add "schema":"{SCHEMA}" to it')
+        if (schema := data.pop("schema")) != SCHEMA:
             raise PlanError(f"schema is {schema!r}, but this version reads {SCHEMA!r}")
         if unknown := set(data) - {f.name for f in fields(cls)}:
             raise PlanError(f"unknown plan field {min(unknown, key=repr)!r}; a plan has {_field_names()}")

@@ -80,22 +80,23 @@ class PlanSpace:
             yield replace(plan, scope="whole"), compiler
 
 
+def parts_of(plan: Plan) -> Iterator[tuple[str, object]]:
+    """Yield what `plan` changes, part by part: a field and its value, of options and transforms each by itself."""
+    for field in fields(Plan):
+        value = getattr(plan, field.name)
+        if field.name in ("options", "transforms"):
+            yield from ((field.name, item) for item in value)
+        elif value != getattr(EAGER, field.name):
+            yield field.name, value
+
+
 def choices_of(plan: Plan) -> list[Choice]:
     """List the choices that make up `plan`: registered ones, and for any other compiler option a cautious stand-in.
 
     Raises:
         PlanError: the plan holds a value that nobody registered, so that its legality is unknown.
     """
-    return [_described(field, value) for field, value in _parts(plan)]
-
-
-def check_known(plan: Plan) -> None:
-    """Refuse a plan of which something is not described, before time is spent on it.
-
-    Raises:
-        PlanError: with the value, the rule and the way out; what `choices_of` would raise.
-    """
-    choices_of(plan)
+    return [_described(field, value) for field, value in parts_of(plan)]
 
 
 def _described(field: str, value: Any) -> Choice:
@@ -137,15 +138,6 @@ def compile_factor_of(plan: Plan) -> float:
     """Return how long the plan compiles, as a multiple of a plain compile; 0 for what compiles nothing."""
     factors = [choice.compile_factor for choice in choices_of(plan) if choice.compile_factor > 0]
     return math.prod(factors) if factors else 0.0
-
-
-def _parts(plan: Plan) -> Iterator[tuple[str, object]]:
-    for field in fields(Plan):
-        value = getattr(plan, field.name)
-        if field.name in ("options", "transforms"):
-            yield from ((field.name, item) for item in value)
-        elif value != getattr(EAGER, field.name):
-            yield field.name, value
 
 
 def _with(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan | None:

@@ -16,6 +16,9 @@ from torchwise.plan import Plan
 from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example
 
+AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
+"""The type that autocast computes in, by precision."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -39,7 +42,7 @@ class Edge:
         if not cls.is_needed(plan):
             return cls(plan, (), "cpu")
         example = example.clone()
-        devices = {t.device.type for t in trees.tensors((example.args, dict(example.kwargs)))}
+        devices = {t.device.type for t in example.tensors()}
         module = call if isinstance(call, torch.nn.Module) else None
         generators = torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices))
         with torch.no_grad(), generators, kept_buffers(module):
@@ -91,8 +94,7 @@ class Edge:
         return restored
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        dtypes = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
-        dtype = dtypes.get(self.plan.precision)
+        dtype = AUTOCAST.get(self.plan.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
 

@@ -28,19 +28,6 @@ Way = Callable[..., Any]
 
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 """Taken not to change: a plan is proven for the program's code as it is."""
-_FROZEN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    torch.memory_format,
-)
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
 _OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
 _INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"

@@ -6,8 +6,11 @@ step which kernels are taken (`foreach`, `fused`), and whether steps are counted
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -28,7 +31,8 @@ class TunedOptimizer:
     """Holds an optimizer in another form until `undo`.
 
     What `optimizer.state_dict` returns meanwhile is as if nothing were changed, and loads without Torchwise; what is
-    loaded takes the form.
+    loaded takes the form, and so do groups that are added. Several may hold one optimizer, as where steps with losses
+    of their own train one model: the last decides where their forms differ, and the last to go gives all of it back.
 
     Args:
         optimizer: changed in place.
@@ -46,54 +50,91 @@ class TunedOptimizer:
     ) -> None:
         if form == "compiled" and isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError("optimizer is 'compiled', but LBFGS runs the model itself: leave optimizer out")
-        self._optimizer = optimizer
-        self._wanted = FORMS[form]
-        self._countable, self._rates = countable, rates
-        for flag, wanted in self._wanted.items():
+        for flag, wanted in FORMS[form].items():
             if wanted and any(flag not in group for group in optimizer.param_groups):
                 raise UnsupportedError(
                     f"optimizer is {form!r}, but {type(optimizer).__name__} has no such form: leave optimizer out"
                 )
+        self._optimizer = optimizer
+        self._wanted = _Wanted(FORMS[form], countable, rates)
+        if optimizer not in _GIVEN:
+            _GIVEN[optimizer] = _Given(optimizer)
+        _GIVEN[optimizer].take(optimizer, self._wanted)
+
+    def undo(self) -> None:
+        """Give the optimizer its own form back, or the one that others who hold it want."""
+        _GIVEN[self._optimizer].leave(self._optimizer, self._wanted)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wanted:
+    """What one holder wants of an optimizer; see `TunedOptimizer`."""
+
+    flags: Mapping[str, bool]
+    countable: bool
+    rates: bool
+
+
+class _Given:
+    """The form that a user gave an optimizer, kept once for all who hold it in another.
+
+    It knows the optimizer by what it is told alone: else it would keep it alive.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._wanted: list[_Wanted] = []
         self._kept = [_settings(group) for group in optimizer.param_groups]
         self._scaled = vars(optimizer).get(_SCALES)
-        self._apply()
         self._hooks = (
             optimizer.register_state_dict_post_hook(self._as_given),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         )
+        vars(optimizer)["add_param_group"] = functools.partial(self._added, optimizer, optimizer.add_param_group)
 
-    def undo(self) -> None:
-        """Give the optimizer its own form back."""
+    def take(self, optimizer: torch.optim.Optimizer, wanted: _Wanted) -> None:
+        """Give the optimizer the form that is wanted, above those of others."""
+        self._wanted.append(wanted)
+        self._apply(optimizer)
+
+    def leave(self, optimizer: torch.optim.Optimizer, wanted: _Wanted) -> None:
+        """Take back what one holder wanted; with the last, all that was changed."""
+        self._wanted.remove(wanted)
+        for group, kept in zip(optimizer.param_groups, self._kept, strict=False):
+            group.update({**kept, "lr": _rate(group["lr"], kept["lr"])})
+            _place_counts(optimizer, group)
+        if self._scaled is None:
+            vars(optimizer).pop(_SCALES, None)
+        else:
+            vars(optimizer)[_SCALES] = self._scaled
+        if self._wanted:
+            self._apply(optimizer)
+            return
         for hook in self._hooks:
             hook.remove()
-        for group, kept in zip(self._optimizer.param_groups, self._kept, strict=False):  # groups may have been added
-            group.update({**kept, "lr": _rate(group["lr"], kept["lr"])})
-            self._place_counts(group)
-        if self._scaled is None:
-            vars(self._optimizer).pop(_SCALES, None)
-        else:
-            vars(self._optimizer)[_SCALES] = self._scaled
+        vars(optimizer).pop("add_param_group", None)
+        del _GIVEN[optimizer]
 
-    def _apply(self) -> None:
-        for group in self._optimizer.param_groups:
-            group.update({flag: wanted for flag, wanted in self._wanted.items() if flag in group})
-            if self._countable and "capturable" in group:
-                group["capturable"] = True
-            if self._rates and not isinstance(group["lr"], torch.Tensor) and group["params"]:
-                group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
-            self._place_counts(group)
-        if all(group.get("fused") for group in self._optimizer.param_groups):  # which copies of optimizers forget
-            vars(self._optimizer)[_SCALES] = True
-        elif self._wanted.get("fused") is False:
-            vars(self._optimizer).pop(_SCALES, None)
+    def _apply(self, optimizer: torch.optim.Optimizer) -> None:
+        for wanted in self._wanted:
+            for group in optimizer.param_groups:
+                group.update({flag: value for flag, value in wanted.flags.items() if flag in group})
+                if wanted.countable and "capturable" in group:
+                    group["capturable"] = True
+                if wanted.rates and not isinstance(group["lr"], torch.Tensor) and group["params"]:
+                    group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+                _place_counts(optimizer, group)
+            if all(group.get("fused") for group in optimizer.param_groups):  # which copies of optimizers forget
+                vars(optimizer)[_SCALES] = True
+            elif wanted.flags.get("fused") is False:
+                vars(optimizer).pop(_SCALES, None)
 
-    def _place_counts(self, group: dict[str, Any]) -> None:
-        """Have the steps counted on the device of the parameters where the group says so, else on the CPU."""
-        there = bool(group.get("capturable") or group.get("fused"))
-        for parameter in group["params"]:
-            state = self._optimizer.state.get(parameter, {})
-            if isinstance(count := state.get("step"), torch.Tensor):
-                state["step"] = count.to(parameter.device if there else "cpu", torch.float32)
+    def _added(
+        self, optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], param_group: dict[str, Any]
+    ) -> None:
+        """Add a group in the form of the others: a scaler leaves the skipping to all of its kernels, or to none."""
+        add(param_group)
+        self._kept.append(_settings(optimizer.param_groups[-1]))
+        self._apply(optimizer)
 
     def _as_given(self, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         groups = list(state["param_groups"])
@@ -107,9 +148,22 @@ class TunedOptimizer:
         states = {number: _placed(held, there=there.get(number, True)) for number, held in state["state"].items()}
         return {**state, "param_groups": groups, "state": states}
 
-    def _loaded(self, _optimizer: torch.optim.Optimizer) -> None:
-        self._kept = [_settings(group) for group in self._optimizer.param_groups]
-        self._apply()
+    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        self._kept = [_settings(group) for group in optimizer.param_groups]
+        self._apply(optimizer)
+
+
+_GIVEN: WeakKeyDictionary[torch.optim.Optimizer, _Given] = WeakKeyDictionary()
+"""What is known of each optimizer that somebody holds in another form."""
+
+
+def _place_counts(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Have the steps counted on the device of the parameters where the group says so, else on the CPU."""
+    there = bool(group.get("capturable") or group.get("fused"))
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if isinstance(count := state.get("step"), torch.Tensor):
+            state["step"] = count.to(parameter.device if there else "cpu", torch.float32)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

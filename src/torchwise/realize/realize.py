@@ -17,7 +17,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import scope
-from torchwise.realize.backends import BACKENDS
+from torchwise.realize.backends import BACKENDS, Backend
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.entry import entry_of
@@ -27,9 +27,6 @@ from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transform
 from torchwise.realize.weights import DerivedWeights, guarding, share
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
-
-Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
-"""Takes what is to be compiled, and how; returns what answers its calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
     Whether a tensor is negated or conjugated lazily counts, too: compiled code and graphs read memory as it is.
 
-    Dataclasses count by what is in them, other objects by their type alone: nothing may be concluded from two calls
-    that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut, and tuples, lists
-    and dicts a longer one, because this runs on every call.
+    Dataclasses and kinds of dict count by what is in them, other objects by their type alone: nothing may be concluded
+    from two calls that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut,
+    and tuples, lists and dicts a longer one, because this runs on every call.
     """
     if not kwargs:
         keys: list[Any] = []
@@ -204,4 +204,6 @@ def _leaf_key(leaf: Any) -> Any:
         return plain_key(leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it
         return (type(leaf), *(_tree_key(getattr(leaf, f.name)) for f in dataclasses.fields(leaf) if f.init))
+    if trees.is_kind_of_dict(leaf):
+        return (type(leaf), _tree_key(dict(leaf)))
     return type(leaf)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize.backends.inductor import compile as compiled_by_inductor
 from torchwise.realize.capture.step import CapturedStep
+from torchwise.realize.edge import AUTOCAST
 from torchwise.realize.optimizer import TunedOptimizer
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.settings import settings_for
@@ -27,7 +28,6 @@ from torchwise.workload import trees
 from torchwise.workload.step import Parts, TrainStep, sharded_parts, unwrapped
 from torchwise.workload.workload import Example
 
-AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
 Realizer = Callable[[Callable[..., Any], Plan, Example], Callable[..., Any]]
 """Makes a plan for a model callable."""
 
@@ -72,6 +72,8 @@ class RealizedStep:
 
     def _parts(self, plan: Plan, example: Example, realizer: Realizer) -> Parts:
         step, written = self._step, self._step.parts()
+        if step.has_hooks:
+            _check_for_hooks(plan)
         if plan.recompute == "blocks":
             self._recompute_blocks()
         if plan.memory_format == "channels_last":
@@ -82,8 +84,14 @@ class RealizedStep:
         if plan.precision == "autocast_fp16" and (scaler is None or not scaler.is_enabled()):
             if isinstance(step.optimizer, torch.optim.LBFGS):
                 raise UnsupportedError("precision is 'autocast_fp16', but LBFGS takes no scaler: leave precision out")
-            self._undo.callback(setattr, step, "scaler", scaler)
-            scaler = step.scaler = torch.amp.GradScaler(step.trained()[0].device.type)  # of the step's state, so long
+            if step.has_hooks:
+                raise UnsupportedError(
+                    "precision is 'autocast_fp16', but parameters have hooks, which would be given gradients as a "
+                    "scaler scales them: leave precision out"
+                )
+            brought = torch.amp.GradScaler(step.trained()[0].device.type)
+            self._undo.callback(self._give_scaler_back, brought, scaler)
+            scaler = step.scaler = brought  # of the step's state, so long
         return Parts(loss, self._updating(plan), written.pieces * plan.pieces, autocast, scaler)
 
     def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
@@ -154,6 +162,10 @@ class RealizedStep:
         self._undo.callback(captured.close)
         return captured
 
+    def _give_scaler_back(self, brought: torch.amp.GradScaler, before: torch.amp.GradScaler | None) -> None:
+        if self._step.scaler is brought:  # or the user has set another meanwhile
+            self._step.scaler = before
+
     def _recompute_blocks(self) -> None:
         blocks = repeated_blocks(unwrapped(self._step.model))
         if not blocks:
@@ -180,6 +192,8 @@ class RealizedStep:
 
     @staticmethod
     def _laid_out(inputs: Any, plan: Plan) -> Any:
+        if isinstance(inputs, Mapping):  # the model gets its items alone; compilers know a dict best
+            inputs = dict(inputs)
         if plan.memory_format != "channels_last":
             return inputs
 
@@ -218,6 +232,22 @@ class _Update:
         self._step()
 
 
+def _check_for_hooks(plan: Plan) -> None:
+    """Refuse what calls hooks of parameters at other times than the step as written: it was proven without them.
+
+    Raises:
+        UnsupportedError: saying which part of the plan that is.
+    """
+    if plan.pieces > 1:
+        raise UnsupportedError(
+            f"pieces is {plan.pieces}, but parameters have hooks, which would run once for each piece: leave pieces out"
+        )
+    if plan.capture == "step":
+        raise UnsupportedError(
+            "capture is 'step', but parameters have hooks, which are Python, and a replay runs none: leave capture out"
+        )
+
+
 def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer) -> None:
     """Give tensors the strides that they had."""
     for tensor, strides in tensors:
@@ -251,8 +281,8 @@ def _of_model(plan: Plan) -> Plan:
 
 
 def _as_example(inputs: Any) -> Example:
-    if isinstance(inputs, dict):
-        return Example((), inputs)
+    if isinstance(inputs, Mapping):
+        return Example((), dict(inputs))
     return Example(tuple(inputs)) if isinstance(inputs, (tuple, list)) else Example((inputs,))
 
 

@@ -8,12 +8,14 @@ variables, and tensors that a function closes over.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sized
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchwise.realize.glance import STANDARD, glance_at
 from torchwise.realize.signature import is_plain, is_strided, plain_key
@@ -80,7 +82,7 @@ def fingerprint(places: Places) -> Fingerprint | None:
         return (
             [*map(len, places.holders)],
             [*map(id, [holder[name] for holder, name in places.objects])],
-            [tensor.data_ptr() if is_strided(tensor) else id(tensor) for tensor in tensors],
+            [*map(_address, tensors)],
             [tensor.numel() for tensor in tensors],
             [tensor.stride() if is_strided(tensor) else () for tensor in tensors],
             [holder[name].is_conj() for holder, name in places.complexes],
@@ -106,12 +108,14 @@ class ModuleWatch:
 
     def __init__(self, module: torch.nn.Module | None) -> None:
         self._module = module
+        self._steps: int | None = None  # of optimizers that hold its weights; not counted before the first `versions`
         self.look()
 
     def look(self) -> None:
         """Take what the module is now as what it should be."""
         self._places = places_of(self._module)
         self._seen = fingerprint(self._places)
+        self._ties = _ties(self._places)
         self._unchanged = glance_at(self._module) if self._module is not None else lambda: True
 
     def changed(self) -> bool:
@@ -120,15 +124,41 @@ class ModuleWatch:
 
     def restructured(self) -> bool:
         """Whether more changed than where and how the memory of tensors lies."""
-        now = fingerprint(places_of(self._module))
-        if now is None or self._seen is None or rebound(self._places):
+        places = places_of(self._module)
+        now = fingerprint(places)
+        if now is None or self._seen is None or rebound(self._places) or _ties(places) != self._ties:
             return True
         return now[:2] != self._seen[:2] or len(now[2]) != len(self._seen[2])
 
     def versions(self) -> list[int | None]:
         """Count the writes in place to each tensor of the last look; None for one of inference mode, without a count.
 
-        `load_state_dict` and optimisers are seen so. A write through `tensor.data` is invisible to PyTorch's own
-        counter, and so to this.
+        `load_state_dict` and optimizers are seen so. PyTorch does not count what a fused optimizer writes (nor what
+        libraries with kernels of their own do), so that the steps of each optimizer that holds one of the tensors are
+        counted here, and come last. A write through `tensor.data` is seen by neither.
         """
-        return [None if tensor.is_inference() else tensor._version for tensor in self._places.kept]
+        if self._steps is None:
+            self._count_steps()
+        return [*(None if tensor.is_inference() else tensor._version for tensor in self._places.kept), self._steps]
+
+    def _count_steps(self) -> None:
+        self._steps = 0
+        this = weakref.ref(self)
+
+        def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            watch = this()
+            if watch is not None and watch._steps is not None and watch._seen is not None:
+                trained = (_address(tensor) for group in optimizer.param_groups for tensor in group["params"])
+                watch._steps += not set(watch._seen[2]).isdisjoint(trained)
+
+        weakref.finalize(self, register_optimizer_step_post_hook(after_step).remove)
+
+
+def _ties(places: Places) -> list[int]:
+    """Return for each tensor the first place in which it hangs: another one where weights are tied otherwise."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(holder[name]), place) for place, (holder, name) in enumerate(places.tensors)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if is_strided(tensor) else id(tensor)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchwise.environment import Environment
+from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import codec
 from torchwise.records.measurement import Measurement
@@ -81,6 +83,7 @@ class Row:
         searched: for Torchwise, every plan that was tried or left out, with what became of it or why.
         rival: for Torchwise, the fastest other contender of its class that answers rightly.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.
+        refused: whether the target itself cannot be used: that is bad input, and the contender was not tried.
     """
 
     workload: WorkloadSpec
@@ -95,6 +98,7 @@ class Row:
     searched: tuple[str, ...] = ()
     rival: str | None = None
     duel: Measurement | None = None
+    refused: bool = False
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -158,9 +162,22 @@ class Benchmark:
         """Read what `to_json` wrote.
 
         Raises:
-            InputError: it is no benchmark, or of another schema.
+            InputError: it is no benchmark, or of another schema; or the samples of a row give no time.
         """
-        return codec.of_schema(text, cls, SCHEMA)
+        found = codec.of_schema(text, cls, SCHEMA)
+        for row in found.rows:
+            measured = (row.performance and row.performance.measurement, row.duel)
+            if not all(_has_samples(one) for one in measured if one):
+                raise InputError(
+                    f"the samples of {row.contender} on {row.workload.target} give no time: there must be at least "
+                    "one, as many of what it was timed against, and each above 0"
+                )
+        return found
+
+
+def _has_samples(measurement: Measurement) -> bool:
+    sides = measurement.candidate_s, measurement.baseline_s
+    return len(sides[0]) == len(sides[1]) > 0 and all(0 < sample < math.inf for side in sides for sample in side)
 
 
 def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:

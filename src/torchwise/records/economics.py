@@ -11,10 +11,26 @@ Here, below everything that uses it, so that what decides and what reports can h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torchwise.records.measurement import HELD_UP, Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Trial
+
+
+def eager_measured(looked_at: Measurement, beside: Iterable[Measurement]) -> Measurement:
+    """Return the measurement that tells what eager takes.
+
+    Args:
+        looked_at: of the inspection. It tells, unless eager was far quicker beside a plan: then it was held up.
+        beside: of the plans that were timed; where the inspection was held up, the one in which eager was quickest.
+    """
+    timed = [measurement for measurement in (looked_at, *beside) if measurement.baseline_s]
+    quickest = min(timed, key=lambda measurement: measurement.baseline_time.mid, default=looked_at)
+    if not looked_at.baseline_s or looked_at.baseline_time.mid <= HELD_UP * quickest.baseline_time.mid:
+        return looked_at
+    return quickest
 
 
 @dataclass(frozen=True, slots=True)

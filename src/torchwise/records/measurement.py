@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from torchwise.records.statistics import Interval, median_interval, ratio_interval
 
+HELD_UP = 1.5
+"""Times its usual time from which eager counts as held up: another program on one core holds up what computes on all of
+them, each of which waits for the last, and hardly what computes on one. So the ratio of a pair does not cancel it, and
+a slower plan looks faster than eager."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:

@@ -10,7 +10,9 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.records import codec
 from torchwise.records.decision import Decision
+from torchwise.records.economics import eager_measured
 from torchwise.records.inspection import Inspection
+from torchwise.records.measurement import Measurement
 from torchwise.records.trial import Trial
 from torchwise.workload import WorkloadSpec
 
@@ -57,13 +59,23 @@ class Study:
     created_at: float = 0.0
     seconds: float = 0.0
 
+    @property
+    def eager(self) -> Measurement:
+        """The measurement that tells what eager takes: that which the decision went by, so that no report differs."""
+        beside = [trial.measurement for trial in self.trials if trial.is_timed and trial.measurement]
+        looked_at = self.inspection.measurement
+        decided_s = self.decision.baseline_s if self.decision else None
+        timed = (measurement for measurement in (looked_at, *beside) if measurement.baseline_s)
+        went_by = (measurement for measurement in timed if measurement.baseline_time.mid == decided_s)
+        return next(went_by, None) or eager_measured(looked_at, beside)
+
     def to_dict(self) -> dict[str, Any]:
         """Return schema `torchwise.study/1`: raw samples, with the statistics derived from them beside."""
         data: dict[str, Any] = codec.to_builtins(self)
         inspection = data.pop("inspection")
         data["baseline"] = {
             **inspection,
-            "seconds_per_call": _derived(self.inspection.measurement.baseline_time),
+            "seconds_per_call": _derived(self.eager.baseline_time),
         }
         for trial, row in zip(self.trials, data["trials"], strict=True):
             row["plan_id"] = trial.plan.id

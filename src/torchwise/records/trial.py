@@ -41,7 +41,8 @@ class Failure:
 
     Attributes:
         kind: which of the ways.
-        stage: what the worker was doing: "load", "realize", "compile", "verify", "measure".
+        stage: what the worker was doing: "start", "load", "run eager", "compile", "verify", "measure", "warm compile",
+            or what another task than a trial's calls its stages.
         message: the exception, the signal's name, or the limit that was passed.
         traceback: of the exception, or of what a worker was doing when its time was up, where there is one.
     """
@@ -103,6 +104,11 @@ class Trial:
     costs: Costs | None = None
     seconds: float = 0.0
     started_at: float = 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it was timed and so had passed its checks: a pruned one too, and one that failed afterwards not."""
+        return self.measurement is not None and self.costs is not None and self.state is not TrialState.FAIL
 
     @property
     def is_proven(self) -> bool:

@@ -85,7 +85,7 @@ def render_beside(first: Study, second: Study, theme: Theme) -> str:
 def measured(row: Row, study: Study) -> Measurement | None:
     """Return the measurement of a row where it can be compared: of eager, or of a plan that was proven."""
     if row.trial is None:
-        own = study.inspection.measurement
+        own = study.eager
         return replace(own, candidate_s=own.baseline_s) if own.baseline_s else None
     return row.trial.measurement if row.trial.is_proven else None
 

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict, fields
+from typing import Any
 
-from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
+from torchwise.plan import Legality
+from torchwise.workload import WorkloadSpec
 
 TAKEN_BY = {
     "objective": ("tune", "analyze"),
     "calls": ("tune", "analyze", "explain"),
     "restarts": ("tune", "analyze"),
     "seed": ("tune", "analyze", "bisect"),
+    "memory_limit": ("tune",),
 }
 """Commands that have an option of this name; all have the others."""
 
 
-def command_line(name: str, spec: WorkloadSpec, *more: str) -> str:
+def options(spec: WorkloadSpec, allow: str = Legality.REORDERED) -> dict[str, Any]:
+    """Return what was asked before, without what is so by default, by the names of `torchwise.tune`'s parameters."""
+    usual = {field.name: field.default for field in fields(spec)} | {"allow": Legality.REORDERED}
+    usual |= {"target": spec.target, "device": None}  # the device is always said: without it, the machine decides
+    given = {**asdict(spec), "allow": str(allow)}
+    return {name: value for name, value in given.items() if value != usual[name]}
+
+
+def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Legality.REORDERED) -> str:
     """Return `torchwise NAME TARGET …` with what was asked before, without what is so by default."""
-    given: list[tuple[str, str | int, str | int]] = [
-        ("mode", spec.mode, "inference"),
-        ("objective", spec.objective, "latency"),
-        ("calls", spec.calls, DEFAULT_CALLS),
-        ("restarts", spec.restarts, 1),
-        ("seed", spec.seed, 0),
-    ]
-    words = ["--device", spec.device]
-    for option, value, usual in given:
-        if value != usual and name in TAKEN_BY.get(option, (name,)):
-            words += [f"--{option}", str(value)]
+    words = []
+    for option, value in options(spec, allow).items():
+        if name in TAKEN_BY.get(option, (name,)):
+            text = f"{value / 2**30:.6g}" if option == "memory_limit" else str(value)  # the command line counts in GiB
+            words += [f"--{option.replace('_', '-')}", text]
     words += more
     # A target that looks like an option goes last, after the mark that ends the options.
     ordered = [*words, "--", spec.target] if spec.target.startswith("-") else [spec.target, *words]

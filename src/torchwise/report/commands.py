@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 from torchwise.plan import Legality, Plan
 from torchwise.records import Study, StudyState
+from torchwise.report.command_line import command_line, options
 from torchwise.report.costs import asked
-from torchwise.workload import DEFAULT_CALLS
+from torchwise.workload.spec import LIVE
 
-LIVE = "live:"
-"""Prefix of a target that is an object in a Python program, which no command line can load."""
 STORE = "reproduce.db"
 """A store of its own for what is reproduced: the study's store holds the trial already, and would answer with that."""
-
-
 BREAK = " \\"
 """Ends a line of a command that goes on."""
 
@@ -36,8 +33,8 @@ def is_live(study: Study) -> bool:
 def reproduce(study: Study, plan: Plan) -> str:
     """Return the shell command, or for a live object the Python snippet, that tries this one plan again."""
     if not is_live(study):
-        return _tune(study, {"plan": plan.to_json(), "store": STORE}, "--fresh")
-    arguments = {**_settings(study), "store": STORE, "fresh": True}
+        return _tune(study, "--plan", plan.to_json(), "--store", STORE, "--fresh")
+    arguments = {**options(asked(study), study.allow), "store": STORE, "fresh": True}
     arguments.pop("seed", None)  # a live model has its weights already
     return (
         "import torchwise\n\n"
@@ -50,13 +47,14 @@ def reproduce(study: Study, plan: Plan) -> str:
 def next_steps(study: Study) -> list[Step]:
     """Return what to type next; the most useful first."""
     live, decision = is_live(study), study.decision
-    effort = {} if study.effort == "standard" else {"effort": study.effort}
+    effort = () if study.effort == "standard" else ("--effort", study.effort)
     steps = []
     if study.state is StudyState.INTERRUPTED:
-        again = "the same torchwise.tune(...) call" if live else _tune(study, effort)
+        again = "the same torchwise.tune(...) call" if live else _tune(study, *effort)
         steps.append(Step(again, "resumes the search: finished trials are kept"))
     elif decision and decision.plan.is_eager and study.allow in (Legality.EXACT, Legality.REORDERED):
-        reduced = 'torchwise.tune(..., allow="reduced")' if live else _tune(study, {**effort, "allow": "reduced"})
+        typed = command_line("tune", asked(study), *effort, allow=Legality.REDUCED)
+        reduced = 'torchwise.tune(..., allow="reduced")' if live else typed
         steps.append(Step(reduced, "tries lower precision as well, if answers may move that far"))
     if decision and not decision.plan.is_eager:
         applied = "fast = torchwise.apply(model, study.decision)"
@@ -87,24 +85,5 @@ def folded(command: str, width: int) -> list[str]:
     return [line + BREAK for line in lines[:-1]] + lines[-1:]
 
 
-def _tune(study: Study, options: dict[str, str], *flags: str) -> str:
-    target = asked(study).target
-    pairs = [word for name, value in {**_settings(study), **options}.items() for word in (f"--{name}", str(value))]
-    # A target that looks like an option goes last, after the mark that ends the options.
-    words = [*pairs, *flags, "--", target] if target.startswith("-") else [target, *pairs, *flags]
-    return shlex.join(["torchwise", "tune", *words])
-
-
-def _settings(study: Study) -> dict[str, str | int | bool]:
-    """Return what was asked, without what is so by default."""
-    spec = asked(study)
-    given: list[tuple[str, str | int, str | int]] = [
-        ("mode", spec.mode, "inference"),
-        ("objective", spec.objective, "latency"),
-        ("calls", spec.calls, DEFAULT_CALLS),
-        ("restarts", spec.restarts, 1),
-        ("seed", spec.seed, 0),
-        ("allow", str(study.allow), Legality.REORDERED.value),
-        ("memory-limit", "" if spec.memory_limit is None else f"{spec.memory_limit / 2**30:.6g}", ""),
-    ]
-    return {"device": spec.device, **{name: value for name, value, default in given if value != default}}
+def _tune(study: Study, *more: str) -> str:
+    return command_line("tune", asked(study), *more, allow=study.allow)

@@ -52,5 +52,4 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
 
 def baseline_cost(study: Study) -> Cost | None:
     """Return what eager costs: its calls, and nothing before them."""
-    measurement = study.inspection.measurement
-    return Cost(0.0, measurement.baseline_time.mid) if measurement.baseline_s else None
+    return Cost(0.0, study.eager.baseline_time.mid) if study.eager.baseline_s else None

@@ -49,7 +49,7 @@ def break_even(decision: Decision) -> str:
 def notes(study: Study) -> list[str]:
     """Return what inspection and measurements say against themselves, each once, with the plans it is about."""
     inspection = study.inspection
-    found = list(dict.fromkeys([*inspection.notes, *inspection.measurement.notes]))
+    found = list(dict.fromkeys([*inspection.notes, *inspection.measurement.notes, *_held_up(study)]))
     about: dict[str, list[str]] = {}
     for trial in study.trials:
         for note in dict.fromkeys(trial.measurement.notes if trial.measurement else ()):
@@ -58,16 +58,23 @@ def notes(study: Study) -> list[str]:
     return [show.one_line(note) for note in found]
 
 
+def _held_up(study: Study) -> list[str]:
+    """Say where what eager took when it was looked at is not what it takes."""
+    looked_at, eager = study.inspection.measurement, study.eager
+    if eager is looked_at:
+        return []
+    first, usual = (show.seconds(measurement.baseline_time.mid) for measurement in (looked_at, eager))
+    beside = next(str(trial.plan) for trial in study.trials if trial.measurement is eager)
+    return [f"eager took {first} a call when it was looked at: something held it up; beside {beside} it took {usual}"]
+
+
 def inspected(study: Study) -> list[Fact]:
     """Return what the plain model is like, as pairs of a name and a value."""
     seen = study.inspection
     facts = [
         ("Model", seen.description),
         *((("Inputs" if len(seen.inputs) == 1 else f"Inputs {i + 1}"), text) for i, text in enumerate(seen.inputs)),
-        (
-            "Time per call",
-            show.seconds(seen.measurement.baseline_time.mid) if seen.measurement.baseline_s else show.NONE,
-        ),
+        ("Time per call", show.seconds(study.eager.baseline_time.mid) if study.eager.baseline_s else show.NONE),
         *(("Throughput", line) for line in throughputs(study)),
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),

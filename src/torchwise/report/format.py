@@ -7,32 +7,13 @@ import re
 import unicodedata
 
 from torchwise.records import Interval
-
-NONE = "–"
-"""Shown where there is no value."""
+from torchwise.records.figures import NONE as NONE
+from torchwise.records.figures import rounded
+from torchwise.records.figures import seconds as seconds
+from torchwise.records.figures import three as three
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
-def seconds(value: float | None) -> str:
-    """Return a duration as "812 ns", "45.6 ms", "2 min 5 s" or "3 h 10 min"."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    if value == 0:
-        return "0 s"
-    if value < 0:
-        return f"-{seconds(-value)}"
-    if value >= 172_800:
-        return f"{three(value / 86_400)} days"
-    if value >= 3599.5:
-        return _two(round(value / 60), 60, "h", "min")
-    if value >= 99.95:
-        return _two(round(value), 60, "min", "s")
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if _digits(value * factor, 3) >= 1:
-            return f"{three(value * factor)} {unit}"
-    return f"{three(value * 1e9)} ns"
 
 
 def tick(value: float) -> str:
@@ -85,7 +66,7 @@ def count(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NONE
     if isinstance(value, float):
-        value = _digits(value, 3) if value >= 10_000 else math.ceil(value)
+        value = rounded(value, 3) if value >= 10_000 else math.ceil(value)
     return f"{int(value):,}"
 
 
@@ -97,17 +78,6 @@ def counted(value: float, noun: str) -> str:
 def relative_error(value: float | None) -> str:
     """Return an error as "1.2e-07"; it may be infinite or not a number, and says so."""
     return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
-
-
-def three(value: float) -> str:
-    """Return a number in three digits, without an exponent below a million."""
-    if not math.isfinite(value):
-        return "∞" if value > 0 else NONE
-    shown = _digits(value, 3)
-    if shown == 0:
-        return "0"
-    places = max(0, 2 - math.floor(math.log10(abs(shown))))
-    return f"{shown:,.{min(places, 6)}f}"
 
 
 def plain(text: str) -> str:
@@ -129,17 +99,8 @@ def clipped(text: str, width: int) -> str:
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 
 
-def _two(value: int, base: int, large: str, small: str) -> str:
-    rest = f" {value % base} {small}" if value % base else ""
-    return f"{value // base} {large}{rest}"
-
-
 def _harmless(character: str) -> str:
     if character in "\n\t":
         return character
     hidden = character in _BIDI or unicodedata.category(character) in ("Cc", "Cs", "Cn")
     return "\ufffd" if hidden else character
-
-
-def _digits(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")

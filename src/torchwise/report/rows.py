@@ -92,7 +92,7 @@ def _baseline(study: Study) -> Row:
         standing="baseline",
         is_decided=_leaves_alone(decision),
         state="inspected",
-        time=inspection.measurement.baseline_time if inspection.measurement.baseline_s else None,
+        time=study.eager.baseline_time if study.eager.baseline_s else None,
         cold_s=inspection.first_call_s,
         peak_memory=inspection.peak_memory,
         verdict="reference",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.panel import Panel
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from torchwise.records import Decision, Study, StudyState
 from torchwise.report import format as show
+from torchwise.report import layout
 from torchwise.report.commands import folded, next_steps
 from torchwise.report.facts import asked_for, besides, notes
 from torchwise.report.rows import Row, rows
@@ -100,7 +100,7 @@ class _Candidates:
             yield _listed("Why", reasons)
 
     def _table(self, columns: tuple[Column, ...]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+        table = layout.table()
         for name, is_figure, _ in columns:
             wraps = name in ("plan", "why")
             table.add_column(name, justify="right" if is_figure else "left", no_wrap=not wraps, overflow="fold")

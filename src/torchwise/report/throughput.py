@@ -32,9 +32,9 @@ def learnt(trial: Trial) -> str:
 def throughputs(study: Study) -> list[str]:
     """Return what eager gets done, and the decided plan; nothing where no training step was tuned."""
     inspection, decision = study.inspection, study.decision
-    if inspection.work is None or not inspection.measurement.baseline_s:
+    if inspection.work is None or not study.eager.baseline_s:
         return []
-    each = inspection.measurement.baseline_time.mid
+    each = study.eager.baseline_time.mid
     lines = [f"eager: {throughput(inspection.work, each)}"]
     if decision is not None and decision.speedup is not None:
         lines.append(f"{decision.plan}: {throughput(inspection.work, each / decision.speedup.mid)}")

@@ -41,12 +41,7 @@ class _Function:
 
 
 def print_watched(seen: Watched, console: Console) -> None:
-    """Print the summary."""
-    console.print(render_watched(seen))
-
-
-def render_watched(seen: Watched) -> RenderableType:
-    """Return the summary: a sentence, graph breaks with their mends, recompilations, fallbacks, and compile seconds."""
+    """Print the summary: a sentence, graph breaks with their mends, recompilations, fallbacks, and compile seconds."""
     parts: list[RenderableType] = [Text(sentence(seen), style="bold")]
     parts += _section("Graph breaks", [_break(one) for one in seen.breaks])
     parts += _section("Recompilations", [_recompile(one) for one in seen.recompiles])
@@ -54,7 +49,7 @@ def render_watched(seen: Watched) -> RenderableType:
     if seen.compilations:
         parts += [Text("Compiled", style="bold"), _compiled(seen.compilations)]
     parts += [Text(f"Note: {show.one_line(note)}", style="dim") for note in seen.notes]
-    return Group(*parts)
+    console.print(Group(*parts))
 
 
 def sentence(seen: Watched) -> str:

@@ -133,7 +133,7 @@ class Canary:
 
     def _mended(self, right: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Example) -> Any:
         """Return the original's answer, with what the plan wrote to the inputs made right as well."""
-        theirs, copies = trees.tensors((args, kwargs)), trees.tensors((given.args, dict(given.kwargs)))
+        theirs, copies = trees.tensors((args, kwargs)), given.tensors()
         known = {id(copy): tensor for copy, tensor in zip(copies, theirs, strict=False)}
         try:
             for copy, tensor in zip(copies, theirs, strict=False):

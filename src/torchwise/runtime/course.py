@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from torchwise.errors import InputError
-from torchwise.realize.signature import is_plain, plain_key
+from torchwise.realize.capture.loop import span
+from torchwise.realize.signature import is_plain, is_strided, plain_key
 from torchwise.workload import trees
+
+ALIGNMENT = 16
+"""Bytes of the largest number, complex128: memory copied from a multiple of them on has numbers where they may lie."""
 
 
 @dataclass(slots=True)
@@ -104,5 +109,48 @@ def _container(state: Any) -> str:
 
 
 def copies(state: Any) -> Any:
-    """Copy every tensor, through which gradients flow."""
-    return trees.map_tensors(torch.Tensor.clone, state)
+    """Copy every tensor, through which gradients flow.
+
+    One tensor in two places stays one, and what overlaps does so in the copy: halves of a vector may be its views.
+    Views that require gradients are copied apart, as nothing may write to them in place.
+    """
+    copied = {id(tensor): tensor.clone() for tensor in trees.tensors(state)}
+    for several in _overlapping(trees.tensors(state)):
+        copied |= zip(map(id, several), _copied_together(several), strict=True)
+    return trees.map_tensors(lambda tensor: copied[id(tensor)], state)
+
+
+def _overlapping(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """List groups of two and more whose memory overlaps, each in the order of memory."""
+    found: list[list[torch.Tensor]] = []
+    end = 0
+    for tensor in sorted({id(t): t for t in tensors if _lies_plainly(t)}.values(), key=torch.Tensor.data_ptr):
+        first, last = span(tensor)
+        if first < end:
+            found[-1].append(tensor)
+        else:
+            found.append([tensor])
+        end = max(end, last)
+    return [several for several in found if len(several) > 1]
+
+
+def _lies_plainly(tensor: torch.Tensor) -> bool:
+    read_as_it_lies = is_strided(tensor) and not tensor.is_conj() and not tensor.is_neg()
+    return read_as_it_lies and not tensor.requires_grad and tensor.numel() > 0
+
+
+def _copied_together(several: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    starts = [int(tensor.storage_offset()) * tensor.element_size() for tensor in several]
+    begin = starts[0] - starts[0] % ALIGNMENT
+    length = max(map(span, several), key=itemgetter(1))[1] - several[0].data_ptr() + starts[0] - begin
+    memory = _view(several[0].untyped_storage(), torch.uint8, begin, (length,), (1,)).clone().untyped_storage()
+    return [
+        _view(memory, tensor.dtype, (start - begin) // tensor.element_size(), tensor.size(), tensor.stride())
+        for tensor, start in zip(several, starts, strict=True)
+    ]
+
+
+def _view(
+    memory: torch.UntypedStorage, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, size, stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -57,7 +58,7 @@ class Rollout:
             every: keep the state after each so many steps.
             once: whether there will be one call only, so that recording must pay within it.
         """
-        if every is not None and every < 1:
+        if every is not None and _whole("every", every) < 1:
             raise InputError(f"every is {every}, but must be at least 1, or None to keep only the last state")
         self.reason: str | None = None
         self._step = step
@@ -87,7 +88,7 @@ class Rollout:
         Raises:
             InputError: a number is out of range, or the step returns another kind of state than it is given.
         """
-        if steps < 0:
+        if _whole("steps", steps) < 0:
             raise InputError(f"steps is {steps}, but must be at least 0")
         gradients, graphs = torch.is_grad_enabled(), steps > 0 and any(map(on_gpu, trees.tensors(state)))
         # Graphs are outside inference mode, whose tensors can neither be written elsewhere nor be told to have been.
@@ -202,3 +203,10 @@ class Rollout:
             if course.every and course.done % course.every == 0:
                 course.snapshots += [*inside, loop.state()]
         course.state = loop.state()
+
+
+def _whole(name: str, number: Any) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise InputError(f"{name} is {number!r}, but must be a whole number") from None

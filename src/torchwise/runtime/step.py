@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from torchwise.errors import InputError
-from torchwise.realize import Signature, realize, signature_of
+from torchwise.realize import Signature, is_plain, realize, signature_of
+from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.step import RealizedStep
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.undo import Undo
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.step import TrainStep
@@ -27,12 +29,19 @@ FIRST_CALLS = 2
 """Calls of a kind of batch by which something is compiled and then captured: before each, the state is copied."""
 
 
+MADE_OF = ("model", "loss", "optimizer", "accumulate", "autocast", "scaler")
+"""Attributes of a step that a plan is made of, and does not look at again."""
+RECORDED = ("clip_norm", "clip_value")
+"""Those that it looks at on each step, unless that is a graph."""
+
+
 class OptimizedStep:
     """Takes training steps by a decided plan; what is trained is the original's own, and so is every attribute.
 
     The plan takes a batch of the shapes and dtypes it was proven on; any other is taken as written. Where the plan
-    fails, the state is as before that step where it is the first of its kind, or else as the plan left it; the batch is
-    taken as written, and so are all that follow: what failed is logged once and counted in `statistics`.
+    fails, state and batch are as before that step where it is the first of its kind, or else as the plan left them; the
+    batch is taken as written, and so are all that follow: what failed is logged once and counted in `statistics`. So
+    are all steps after a part of the original was set that the plan would not see, such as another loss.
 
     Args:
         original: the step as written.
@@ -61,20 +70,23 @@ class OptimizedStep:
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
         self._realized: RealizedStep | None = None
-        self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS; -1 for others
+        self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
+        names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
+        self._made_of = {name: getattr(original, name) for name in names}
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Take one training step, and return its loss, detached."""
+        if self._refusal is None and (part := self._set_anew()) is not None:
+            self._give_up(f"{part} was set after the plan was decided for")
         if self._refusal is not None:
             return self._as_written(self._refusal, batch)
         key = signature_of(batch, {})
         taken = self._taken.get(key)
         if taken is None:
-            is_proven = describe_example(Example(batch)) in self.decision.inputs
-            taken = self._taken[key] = 0 if is_proven else -1
-        if taken < 0:
-            return self._as_written(NOT_PROVEN, batch)
-        undo = self._snapshot() if taken < FIRST_CALLS else None
+            if not self._is_proven(batch):
+                return self._as_written(NOT_PROVEN, batch)
+            taken = 0
+        undo = self._snapshot(batch) if taken < FIRST_CALLS else None
         try:
             loss = self._plan(batch).compute(*batch)
         except Exception as error:  # whatever the plan does, the step is taken; the failure is counted and logged
@@ -102,9 +114,17 @@ class OptimizedStep:
 
     def __getattr__(self, name: str) -> Any:
         """Return the original's attribute; only asked for what this object has not."""
-        if name == "original":  # while unpickling, before there is one
+        if name == "original" or name.startswith("__"):  # while unpickling; ways to copy the original, and not this
             raise AttributeError(name)
         return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the attribute on the original, where its steps look for it; only what is this object's own stays here."""
+        is_own = name.startswith("_") or name in ("original", "decision", "statistics") or hasattr(type(self), name)
+        if is_own:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.original, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew, here, too."""
@@ -122,17 +142,33 @@ class OptimizedStep:
             self._realized = made
         return self._realized
 
-    def _snapshot(self) -> Callable[[], None]:
-        """Copy the state, where there is memory for it, and the random numbers."""
+    def _is_proven(self, batch: tuple[Any, ...]) -> bool:
+        return describe_example(Example(batch)) in self.decision.inputs and not opaque_leaves(batch)
+
+    def _set_anew(self) -> str | None:
+        """Return the name of a part that the plan was not made of, and does not look at."""
+        made_of = self._made_of
+        if self._realized is not None:  # a plan in float16 brings a scaler along
+            made_of = {**made_of, "scaler": self._realized.parts.scaler}
+        for name, part in made_of.items():
+            now = getattr(self.original, name)
+            if now is not part and not (is_plain(now) and type(now) is type(part) and now == part):
+                return name
+        return None
+
+    def _snapshot(self, batch: tuple[Any, ...]) -> Callable[[], None]:
+        """Copy the state and the batch, where there is memory for it, and the random numbers."""
         state: Callable[[], None] | None = None
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             state = self.original.snapshot()
+        inputs = Undo(batch, {}, None)  # a model may write to them
         numbers = torch.get_rng_state()
         on_gpu = torch.cuda.get_rng_state() if self.decision.workload.device == "cuda" else None
 
         def undo() -> None:
             if state is not None:
                 state()
+            inputs()
             torch.set_rng_state(numbers)
             if on_gpu is not None:
                 torch.cuda.set_rng_state(on_gpu)
@@ -147,12 +183,16 @@ class OptimizedStep:
         self.close()
         reason = f"the plan failed ({type(error).__name__})"
         loss = self._as_written(reason, batch)
-        self._refusal = reason
+        self._give_up(reason, f": {error}")
         self.statistics.failures[type(error).__name__] += 1
         self.statistics.opened += 1
-        logger.warning("torchwise: training goes on as written, because %s: %s", self._refusal, error)
         logger.debug("torchwise: how it failed", exc_info=error)
         return loss
+
+    def _give_up(self, reason: str, details: str = "") -> None:
+        self.close()
+        self._refusal = reason
+        logger.warning("torchwise: training goes on as written, because %s%s", reason, details)
 
     def _as_written(self, reason: str, batch: tuple[Any, ...]) -> torch.Tensor:
         self.statistics.original[reason] += 1

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchwise.workload import trees
+from torchwise.workload.state import KeptBuffer, buffers_of
 
 logger = logging.getLogger("torchwise")
 
@@ -20,11 +21,10 @@ class Undo:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: torch.nn.Module | None) -> None:
-        buffers = module.buffers() if module is not None else ()
-        self._kept: list[tuple[torch.Tensor, torch.Tensor, int | None]] = []
+        self._kept: list[_KeptInput | KeptBuffer] = []
         try:
-            for tensor in (*trees.tensors((args, kwargs)), *buffers):
-                self._kept.append((tensor, tensor.detach().clone(), _version(tensor)))
+            self._kept += map(_KeptInput, trees.tensors((args, kwargs)))
+            self._kept += buffers_of(module) if module is not None else ()
         except Exception as error:  # an input may be of any kind, and memory may be short: the call goes on without
             logger.debug("torchwise: what a first call writes could not be put back", exc_info=error)
             self._kept.clear()
@@ -32,12 +32,23 @@ class Undo:
     def __call__(self) -> None:
         """Put back what was written since, and let go of the copies."""
         kept, self._kept = self._kept, []
-        for tensor, before, version in kept:
+        for tensor in kept:
             try:
-                if _version(tensor) != version or (version is None and not trees.equal(tensor, before)):
-                    trees.write(tensor, before)
+                tensor.put_back()
             except Exception as error:  # a tensor may have become of any kind; the original must answer nevertheless
                 logger.warning("torchwise: what a plan wrote before it failed cannot be put back", exc_info=error)
+
+
+class _KeptInput:
+    """A tensor that the call was given, as it was."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._values, self._seen = tensor, tensor.detach().clone(), _version(tensor)
+
+    def put_back(self) -> None:
+        # Not every write is counted: eager batch norm's to its running statistics are not.
+        if _version(self._tensor) != self._seen or not trees.equal(self._tensor, self._values):
+            trees.write(self._tensor, self._values)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

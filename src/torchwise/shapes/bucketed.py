@@ -65,7 +65,7 @@ def bucketed(
     buckets = buckets or buckets_for(within_reach(seen, padding), count)
     proof = prove(model, args, kwargs, padding=padding, buckets=buckets)
     decisions = tuned(model, proof, seen, tune or tuning(), plan_per_bucket=plan_per_bucket, **options)
-    return apply_buckets(model, decisions, proof, canary=canary)
+    return apply_buckets(model, decisions, proof, canary=canary, store=options.get("store"))
 
 
 def tuned(

@@ -79,10 +79,7 @@ def apply_buckets(
     """
     given = (decisions,) if isinstance(decisions, Decision) else tuple(decisions)
     several = tuple(in_force(decision, store).decision for decision in given)
-    model = unwrap(model)
-    if isinstance(model, torch.nn.Module):
-        return BucketedModule(model, several, proof, canary=canary)
-    return BucketedFunction(model, several, proof, canary=canary)
+    return _rebuilt(unwrap(model), several, proof, canary)
 
 
 def counts_of(fast: Any) -> Counts:
@@ -116,7 +113,10 @@ def _parts(buckets: Buckets) -> tuple[Any, ...]:
 
 
 def _rebuilt(original: Any, decisions: tuple[Decision, ...], proof: Proof, canary: int | None) -> Bucketed:
-    return apply_buckets(original, decisions, proof, canary=canary)
+    """Make a wrapper of what is in force, which copies and pickles carry: they look into no store."""
+    if isinstance(original, torch.nn.Module):
+        return BucketedModule(original, decisions, proof, canary=canary)
+    return BucketedFunction(original, decisions, proof, canary=canary)
 
 
 def _said(buckets: Buckets) -> str:

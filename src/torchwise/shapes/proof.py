@@ -19,7 +19,7 @@ from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.draws import draws
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
-from torchwise.workload import Example, Workload, trees
+from torchwise.workload import Example, Workload
 from torchwise.workload.workload import as_args, as_kwargs
 
 logger = logging.getLogger("torchwise")
@@ -217,5 +217,5 @@ def _between(low: int, bucket: int) -> list[int]:
 
 
 def _devices(example: Example) -> list[int]:
-    found = trees.tensors((example.args, dict(example.kwargs)))
+    found = example.tensors()
     return [torch.cuda.current_device()] if any(tensor.is_cuda for tensor in found) else []

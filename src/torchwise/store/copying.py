@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -44,7 +45,7 @@ class Found:
 
     study: Row
     trials: Sequence[Row]
-    decision: Row | None
+    decisions: Sequence[Row]
 
 
 def ids(connection: Connection) -> Sequence[int]:
@@ -59,7 +60,7 @@ def read(connection: Connection, study_id: int) -> Found | None:
         return None
     done = (trials.c.study_id == study_id, trials.c.state != TrialState.RUNNING.value)
     decided = _rows(connection, decisions, decisions.c.study_id == study_id)
-    return Found(held[0], sorted(_rows(connection, trials, *done), key=_number), decided[0] if decided else None)
+    return Found(held[0], sorted(_rows(connection, trials, *done), key=_number), decided)
 
 
 def write(database: Database, found: Found) -> Copied:
@@ -87,8 +88,7 @@ def _merge(connection: Connection, found: Found) -> Copied:
         study_id = int(made[0])
     require(connection, study_id, lock=True)
     added = _add_trials(connection, study_id, found.trials)
-    if found.decision is not None:
-        _decide(connection, study_id, found, found.decision)
+    _decide(connection, study_id, found)
     return Copied(found.study["id"], found.study["target"], is_new, added)
 
 
@@ -114,15 +114,17 @@ def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> i
     return len(placed)
 
 
-def _decide(connection: Connection, study_id: int, found: Found, decision: Row) -> None:
-    """Take the decision, and where the search had come to with it, unless there is a later one."""
-    at = select(decisions.c.decided_at).where(decisions.c.study_id == study_id)
-    held = connection.execute(at).scalar()
-    if held is not None and held >= decision["decided_at"]:
-        return
-    connection.execute(delete(decisions).where(decisions.c.study_id == study_id))
-    connection.execute(insert(decisions).values({**decision, "study_id": study_id}))
-    connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
+def _decide(connection: Connection, study_id: int, found: Found) -> None:
+    """Take each target's decision unless there is a later one; with the last of all, where the search had come to."""
+    rows = _rows(connection, decisions, decisions.c.study_id == study_id, columns=("target", "decided_at"))
+    held = {row["target"]: row["decided_at"] for row in rows}
+    later = [row for row in found.decisions if row["decided_at"] > held.get(row["target"], -math.inf)]
+    for row in later:
+        same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
+        connection.execute(delete(decisions).where(*same))
+        connection.execute(insert(decisions).values({**row, "study_id": study_id}))
+    if any(row["decided_at"] > max(held.values(), default=-math.inf) for row in later):
+        connection.execute(update(studies).where(studies.c.id == study_id).values(_study(found)))
 
 
 def _study(found: Found) -> Row:

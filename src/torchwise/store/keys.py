@@ -50,7 +50,7 @@ class StudySummary:
 
     Attributes:
         id: the store's key of the study.
-        target: what was asked to be tuned, when the study was made.
+        target: what was asked to be tuned last; in a list of one target's studies, that target.
         device: where.
         mode: "inference" or "training".
         state: whether the search has ended.

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, inspect, select, text
 from torchwise.errors import StorageError
 from torchwise.store import sqlite
 from torchwise.store.database import Database
-from torchwise.store.schema import HEAD, VERSION_TABLE, explanations, rulings
+from torchwise.store.schema import HEAD, VERSION_TABLE, decisions, explanations, rulings
 
 LOCK_TIMEOUT_S = 60.0
 SCRIPTS = Path(__file__).parent / "migrations"
@@ -68,10 +68,16 @@ def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
 def _held_only_after(connection: Connection, revision: str) -> list[str]:
     """Return what a store holds that it cannot hold at `revision`, in words."""
     there = inspect(connection).get_table_names()
+    beyond_one_a_study = func.count() - func.count(decisions.c.study_id.distinct())
+    held = (
+        (rulings, func.count(), "ruling", "0003"),
+        (explanations, func.count(), "explanation", "0003"),
+        (decisions, beyond_one_a_study, "further decision", "0004"),
+    )
     found = []
-    for table, noun, since in ((rulings, "ruling", "0003"), (explanations, "explanation", "0003")):
+    for table, counted, noun, since in held:
         if revision < since and table.name in there:
-            count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            count = connection.execute(select(counted).select_from(table)).scalar_one()
             found += [f"{count} {noun}{'s' * (count > 1)}"] if count else []
     return found
 

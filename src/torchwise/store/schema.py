@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest migration: the schema that this version reads and writes."""
 
 VERSION_TABLE = "torchwise_schema"
@@ -60,8 +60,9 @@ trials = Table(
 decisions = Table(
     "torchwise_decisions",
     metadata,
+    # Of each target of a study the last: targets of one structure share what was measured.
     Column("study_id", Integer, ForeignKey("torchwise_studies.id", ondelete="CASCADE"), primary_key=True),
-    Column("target", Text, nullable=False),
+    Column("target", Text, primary_key=True),
     Column("identity", Text, nullable=False),
     Column("decided_at", Double, nullable=False),
     Column("plan", Text, nullable=False),

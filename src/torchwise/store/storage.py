@@ -86,10 +86,10 @@ class Storage:
         """The schema of the tables, which is that of this version."""
         return HEAD
 
-    def find_study(self, key: StudyKey) -> Study | None:
-        """Return the study under `key`, or None."""
+    def find_study(self, key: StudyKey, target: str | None = None) -> Study | None:
+        """Return the study under `key`, or None; `target` as in `get_study`."""
         study_id = self._database.read(lambda c: studies.find(c, key))
-        return None if study_id is None else self.get_study(study_id)
+        return None if study_id is None else self.get_study(study_id, target)
 
     def create_study(self, key: StudyKey, study: Study) -> Study:
         """Return the study under `key`, created from `study` where there is none yet.
@@ -121,15 +121,22 @@ class Storage:
             ) from None
         return self.get_study(study_id)
 
-    def get_study(self, study_id: int) -> Study:
-        """Return the study with this id, its trials in the order of their numbers."""
-        return self._database.read(lambda c: studies.get(c, study_id))
+    def get_study(self, study_id: int, target: str | None = None) -> Study:
+        """Return the study with this id, its trials in the order of their numbers.
 
-    def list_studies(self, target: str | None = None, *, limit: int | None = None) -> list[StudySummary]:
-        """List all studies, or those made for `target`, newest first, without reading their samples.
+        Targets of one structure share a study, in which each has a decision of its own.
 
         Args:
-            target: only studies made for this one.
+            study_id: the study.
+            target: whose decision and workload are wanted; by default the last decision, and what was asked last.
+        """
+        return self._database.read(lambda c: studies.get(c, study_id, target))
+
+    def list_studies(self, target: str | None = None, *, limit: int | None = None) -> list[StudySummary]:
+        """List all studies, or those of `target`, newest first, without reading their samples.
+
+        Args:
+            target: only studies that were asked for this one, each with its decision for it.
             limit: at most so many.
         """
         return self._database.read(lambda c: studies.summaries(c, target, limit))
@@ -192,7 +199,7 @@ class Storage:
         Args:
             study_id: the study.
             state: replaces the stored one.
-            decision: replaces the stored one; None keeps it.
+            decision: replaces the stored one for its target; None keeps it.
             excluded: replaces the stored list.
             seconds: time spent since the last call; added to what is stored.
             asked: the workload and the effort asked for by now; they replace the stored ones. None keeps those.
@@ -204,7 +211,7 @@ class Storage:
         return self._database.read(lambda c: studies.read_decisions(c, target, identity))
 
     def delete_study(self, study_id: int) -> None:
-        """Delete a study with its trials and its decision. Its id is never given to another."""
+        """Delete a study with its trials and its decisions. Its id is never given to another."""
         self._database.write(lambda c: studies.remove(c, study_id))
 
     def rule(self, ruling: Ruling) -> None:
@@ -245,11 +252,11 @@ class Storage:
         return self._database.read(studies.count)
 
     def copy_to(self, other: Storage) -> Iterator[Copied]:
-        """Copy every study with its finished trials and its decision, oldest first, and yield what was done for each.
+        """Copy every study with its finished trials and its decisions, oldest first, and yield what was done for each.
 
         Each study is one transaction. What `other` holds already stays, so that a copy that was broken off, or that
         lies some time back, is gone on with by copying again. Of a study that both have, the trials are put together
-        and the later decision counts. Rulings and explanations come last, of one plan the later.
+        and the later decision for each target counts. Rulings and explanations come last, of one plan the later.
         """
         for study_id in self._database.read(copying.ids):
             if (found := self._database.read(partial(copying.read, study_id=study_id))) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, literal, select, union, update
 
 from torchwise.errors import StorageError
 from torchwise.records import Decision, Interval, Study, StudyState
@@ -66,30 +66,45 @@ def add_whole(connection: Connection, study: Study, records: Sequence[dict[str, 
     return study_id
 
 
-def get(connection: Connection, study_id: int) -> Study:
-    """Read a study with its trials and its decision."""
+def get(connection: Connection, study_id: int, target: str | None = None) -> Study:
+    """Read a study with its trials, and with its last decision or that for `target`."""
     require(connection, study_id)
     row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
-    name = f"study {study_id}"
-    decided = connection.execute(select(decisions).where(decisions.c.study_id == study_id)).one_or_none()
+    study = load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT)
+    which = _last_target(study_id) if target is None else target
+    made = select(decisions).where(decisions.c.study_id == study_id, decisions.c.target == which)
+    decided = connection.execute(made).one_or_none()
+    decision = _read_decision(decided) if decided else None
     return replace(
-        load(row.record, Study, row=name, written=row.format, known=STUDY_FORMAT),
+        study,
         id=study_id,
+        workload=decision.workload if decision and target not in (None, study.workload.target) else study.workload,
         state=StudyState(row.state),
         trials=read_trials(connection, study_id),
         excluded=tuple(json.loads(row.excluded)),
-        decision=_read_decision(decided) if decided else None,
+        decision=decision,
         seconds=row.seconds,
     )
 
 
+def _last_target(study_id: Any) -> Any:
+    """Return the query for the target that a study was last decided for."""
+    made = decisions.alias()
+    query = select(made.c.target).where(made.c.study_id == study_id)
+    return query.order_by(made.c.decided_at.desc(), made.c.target.desc()).limit(1).scalar_subquery()
+
+
 def summaries(connection: Connection, target: str | None, limit: int | None) -> list[StudySummary]:
-    """List studies, newest first, by their columns alone: no record is read."""
+    """List studies, newest first, by their columns alone: no record is read.
+
+    With `target` those that were last asked for it or decided for it, and its decisions.
+    """
     count = select(func.count()).where(trials.c.study_id == studies.c.id).scalar_subquery()
+    which = _last_target(studies.c.id) if target is None else literal(target)
     query = (
         select(
             studies.c.id,
-            studies.c.target,
+            (studies.c.target if target is None else which).label("target"),
             studies.c.device,
             studies.c.mode,
             studies.c.state,
@@ -100,12 +115,15 @@ def summaries(connection: Connection, target: str | None, limit: int | None) -> 
             decisions.c.speedup_high,
             count.label("trials"),
         )
-        .outerjoin(decisions, decisions.c.study_id == studies.c.id)
+        .select_from(studies)
+        .outerjoin(decisions, and_(decisions.c.study_id == studies.c.id, decisions.c.target == which))
         .order_by(studies.c.created_at.desc(), studies.c.id.desc())
         .limit(limit)
     )
     if target is not None:
-        query = query.where(studies.c.target == target)
+        asked = select(studies.c.id).where(studies.c.target == target)
+        decided = select(decisions.c.study_id).where(decisions.c.target == target)
+        query = query.where(studies.c.id.in_(union(asked, decided)))
     return [_summary(row) for row in connection.execute(query)]
 
 
@@ -158,7 +176,7 @@ def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: 
 
 
 def _decide(connection: Connection, study_id: int, decision: Decision) -> None:
-    """Put `decision` in the place of the study's former one."""
+    """Put `decision` in the place of the study's former one for the same target."""
     interval = decision.speedup
     row = {
         "study_id": study_id,
@@ -172,13 +190,16 @@ def _decide(connection: Connection, study_id: int, decision: Decision) -> None:
         "format": decision.schema,
         "record": dump(decision),
     }
-    connection.execute(delete(decisions).where(decisions.c.study_id == study_id))
+    same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
+    connection.execute(delete(decisions).where(*same))
     connection.execute(insert(decisions).values(row))
 
 
 def read_decisions(connection: Connection, target: str | None, identity: str | None) -> list[Decision]:
     """Read decisions, newest first."""
-    query = select(decisions).order_by(decisions.c.decided_at.desc(), decisions.c.study_id.desc())
+    query = select(decisions).order_by(
+        decisions.c.decided_at.desc(), decisions.c.study_id.desc(), decisions.c.target.desc()
+    )
     if target is not None:
         query = query.where(decisions.c.target == target)
     if identity is not None:
@@ -193,6 +214,6 @@ def _read_decision(row: Any) -> Decision:
 
 
 def remove(connection: Connection, study_id: int) -> None:
-    """Delete a study; its trials and its decision go with it."""
+    """Delete a study; its trials and its decisions go with it."""
     require(connection, study_id, lock=True)
     connection.execute(delete(studies).where(studies.c.id == study_id))

@@ -108,7 +108,8 @@ def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
     workload, fingerprint = decision.workload, decision.environment.fingerprint
     place = (workload.device, workload.mode, workload.objective)
     keys = [StudyKey(decision.identity, fingerprint, *place, allow.value) for allow in Legality]
-    found = sorted(filter(None, map(storage.find_study, keys)), key=lambda study: study.decision != decision)
+    stored = (storage.find_study(key, workload.target) for key in keys)
+    found = sorted(filter(None, stored), key=lambda study: study.decision != decision)
     if rules.name_plans:
         return found
     return [study for study in found if any(trial.plan == decision.plan for trial in study.trials)][:1]

@@ -54,6 +54,3 @@ class Rules:
 
     def _of(self, standing: Standing) -> list[Ruling]:
         return [ruling for ruling in self.rulings if ruling.standing is standing]
-
-
-UNRULED = Rules(())

@@ -1,10 +1,15 @@
-"""A ruling on a plan of a study, checked before it is stored."""
+"""Rulings on plans of a study: checked before they are stored, and found again."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Ruling, Standing, Study
+
+if TYPE_CHECKING:
+    from torchwise.store import Storage
 
 
 def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: str = "") -> Ruling:
@@ -27,3 +32,14 @@ def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: 
     return Ruling(
         workload.target, workload.mode, study.environment.hardware, plan, standing, by.strip(), reason.strip()
     )
+
+
+def rulings_on(study: Study, storage: Storage) -> list[Ruling]:
+    """Return the rulings on a study's target, and then those on others that were decided for by the same study.
+
+    A study is called by the target that was asked for last, and rulings are kept by the target that it was then.
+    """
+    decided = storage.decisions(identity=study.inspection.identity)
+    targets = dict.fromkeys((study.workload.target, *(decision.workload.target for decision in decided)))
+    place = (study.workload.mode, study.environment.hardware)
+    return [ruling for target in targets for ruling in storage.rulings(target, *place)]

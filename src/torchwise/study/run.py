@@ -56,8 +56,9 @@ def run_study(
     """
     here = here or environment.detect(request.workload.device)
     listener.inspecting()
+    spent = Spent(listener.stage)
     inspection = inspect_workload(
-        launcher, _job(request, "inspect"), Limits.of_this_machine(INSPECTIONS * request.trial_s), listener.stage
+        launcher, _job(request, "inspect"), Limits.of_this_machine(INSPECTIONS * request.trial_s), spent.stage
     )
     listener.inspected(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())
@@ -65,7 +66,7 @@ def run_study(
     if request.fresh and (stored := storage.find_study(key)):
         storage.delete_study(stored.id)
     study = storage.create_study(key, draft)
-    return _Loop(request, storage, launcher, listener, study.id, here, inspection).run()
+    return _Loop(request, storage, launcher, listener, study.id, here, inspection, spent).run()
 
 
 def _job(request: Request, task: str) -> Job:
@@ -100,6 +101,7 @@ class _Loop:
         study_id: int,
         here: Environment,
         inspection: Inspection,
+        spent: Spent,
     ) -> None:
         self._request = request
         self._storage = storage
@@ -109,7 +111,8 @@ class _Loop:
         self._here = here
         self._inspection = inspection
         self._owner = Owner.current()
-        self._spent = Spent(listener.stage)
+        self._spent = spent
+        self._end_s = spent.seconds + request.search_s  # the budget is for trials: it does not pay for the inspection
         self._leader = EAGER
         self._tried: set[Plan] = set()
         self._sampler = self._choose_sampler()
@@ -117,7 +120,7 @@ class _Loop:
     def run(self) -> Study:
         try:
             with self._heartbeat():
-                while self._spent.seconds < self._request.search_s:
+                while self._spent.seconds < self._end_s:
                     self._storage.reclaim(self._id)
                     proposal = self._sampler.ask(self._history())
                     if proposal is not None:
@@ -211,8 +214,8 @@ class _Loop:
         history = self._history()
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
-        excluded = self._sampler.excluded(history)
-        if state is StudyState.DECIDED and self._spent.seconds >= self._request.search_s:
+        excluded = self._sampler.excluded(self._stored())  # what may be had again was tried all the same
+        if state is StudyState.DECIDED and self._spent.seconds >= self._end_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         self._storage.conclude(
             self._id,
@@ -222,7 +225,7 @@ class _Loop:
             seconds=self._spent.seconds,
             asked=(self._request.workload, self._request.effort),
         )
-        return self._storage.get_study(self._id)
+        return self._storage.get_study(self._id, self._request.workload.target)
 
     def _choose_sampler(self) -> Sampler:
         request, inspection = self._request, self._inspection

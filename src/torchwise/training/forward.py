@@ -22,6 +22,7 @@ from torchwise.training.step import tune
 from torchwise.training.wrapped import unfit_because
 from torchwise.workload import Example
 from torchwise.workload.loss import loss_of
+from torchwise.workload.state import kept_buffers
 from torchwise.workload.step import sharded_parts, unwrapped
 
 logger = logging.getLogger("torchwise")
@@ -69,6 +70,7 @@ class PlannedForward:
         self._seen: _Seen | None = None
         self._steps = 0
         self._dispatcher: Dispatcher | None = None
+        self._statistics = Statistics()
         vars(self._model)["forward"] = self
 
     @property
@@ -78,8 +80,8 @@ class PlannedForward:
 
     @property
     def statistics(self) -> Statistics:
-        """What became of the calls that the plan was asked for."""
-        return self._dispatcher.statistics if self._dispatcher is not None else Statistics()
+        """What became of the loop's calls that the plan was asked for; kept after `close`."""
+        return self._statistics
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the model's forward does."""
@@ -141,6 +143,7 @@ class PlannedForward:
         refusal = refusal or self._refusal(found, call)
         (all_can,) = ranks.everywhere(refusal is None)
         if all_can:
+            found.statistics = self._statistics = Statistics(latency=found.statistics.latency)  # without the rehearsal
             self._dispatcher = found
         elif not self._decision.plan.is_eager:
             why = refusal or "another rank cannot take the plan, so none does"
@@ -222,20 +225,15 @@ def _scene(
 
 def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
     """Run forward and backward by the plan, so that all is compiled, and leave no trace; gradients go nowhere."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in call.buffers()]
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     trained = [p for p in call.parameters() if p.requires_grad]
-    try:
-        with torch.random.fork_rng(devices), torch.enable_grad(), torch.autocast(device, enabled=False):
-            for _ in range(2):
-                example = seen.clone()
-                loss = loss_of(found(*example.args, **example.kwargs))
-                if loss is not None:
-                    torch.autograd.grad(loss, trained, allow_unused=True)
-    finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+    forked = torch.random.fork_rng(devices)
+    with kept_buffers(call), forked, torch.enable_grad(), torch.autocast(device, enabled=False):
+        for _ in range(2):
+            example = seen.clone()
+            loss = loss_of(found(*example.args, **example.kwargs))
+            if loss is not None:
+                torch.autograd.grad(loss, trained, allow_unused=True)
 
 
 def _written_in_class(model: torch.nn.Module) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import torch
 from torchwise import api, environment
 from torchwise.decide import History, decide
 from torchwise.realize import signature_of
+from torchwise.realize.signature import opaque_leaves
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
@@ -131,12 +132,14 @@ class RankedStep(OptimizedStep):
         """Take one training step, and return its loss, detached."""
         if self._ranks is not None:
             self._meet(self._ranks, batch)
-        if self._refusal is None:
-            self._taken.setdefault(signature_of(batch, {}), -1)
         return super().__call__(*batch)
 
+    def _is_proven(self, batch: tuple[Any, ...]) -> bool:
+        del batch
+        return False  # `_taken` holds the kind that the ranks met on, and none may begin another alone
+
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
-        is_proven = describe_example(Example(batch)) in self.decision.inputs
+        is_proven = describe_example(Example(batch)) in self.decision.inputs and not opaque_leaves(batch)
         holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
         if not holds:
             self._end_meeting(self._refusal or ELSEWHERE)
@@ -166,7 +169,7 @@ class RankedStep(OptimizedStep):
             with torch.random.fork_rng(devices), rehearsing(step.model, self._patience):
                 try:
                     for _ in range(FIRST_CALLS):
-                        planned(*batch)
+                        planned(*Example(batch).clone().args)  # a model may write to them
                 finally:
                     restore()
                     step.optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,6 @@
 """One candidate in one worker process: the job, the worker, and the launcher that survives whatever it does."""
 
-from torchwise.trial.job import Effort, Job, ProcessSettings
+from torchwise.trial.job import AroundJob, Effort, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
 from torchwise.trial.spent import Spent
 from torchwise.trial.tryout import inspect_workload, own_caches, try_plan
@@ -8,6 +8,7 @@ from torchwise.trial.worker import Assignment
 
 __all__ = [
     "WAITING",
+    "AroundJob",
     "Assignment",
     "Effort",
     "Job",

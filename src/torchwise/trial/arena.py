@@ -12,7 +12,7 @@ from torchwise.trial.compiling import compiling_aside
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
-from torchwise.workload import Workload, trees
+from torchwise.workload import Workload
 
 SETTLING_CALLS = 4
 """First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
@@ -105,7 +105,7 @@ class Arena:
 
 def _largest_first(workload: Workload) -> list[int]:
     """Return the places of the examples in order of the bytes of their inputs."""
-    sizes = [sum(t.nbytes for t in trees.tensors((e.args, dict(e.kwargs)))) for e in workload.examples]
+    sizes = [sum(t.nbytes for t in e.tensors()) for e in workload.examples]
     return sorted(range(len(sizes)), key=lambda place: -sizes[place])
 
 

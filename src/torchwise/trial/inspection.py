@@ -119,13 +119,9 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
             raise BaselineError(
                 f"the model raised {type(error).__name__}: {error}; its inputs were {describe_example(example)}"
             ) from error
-        pairs = zip(_tensors(given), _tensors(example), strict=True)
+        pairs = zip(given.tensors(), example.tensors(), strict=True)
         writes |= any(not trees.equal(now, then) for now, then in pairs)
     return writes
-
-
-def _tensors(example: Any) -> list[Any]:
-    return trees.tensors((example.args, dict(example.kwargs)))
 
 
 def _watched(call: Callable[[], Any]) -> frozenset[str]:
@@ -179,7 +175,7 @@ def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, w
     import torch
 
     module = workload.module
-    tensors = [t for example in workload.examples for t in _tensors(example)]
+    tensors = [t for example in workload.examples for t in example.tensors()]
     tensors += [*module.parameters(), *module.buffers()] if module is not None else []
     dims4 = any(t.dim() == 4 for t in tensors)
     found = {

@@ -66,9 +66,8 @@ class ProcessSettings:
 
         try:
             precision = torch.get_float32_matmul_precision()
-        except (
-            RuntimeError
-        ):  # the user set it through the newer `fp32_precision`, which this reading refuses to mix with
+        except RuntimeError:
+            # The user set it through the newer `fp32_precision`, which this reading refuses to mix with.
             precision = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
         return cls(
             precision,
@@ -136,6 +135,17 @@ class Job:
         caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache_dir, "TRITON_CACHE_DIR": f"{self.cache_dir}/triton"}
         plain = {"TORCHWISE_DISABLE": "1"}  # parts of what is tried are plain here: a worker seeks no plans for them
         return {**self.environment, **(caches if self.cache_dir else {}), **plain}
+
+
+class AroundJob:
+    """Base of what else a worker is told: another task on a job's workload, under the job's variables."""
+
+    __slots__ = ()
+    job: Job
+
+    def variables(self) -> dict[str, Any]:
+        """Return every environment variable that the worker must see."""
+        return self.job.variables()
 
 
 @dataclass(frozen=True, slots=True)

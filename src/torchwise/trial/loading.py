@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torchwise.errors import InputError
@@ -13,6 +15,8 @@ from torchwise.measure import turns
 from torchwise.trial.job import Job
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
+from torchwise.workload.step import TrainStep
+from torchwise.workload.step_check import check_loss
 from torchwise.workload.workload import Example, check_device
 
 MOST_SKIPPED = 40
@@ -30,9 +34,36 @@ def load(job: Job) -> Workload:
     check_device(job.workload.device)
     turns.join(job.workload.device)
     workload = _loaded(job)
+    if workload.step:
+        workload = replace(workload, call=AgainAndAgain.of(workload.step))
     if workload.step and job.workload.mode != "training":
         raise InputError("the workload is a training step, but mode is 'inference': use mode 'training'")
     return workload
+
+
+class AgainAndAgain(TrainStep):
+    """A step in a worker, which is taken more often than its schedule may provide for: there that starts over.
+
+    `OneCycleLR` raises beyond its last step, and timing alone may take more steps than a training has left.
+    """
+
+    _start: list[Any]
+
+    @classmethod
+    def of(cls, step: TrainStep) -> AgainAndAgain:
+        """Return the step, whose schedules start over from where they are now."""
+        found = cls.__new__(cls)
+        vars(found).update(vars(step), _start=[copy.deepcopy(s.state_dict()) for s in step.schedulers])
+        return found
+
+    def advance(self) -> None:
+        """Step the schedulers and the averaged weights; the former raise only where not even their start can."""
+        try:
+            super().advance()
+        except Exception:  # a scheduler may raise anything
+            for scheduler, start in zip(self.schedulers, self._start, strict=True):
+                scheduler.load_state_dict(copy.deepcopy(start))
+            super().advance()
 
 
 def refuse_step(workload: Workload, who: str) -> None:
@@ -74,13 +105,15 @@ def save(workload: Workload, path: str) -> None:
     """Write a live model and its inputs for `load`, classes of the user's script and notebook included.
 
     Raises:
-        WorkloadError: the model or its inputs cannot be pickled.
+        WorkloadError: the model or its inputs cannot be pickled, or the loss of a step cannot be copied.
     """
     import cloudpickle
     import torch
 
     from torchwise.errors import WorkloadError
 
+    if workload.step:
+        check_loss(workload.step)
     try:
         torch.save((workload.call, workload.examples, workload.name), path, pickle_module=cloudpickle)
     except Exception as error:  # pickling runs the user's own hooks, which may raise anything
@@ -140,8 +173,7 @@ def runner(call: Callable[..., Any], example: Example, mode: str, *, restore_inp
 def _restoring(run: Callable[[], Any], live: Example, example: Example) -> Callable[[], Any]:
     from torchwise.workload import trees
 
-    written = trees.tensors((live.args, dict(live.kwargs)))
-    originals = trees.tensors((example.args, dict(example.kwargs)))
+    written, originals = live.tensors(), example.tensors()
 
     def restored() -> Any:
         for tensor, original in zip(written, originals, strict=True):

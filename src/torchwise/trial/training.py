@@ -30,6 +30,8 @@ def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
     batch_norm = torch.nn.modules.batchnorm._BatchNorm
     if any(isinstance(module, batch_norm) for module in step.model.modules()):
         return  # its statistics are those of the whole batch
+    if step.has_hooks:
+        return  # which would run once for each piece; no candidate could show what comes of it, as copies have none
     tensors = [t for example in workload.examples for t in trees.tensors(example.args)]
     rows = [{t.shape[0] if t.dim() else 0 for t in trees.tensors(example.args)} for example in workload.examples]
     if any(len(lengths) != 1 for lengths in rows):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import importlib
 import os
 import signal
@@ -109,7 +108,6 @@ def _become_leader() -> None:
         # If memory runs out, let the kernel end the candidate and not the user's program.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
-    gc.enable()
 
 
 def _follow_parent(connection: Connection) -> None:

@@ -20,7 +20,6 @@ from torchwise.records import Check, Outcome
 from torchwise.verify.compare import errors_of
 from torchwise.verify.observe import Observation
 from torchwise.verify.reference import widened
-from torchwise.workload import trees
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor])
     if check.outcome is not Outcome.FAIL or check.name not in NUMBERS:
         return False
     held = list(tensors)
-    used = [*held, *trees.tensors((example.args, dict(example.kwargs)))]
+    used = [*held, *example.tensors()]
     return not is_on_cpu(used) and sum(8 * t.numel() for t in held) <= LARGEST
 
 

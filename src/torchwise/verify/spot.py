@@ -9,14 +9,7 @@ from __future__ import annotations
 import torch
 
 from torchwise.records import Outcome
-from torchwise.verify.compare import (
-    MOST_GRANTED,
-    RMS_FACTOR,
-    ROUNDINGS_WITHOUT_REFERENCE,
-    WORST_FACTOR,
-    check_structure,
-    errors_of,
-)
+from torchwise.verify.compare import RMS_FACTOR, WORST_FACTOR, check_structure, errors_of, granted_for
 from torchwise.verify.observe import Observation
 
 FLIPPED = 0.05
@@ -48,8 +41,7 @@ def _differs(ours: torch.Tensor, theirs: torch.Tensor, proven_error: float) -> s
         return f"differs in {share:.1%} of its elements" if flipped > 1 and share > FLIPPED else None
     if lost := int((theirs.isfinite() & ~ours.isfinite()).sum()):
         return f"is not finite in {lost} of {ours.numel()} elements where the original is"
-    spacing = torch.finfo(ours.dtype).eps
-    granted = max(2 * spacing, min(ROUNDINGS_WITHOUT_REFERENCE * spacing, MOST_GRANTED))
+    granted = granted_for(ours, None, has_reference=False)
     errors, allowed = errors_of(ours, theirs), RMS_FACTOR * proven_error + granted
     if errors.rms > allowed or errors.worst > WORST_FACTOR * allowed:
         return f"is off by {errors.rms:.2g} (root mean square), {errors.worst:.2g} at worst; {allowed:.2g} is rounding"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -261,18 +260,13 @@ def _successive(z: Samples) -> Samples:
     return np.asarray((z[0:even:2] * z[1:even:2]).mean(axis=1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
-    shift: float
-    scale: float
-
-
 def _differs(name: str, ours: Samples, theirs: Samples, level: float, exact: bool) -> Check | None:
     p_value = _p_value(ours, theirs)
     if p_value >= level:
         return None
-    effect = _effect(ours, theirs)
-    if not exact and max(abs(effect.shift), abs(effect.scale)) < NEGLIGIBLE:
+    # Differences of medians and of spreads, in units of the noise (the samples are standardised).
+    shift, scale = float(np.median(ours) - np.median(theirs)), float(ours.std() - theirs.std())
+    if not exact and max(abs(shift), abs(scale)) < NEGLIGIBLE:
         return None
     kind = "independence" if name.startswith("products of successive") else "distribution"
     detail = (
@@ -280,9 +274,3 @@ def _differs(name: str, ours: Samples, theirs: Samples, level: float, exact: boo
         f"eager's noise, p = {p_value:.1g} below {level:.1g}"
     )
     return Check(kind, Outcome.FAIL, detail)
-
-
-def _effect(ours: Samples, theirs: Samples) -> _Effect:
-    """Return the difference of medians and of spreads, in units of the noise (the samples are standardised)."""
-    shift = float(np.median(ours) - np.median(theirs))
-    return _Effect(shift, float(ours.std() - theirs.std()))

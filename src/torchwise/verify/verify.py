@@ -51,9 +51,7 @@ class Subject:
     @property
     def module(self) -> torch.nn.Module | None:
         """The model, where it is a module."""
-        import torch
-
-        return self.workload.call if isinstance(self.workload.call, torch.nn.Module) else None
+        return self.workload.module
 
 
 def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.0) -> Verdict:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchwise.errors import InputError
+from torchwise.workload.spec import LIVE
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example, Workload
 
@@ -38,15 +39,12 @@ def name_of(model: Any) -> str:
         return model
     call = model.call if isinstance(model, Workload) else model
     call = getattr(call, "model", call) if isinstance(call, TrainStep) else call
-    return f"live:{getattr(call, '__qualname__', type(call).__qualname__)}"
+    return f"{LIVE}{getattr(call, '__qualname__', type(call).__qualname__)}"
 
 
 def device_of(workload: Workload) -> str:
     """Return where a live model and its inputs lie: "cuda" if any of them does, else "cpu"."""
-
-    from torchwise.workload import trees
-
-    found = [t.device.type for e in workload.examples for t in trees.tensors((e.args, dict(e.kwargs)))]
+    found = [t.device.type for e in workload.examples for t in e.tensors()]
     if workload.module is not None:
         found += [p.device.type for p in workload.module.parameters()]
     return "cuda" if "cuda" in found else "cpu"

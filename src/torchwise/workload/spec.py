@@ -11,6 +11,9 @@ Mode = Literal["inference", "training"]
 Objective = Literal["latency", "throughput", "memory"]
 Device = Literal["cpu", "cuda"]
 
+LIVE = "live:"
+"""Prefix of a target that is an object in a Python program, which no command line can load."""
+
 DEFAULT_CALLS = 100_000
 """Calls assumed where the user gives none: an afternoon of a service, a few epochs of a small job.
 

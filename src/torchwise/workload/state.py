@@ -1,9 +1,10 @@
-"""The state of a module, kept over calls that are made only to learn something."""
+"""The state of a module, kept over calls that are made only to learn something, or that may fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchwise.workload import trees
@@ -12,23 +13,50 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True, slots=True)
+class KeptBuffer:
+    """A buffer as it was: whose it is, which tensor, and its values.
+
+    A model may write to the tensor, as batch-norm does, or assign another, `self.mean = 0.9 * self.mean + …`: then the
+    tensor that there was takes its place again, which somebody may know by its address.
+    """
+
+    holder: torch.nn.Module
+    name: str
+    tensor: torch.Tensor
+    values: torch.Tensor
+
+    def put_back(self) -> None:
+        """Put it back, and write only where something changed, so that versions stay.
+
+        A buffer that is on another device or took another shape or dtype meanwhile is a cache that grew, and is left:
+        the model remembers elsewhere how far it goes.
+        """
+        now = getattr(self.holder, self.name, None)
+        if now is not self.tensor:
+            if now is None or any(getattr(now, a) != getattr(self.values, a) for a in ("shape", "dtype", "device")):
+                return
+            setattr(self.holder, self.name, self.tensor)
+        if not trees.equal(self.tensor, self.values):  # which takes NaN for equal: NaN is not written anew
+            trees.write(self.tensor, self.values)
+
+
+def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
+    """Copy the buffers of modules, one after another; parameters and other state are not looked at."""
+    for holder in dict.fromkeys(part for module in modules for part in module.modules()):
+        for name, buffer in holder.named_buffers(recurse=False, remove_duplicate=False):
+            yield KeptBuffer(holder, name, buffer, buffer.detach().clone())
+
+
 @contextmanager
 def kept_buffers(module: torch.nn.Module | None) -> Iterator[None]:
-    """Put a module's buffers back afterwards (batch-norm statistics): those that changed, so that versions stay.
-
-    Parameters and other state are not looked at. A buffer that took another shape or dtype meanwhile is a cache that
-    grew, and is left.
-    """
+    """Put a module's buffers back afterwards (batch-norm statistics)."""
     import torch
 
-    kept = {name: b.detach().clone() for name, b in module.named_buffers()} if module is not None else {}
+    kept = list(buffers_of(module)) if module is not None else []
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in module.named_buffers() if module is not None else ():
-                saved = kept.get(name)
-                if saved is None or saved.shape != buffer.shape or saved.dtype != buffer.dtype:
-                    continue
-                if not trees.equal(buffer, saved):  # which takes NaN for equal: a buffer of NaN is not written anew
-                    buffer.copy_(saved)
+            for buffer in kept:
+                buffer.put_back()

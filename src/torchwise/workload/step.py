@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import trees
-from torchwise.workload.step_check import check
-from torchwise.workload.step_state import StepState, lost_attributes, without_tensor_rates
+from torchwise.workload.closure import with_copied_closure
+from torchwise.workload.step_check import check, check_inputs, check_loss
+from torchwise.workload.step_state import (
+    StepState,
+    are_hooked,
+    forget_scaling,
+    lost_attributes,
+    stepping_by,
+    without_tensor_rates,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +61,8 @@ class TrainStep:
             loss = step(x, y)
 
     The first item of a batch goes to the model: a tensor, a tuple or list of positional arguments, or a dict of keyword
-    arguments. The others go to the loss, behind the model's outputs. By itself a step runs as written; `tune`, `apply`
-    and `optimize` take it as they take a model.
+    arguments, a `transformers.BatchEncoding` included. The others go to the loss, behind the model's outputs. By itself
+    a step runs as written; `tune`, `apply` and `optimize` take it as they take a model.
 
     In this order: gradients are cleared, forward and loss run under autocast, backward, gradients are unscaled and
     clipped, the optimizer and the scaler step, then the scheduler and the averaged weights. A step that the scaler
@@ -77,6 +85,9 @@ class TrainStep:
         WorkloadError: an argument is of the wrong kind, or the optimizer trains what is in neither model nor loss; (on
             call) there is no loss, or the batch cannot be cut into equal pieces.
     """
+
+    _left_hooks = False
+    """Whether it is a copy of what has hooks of parameters, which copies and pickles leave behind."""
 
     def __init__(
         self,
@@ -176,6 +187,7 @@ class TrainStep:
         """Run forward, backward, clipping and the update with `parts`; return the loss, detached."""
         import torch
 
+        check_inputs(batch)
         if isinstance(self.optimizer, torch.optim.LBFGS):  # it asks for the loss as often as it likes
             loss: torch.Tensor = self.optimizer.step(lambda: self._gradients(parts, batch))
             return loss
@@ -217,15 +229,19 @@ class TrainStep:
             torch.nn.utils.clip_grad_value_(self.trained(), self.clip_value)
 
     def _update(self, parts: Parts) -> None:
-        if parts.scaler is not None:
-            parts.scaler.unscale_(self.optimizer)
-        self._clip()
         if parts.scaler is None:
+            self._clip()
             parts.update()
             return
-        with _stepping_by(self.optimizer, parts.update):
-            parts.scaler.step(self.optimizer)
-        parts.scaler.update()
+        try:
+            parts.scaler.unscale_(self.optimizer)
+            self._clip()
+            with stepping_by(self.optimizer, parts.update):
+                parts.scaler.step(self.optimizer)
+            parts.scaler.update()
+        except BaseException:  # raised again: or no later step could be taken, be it by a plan or as written
+            forget_scaling(parts.scaler, self.optimizer)
+            raise
 
     def _autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
         import torch
@@ -246,13 +262,27 @@ class TrainStep:
         found = {"model": unwrapped(self.model), "loss": self.loss, "ema": self.ema}
         return {name: module for name, module in found.items() if isinstance(module, torch.nn.Module)}
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether functions are hung on parameters that are called with their gradients, here or where it came from."""
+        return self._left_hooks or are_hooked(p for module in self.modules().values() for p in module.parameters())
+
     def copy(self) -> TrainStep:
-        """Return a step of the same state that shares nothing with this one."""
+        """Return a step of the same state that shares nothing with this one; `check_loss` says which cannot."""
         return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
+        """Copy all of it, what the loss closes over included."""
+        check_loss(self)
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        state = copy.deepcopy(self.__getstate__(), memo)
+        copied.__setstate__({**state, "loss": with_copied_closure(state["loss"], memo)})
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """Bring along what copying leaves behind of an optimizer, such as LBFGS's list of its parameters."""
-        return {**vars(self), "_lost": lost_attributes(self.optimizer)}
+        return {**vars(self), "_lost": lost_attributes(self.optimizer), "_left_hooks": self.has_hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the attributes, and give the optimizer its own."""
@@ -353,24 +383,6 @@ def _synchronised(model: Any, last: bool) -> Iterator[None]:
     alone = not last and not is_sharded and hasattr(model, "no_sync")  # DistributedDataParallel
     with model.no_sync() if alone else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def _stepping_by(optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> Iterator[None]:
-    """Have the scaler, which calls `optimizer.step`, update otherwise."""
-    if update == optimizer.step:
-        yield
-        return
-    own = vars(optimizer)
-    before = own.get("step")
-    own["step"] = update
-    try:
-        yield
-    finally:
-        if before is None:
-            del own["step"]
-        else:
-            own["step"] = before
 
 
 def _several(given: Any) -> tuple[Any, ...]:

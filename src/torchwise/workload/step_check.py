@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
+from torchwise.workload import closure, trees
 
 if TYPE_CHECKING:
     from torchwise.workload.step import TrainStep
@@ -52,7 +54,41 @@ def check(step: TrainStep) -> None:
                 f"scheduler is of type {type(scheduler).__name__}, but must step without being told anything: leave it "
                 "out, and step it in your own loop"
             )
+        if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
+            raise WorkloadError(
+                f"scheduler is of type {type(scheduler).__name__}, but must have state_dict and load_state_dict, to be "
+                "copied and put back: derive it from torch.optim.lr_scheduler.LRScheduler, or step it in your own loop"
+            )
     _check_parameters(step)
+
+
+def check_inputs(batch: tuple[Any, ...]) -> None:
+    """Refuse a mapping for the model that cannot be looked into: it would be taken whole where a batch is cut.
+
+    Raises:
+        WorkloadError: with its type and the way out.
+    """
+    if batch and isinstance(batch[0], Mapping) and trees.is_leaf(batch[0]):
+        raise WorkloadError(
+            f"the inputs are a mapping of type {type(batch[0]).__name__}, in which tensors can be neither found nor "
+            "cut: give dict(inputs)"
+        )
+
+
+def check_loss(step: TrainStep) -> None:
+    """Refuse a loss that a copy of the step would share with it: one that reaches the model by a global name.
+
+    Raises:
+        WorkloadError: with the name and the way out.
+    """
+    parts = {id(part) for module in step.modules().values() for part in (*module.modules(), *module.parameters())}
+    for function in closure.functions_of(step.loss):
+        for name in closure.names_of(function.__code__):
+            if id(function.__globals__.get(name)) in parts:
+                raise WorkloadError(
+                    f"the loss reads the model by the global name {name!r}, by which a copy's loss would read the "
+                    f"original's weights: bind it, as functools.partial(loss, {name}={name})"
+                )
 
 
 def _check_parameters(step: TrainStep) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload import trees
+from torchwise.workload.state import buffers_of
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 FORM = ("foreach", "fused", "capturable")
 """What groups say of how an optimizer steps, which no step changes, though a plan does."""
+HUNG = {"step", "zero_grad"}
+"""Methods that others wrap on the very optimizer."""
 
 
 class StepState:
@@ -37,7 +41,8 @@ class StepState:
 
         step = self._step
         modules = list(step.modules().values())
-        tensors = [_kept(t) for m in modules for t in (*m.parameters(), *m.buffers())]
+        parameters = [_kept(p) for module in modules for p in module.parameters()]
+        buffers = list(buffers_of(*modules))
         states = {p: _kept(state) for p, state in step.optimizer.state.items()}
         groups = [
             {k: _kept(v) for k, v in group.items() if k not in ("params", *FORM)}
@@ -48,13 +53,15 @@ class StepState:
 
         def restore() -> None:
             with torch.no_grad():
-                for tensor in tensors:
-                    _put_back(tensor.itself, tensor)
-                for parameter in list(step.optimizer.state):
-                    if parameter not in states:
-                        del step.optimizer.state[parameter]
-                for parameter, state in states.items():
-                    step.optimizer.state[parameter] = _put_back(step.optimizer.state.get(parameter), state)
+                for parameter in parameters:
+                    _put_back(parameter.itself, parameter)
+                for buffer in buffers:
+                    buffer.put_back()
+                for trained in list(step.optimizer.state):
+                    if trained not in states:
+                        del step.optimizer.state[trained]
+                for trained, state in states.items():
+                    step.optimizer.state[trained] = _put_back(step.optimizer.state.get(trained), state)
                 for group, kept in zip(step.optimizer.param_groups, groups, strict=True):
                     group.update({k: _put_back(group.get(k), v) for k, v in kept.items()})
             for scheduler, saved in zip(step.schedulers, schedules, strict=True):
@@ -85,12 +92,42 @@ class StepState:
 def lost_attributes(optimizer: Any) -> dict[str, Any]:
     """Return the attributes that an optimizer has in no copy: its own way to be copied knows of three alone.
 
-    Left out are what `torch.optim` itself makes anew, and functions hung on it, which belong to the original.
+    Left out are what `torch.optim` itself makes anew, and what schedulers wrap, which belongs to the original.
     """
     if not hasattr(optimizer, "__getstate__"):
         return {}
     kept = {*optimizer.__getstate__(), *(name for name in vars(optimizer) if name.startswith("_optimizer_"))}
-    return {name: value for name, value in vars(optimizer).items() if name not in kept and not callable(value)}
+    return {name: value for name, value in vars(optimizer).items() if name not in kept | HUNG}
+
+
+def are_hooked(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether a function is hung on one of them: `register_hook`, `register_post_accumulate_grad_hook`."""
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
+
+
+@contextlib.contextmanager
+def stepping_by(optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> Iterator[None]:
+    """Have the scaler, which calls `optimizer.step`, update otherwise."""
+    if update == optimizer.step:
+        yield
+        return
+    own = vars(optimizer)
+    before = own.get("step")
+    own["step"] = update
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["step"]
+        else:
+            own["step"] = before
+
+
+def forget_scaling(scaler: Any, optimizer: Any) -> None:
+    """Have both forget an update that broke off between them: `GradScaler` does so only after one that came through."""
+    getattr(scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
 
 
 def without_tensor_rates(schedule: Any) -> Any:

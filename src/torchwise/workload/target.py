@@ -7,13 +7,13 @@ A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-po
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -22,8 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchwise.errors import TargetError, TorchwiseError, WorkloadError
+from torchwise.errors import TargetError, TorchwiseError, WorkloadError, did_you_mean
 from torchwise.workload.workload import Workload, check_device
+
+_NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen ")
+"""Where the files of Torchwise and of Python's import system lie, whose lines say nothing of a user's mistake."""
 
 FORMS = (
     "use zoo:family.name[@size], timm:NAME, torchvision:NAME, hf:NAME or diffusers:NAME[@options], "
@@ -50,7 +53,7 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
     except SystemExit as error:
         raise WorkloadError(f"the factory of {target} called {_exit(error)}") from error
     except Exception as error:  # a user's factory may raise anything; it is reported with its own line
-        raise WorkloadError(f"the factory of {target} raised {_summary(error)}") from error
+        raise WorkloadError(f"the factory of {target} raised {_summary(error)}{_is_given(error)}") from error
     return Workload.of(result, name=target).to(device)
 
 
@@ -60,11 +63,20 @@ def check_form(target: str) -> None:
     Raises:
         TargetError: naming what was found, and the forms there are.
     """
-    head, colon, name = target.partition(":")
+    head, colon, name = split(target)
     if not (head and colon and name):
         raise TargetError(f"target is {target!r}, which names no factory: {FORMS}")
     if head.endswith(".py") and not Path(head).is_file():
         raise TargetError(f"target is {target!r}, but there is no file {head!r} in {Path.cwd()}")
+
+
+def split(target: str) -> tuple[str, str, str]:
+    """Return a target in three, as `str.partition` does: the scheme, module or file, the colon, and the name in it.
+
+    The first colon divides; before the name in a file it is the last, as a path may hold colons of its own.
+    """
+    first, last = target.partition(":"), target.rpartition(":")
+    return last if last[0].endswith(".py") and first[0] not in _schemes() else first
 
 
 def find_factory(target: str) -> Callable[..., Any]:
@@ -74,8 +86,8 @@ def find_factory(target: str) -> Callable[..., Any]:
         TargetError: nothing is found there; near misses are named.
     """
     check_form(target)
-    head, _, name = target.partition(":")
-    schemes = {entry.name: entry for entry in importlib.metadata.entry_points(group="torchwise.targets")}
+    head, _, name = split(target)
+    schemes = _schemes()
     if head in schemes:
         return lambda **keywords: schemes[head].load()(name, **keywords)
     module = _load_file(Path(head), target) if head.endswith(".py") else _import(head, target, schemes)
@@ -89,6 +101,10 @@ def find_factory(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise TargetError(f"{target} is of type {type(found).__name__}, but a factory must be callable")
     return found
+
+
+def _schemes() -> dict[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group="torchwise.targets")}
 
 
 def _load_file(path: Path, target: str) -> ModuleType:
@@ -136,7 +152,7 @@ def _import_one(name: str, target: str) -> ModuleType | None:
 
 
 def _executed(action: Callable[[Any], Any], argument: Any, target: str) -> Any:
-    head = target.partition(":")[0]
+    head, _, _ = split(target)
     try:
         return action(argument)
     except SystemExit as error:
@@ -174,12 +190,15 @@ def _exit(error: SystemExit) -> str:
 
 
 def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
+def _is_given(error: Exception) -> str:
+    """Say what a factory is given, where the call itself was refused: nothing of the factory ran."""
+    is_refused = isinstance(error, TypeError) and error.__traceback__ is not None and not error.__traceback__.tb_next
+    return "; a factory is given device, dtype and seed, those that it names, and nothing else" if is_refused else ""
+
+
 def _near(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; it has {', '.join(sorted(known)[:8])}" if known else ""
+    return did_you_mean(name, known) or (f"; it has {', '.join(sorted(known)[:8])}" if known else "")

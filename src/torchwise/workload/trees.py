@@ -1,12 +1,14 @@
 """Nested containers of tensors, walked the way PyTorch itself walks them.
 
-All use of `torch.utils._pytree` sits here. Dataclasses that nobody registered with it are walked field by field,
-so that models returning them need no preparation.
+All use of `torch.utils._pytree` sits here. Dataclasses that nobody registered with it are walked field by field, and
+kinds of dict such as `transformers.BatchEncoding` item by item, so that models of them need no preparation.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +28,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
         if _is_plain_dataclass(leaf):
-            changed = {f.name: map_tensors(function, getattr(leaf, f.name)) for f in _init_fields(leaf)}
-            return dataclasses.replace(leaf, **changed)
-        return leaf
+            return _with(leaf, {name: map_tensors(function, value) for name, value in _fields(leaf).items()})
+        return _with_items(leaf, map_tensors(function, dict(leaf))) if is_kind_of_dict(leaf) else leaf
 
     return _pytree.tree_map(visit, tree)
 
@@ -41,11 +42,18 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     for path, leaf in _pytree.tree_flatten_with_path(tree)[0]:
         name = prefix + _pytree.keystr(path)
         if _is_plain_dataclass(leaf):
-            for field in _init_fields(leaf):
-                found += named_leaves(getattr(leaf, field.name), f"{name}.{field.name}")
+            for field, value in _fields(leaf).items():
+                found += named_leaves(value, f"{name}.{field}")
+        elif is_kind_of_dict(leaf):
+            found += named_leaves(dict(leaf), name)
         else:
             found.append((name, leaf))
     return found
+
+
+def is_leaf(thing: Any) -> bool:
+    """Whether nothing is looked for inside."""
+    return type(thing) is not dict and [id(leaf) for _, leaf in named_leaves(thing)] == [id(thing)]
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -85,7 +93,8 @@ def form(tree: Any) -> str:
     from torch.utils import _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
-    parts = [form({f.name: getattr(x, f.name) for f in _init_fields(x)}) for x in leaves if _is_plain_dataclass(x)]
+    parts = [form(_fields(leaf)) for leaf in leaves if _is_plain_dataclass(leaf)]
+    parts += [form(dict(leaf)) for leaf in leaves if not _is_plain_dataclass(leaf) and is_kind_of_dict(leaf)]
     return " ".join([_form_of(spec), *parts])
 
 
@@ -165,9 +174,37 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+def is_kind_of_dict(leaf: Any) -> bool:
+    """Whether a leaf is a kind of dict that is walked here, for a copy whose items are set anew is like it.
+
+    Of other mappings a copy may share what holds the items, and one that has its tensors as attributes, too, would keep
+    the old ones there.
+    """
+    import torch
+
+    attributes = getattr(leaf, "__dict__", {}).values()
+    return isinstance(leaf, (dict, UserDict)) and not any(isinstance(value, torch.Tensor) for value in attributes)
+
+
+def _with_items(leaf: Any, items: dict[Any, Any]) -> Any:
+    copied = copy.copy(leaf)
+    for key, value in items.items():
+        copied[key] = value
+    return copied
+
+
 def _is_plain_dataclass(leaf: Any) -> bool:
     return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
 
 
-def _init_fields(leaf: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(leaf) if field.init]
+def _fields(leaf: Any) -> dict[str, Any]:
+    return {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if hasattr(leaf, f.name)}
+
+
+def _with(leaf: Any, values: dict[str, Any]) -> Any:
+    """Copy a dataclass with other values; made anew, it would compute its `__post_init__` and defaults once more."""
+    copied = copy.copy(leaf)
+    write = object.__setattr__ if leaf.__dataclass_params__.frozen else setattr
+    for name, value in values.items():
+        write(copied, name, value)
+    return copied

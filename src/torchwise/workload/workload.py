@@ -33,6 +33,10 @@ class Example:
         if not self.weight > 0:
             raise WorkloadError(f"weight is {self.weight!r}, but must be above 0")
 
+    def tensors(self) -> list[torch.Tensor]:
+        """List every tensor in it, in order, once per place it stands in."""
+        return trees.tensors((self.args, dict(self.kwargs)))
+
     def map_tensors(self, function: Callable[[torch.Tensor], Any]) -> Example:
         """Return this example with `function` applied to each of its tensors."""
         args, kwargs = trees.map_tensors(function, (self.args, dict(self.kwargs)))

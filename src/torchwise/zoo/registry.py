@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchwise.errors import TargetError, WorkloadError
+from torchwise.errors import TargetError, WorkloadError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +98,7 @@ def parse(name: str) -> tuple[Entry, str]:
     base, _, size = name.partition("@")
     entry, size = find(base), size or DEFAULT_SIZE
     if size not in SIZES:
-        raise TargetError(f"size is {size!r}{_hint(size, SIZES)} There are {', '.join(SIZES)}")
+        raise TargetError(f"size is {size!r}{did_you_mean(size, SIZES) or '.'} There are {', '.join(SIZES)}")
     return entry, size
 
 
@@ -128,9 +127,10 @@ def select(name: str) -> tuple[Entry, ...]:
     family, _, operation = name.partition(".")
     siblings = [entry.operation for entry in entries if entry.family == family]
     if siblings:
-        hint = _hint(operation, siblings)
+        hint = did_you_mean(operation, siblings) or "."
         raise TargetError(f"zoo family {family!r} has no operation {operation!r}{hint} There are {', '.join(siblings)}")
-    hint = _hint(name, _ways_to_miss(entries))
+    ways = _ways_to_miss(entries)
+    hint = did_you_mean(name, ways, ways.__getitem__) or "."
     families = ", ".join(dict.fromkeys(entry.family for entry in entries))
     raise TargetError(f"the zoo has no workload {name!r}{hint} `torchwise zoo` lists its families: {families}")
 
@@ -141,10 +141,3 @@ def _ways_to_miss(entries: Iterable[Entry]) -> dict[str, str]:
     for entry in entries:
         ways |= {entry.operation: entry.name, entry.family: entry.family, entry.name: entry.name}
     return ways
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    """Ask for the near misses of `name` among `known` (which may map each to what is meant), or end the sentence."""
-    meant = known if isinstance(known, Mapping) else {word: word for word in known}
-    close = list(dict.fromkeys(meant[word] for word in difflib.get_close_matches(name, list(meant), n=3)))
-    return f"; did you mean {' or '.join(close)}?" if close else "."

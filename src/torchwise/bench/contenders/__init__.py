@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from torchwise.bench.contenders.eager import Eager
 from torchwise.bench.contenders.exported import AOTInductor, OnnxRuntime
 from torchwise.bench.contenders.others import OpenVINO, TensorRT, Thunder
 from torchwise.bench.contenders.torchwise import Torchwise
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import InputError, UnsupportedError, did_you_mean
 from torchwise.workload import Workload
 
 MODES = ("default", "reduce-overhead", "max-autotune")
@@ -78,7 +77,6 @@ def find(names: Iterable[str]) -> list[Contender]:
         return list(known().values())
     for name in wanted:
         if name not in known():
-            close = difflib.get_close_matches(name, known(), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, known())
             raise InputError(f"contender is {name!r}{hint}, but there are {', '.join(known())}, all")
     return [contender for name, contender in known().items() if name in wanted]

@@ -30,5 +30,5 @@ def show() -> None:
         return
     if len(decided) > MOST:
         st.text(f"These are the newest {MOST} of {len(decided)} studies.")
-    studies = [stored.storage().get_study(summary.id) for summary in decided[:MOST]]
+    studies = [stored.storage().get_study(summary.id, target) for summary in decided[:MOST]]
     st.html(render_history(target, studies, stored.theme()))

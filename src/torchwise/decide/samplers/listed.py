@@ -12,15 +12,14 @@ from torchwise.plan import Plan
 class ListedSampler:
     """Proposes each plan of a list once; see `Sampler`."""
 
-    def __init__(self, plans: Sequence[Plan], reason: str = "asked for") -> None:
+    def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = tuple(plans)
-        self._reason = reason
 
     def ask(self, history: History) -> Proposal | None:
         """Return the first plan of the list that was not tried."""
         for plan in self._plans:
             if not plan.is_eager and history.tried(plan) is None:
-                return Proposal(plan, self._reason)
+                return Proposal(plan, "asked for")
         return None
 
     def excluded(self, history: History) -> list[str]:  # noqa: ARG002 - the shape of a sampler

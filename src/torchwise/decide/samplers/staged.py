@@ -15,7 +15,7 @@ from torchwise.decide.history import RESTRIDED, History, lays_out_by_itself
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
-from torchwise.plan.space import EFFORTS, choices_of, complexity_of
+from torchwise.plan.space import EFFORTS, choices_of, complexity_of, parts_of
 
 LEAST_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
@@ -125,11 +125,14 @@ class StagedSampler:
         if len(history.trials) >= MOST_TRIALS[self._space.effort]:
             limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
-        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed()
+        return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed(history)
 
-    def _closed(self) -> list[str]:
+    def _closed(self, history: History) -> list[str]:
+        """List what more effort or legality would open; not what a search with more of them has tried already."""
         widest = replace(self._space, allow=Legality.SWAPPED, effort=EFFORTS[-1])
-        choices = [choice for choice in load_choices().values() if choice.value != ANY and not widest.excludes(choice)]
+        tried = {part for trial in history.trials for part in parts_of(trial.plan)}
+        untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
+        choices = [choice for choice in untried if not widest.excludes(choice)]
         reasons = {_name(choice): self._space.excludes(choice) for choice in choices}
         return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 

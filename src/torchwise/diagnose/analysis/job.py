@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torchwise.trial import Job
+from torchwise.trial import AroundJob, Job
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Look(AroundJob):
     """What a worker is told: start the job's plan warm, and look at call after call.
 
     Attributes:
@@ -23,13 +22,9 @@ class Look:
         """The function that the worker runs."""
         return "torchwise.diagnose.analysis.steady:look"
 
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
-
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(AroundJob):
     """What a worker is told: try the job's plan on inputs of another batch size.
 
     Attributes:
@@ -46,7 +41,3 @@ class Scaling:
     def task(self) -> str:
         """The function that the worker runs."""
         return f"torchwise.diagnose.analysis.scale:{'find' if self.size is None else 'attempt_at'}"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()

@@ -6,11 +6,11 @@ import re
 
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.rules import MODES
 from torchwise.records import Decision
 
 DEFAULT = Plan(backend="inductor")
 """`torch.compile(model)`, as most would write it."""
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _ID = re.compile(r"[0-9a-f]{12}")
 
 

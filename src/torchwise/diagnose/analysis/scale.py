@@ -128,7 +128,7 @@ def _check_outputs(workload: Workload, found: Found) -> None:
 
 
 def _tensors(example: Example) -> list[Any]:
-    return [t for t in trees.tensors((example.args, dict(example.kwargs))) if t.dim()]
+    return [t for t in example.tensors() if t.dim()]
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torchwise.records.bisection import Operation, Sighting, Stage
-from torchwise.trial import Job
+from torchwise.trial import AroundJob, Job
 
 Task = Literal["look:look", "capture:list_graphs", "repro:write"]
 Option = bool | int | str
@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Look(AroundJob):
     """What a worker is told.
 
     Attributes:
@@ -61,10 +61,6 @@ class Look:
     def task(self) -> str:
         """The function that the worker runs."""
         return f"torchwise.diagnose.bisect.{self.to}"
-
-    def variables(self) -> dict[str, Any]:
-        """Return every environment variable that the worker must see."""
-        return self.job.variables()
 
 
 @dataclass(frozen=True, slots=True)

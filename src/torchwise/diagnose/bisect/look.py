@@ -15,6 +15,7 @@ from torchwise.errors import BaselineError, InputError
 from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER
 from torchwise.realize import realize
+from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.records import Measurement, Outcome, Verdict
 from torchwise.records.bisection import Sighting, Symptom
 from torchwise.trial.inspection import mix_of
@@ -40,7 +41,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     workload = subject(order)
     switches = private.Switches(order.most)
     switches.install()
-    before = private.compiled_graphs()
+    before = compiled_graphs()
     stage("eager")
     stochastic = _run_eager(workload, order)
     if order.stage == "eager":
@@ -48,7 +49,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     stage(order.stage)
     candidate = build(workload, order)
     verdict = _verdict(workload, candidate, order)
-    if order.stage != "plan" and private.compiled_graphs() == before:
+    if order.stage != "plan" and compiled_graphs() == before:
         raise InputError("nothing of the model is compiled: it runs where torch.compile does not look")
     sighting = sighting_of(verdict)
     if sighting.symptom is Symptom.NONE and order.timed:
@@ -104,8 +105,7 @@ def sighting_of(verdict: Verdict) -> Sighting:
 
 
 def _compiled(call: Callable[..., Any], order: Look, **how: Any) -> Callable[..., Any]:
-    plain = order.job.plan is EAGER or order.job.plan == EAGER
-    dynamic = None if plain else order.job.plan.shapes == "dynamic"
+    dynamic = None if order.job.plan == EAGER else order.job.plan.shapes == "dynamic"
     compiled: Callable[..., Any] = torch.compile(call, dynamic=dynamic, **how)
     return compiled
 
@@ -118,7 +118,7 @@ def _run_eager(workload: Workload, order: Look) -> bool:
         try:
             for call in calls:
                 call()
-            return is_stochastic(calls[0], _module(workload))[0] if order.stage == "eager" else order.stochastic
+            return is_stochastic(calls[0], workload.module)[0] if order.stage == "eager" else order.stochastic
         except Exception as error:  # the model may raise anything: then there is nothing to compare with
             raise BaselineError(f"the model itself, run plainly, raised {type(error).__name__}: {error}") from error
 
@@ -161,7 +161,3 @@ def _pace(measurement: Measurement) -> Sighting:
 
 def _trains(order: Look) -> bool:
     return order.job.workload.mode == "training"
-
-
-def _module(workload: Workload) -> torch.nn.Module | None:
-    return workload.call if isinstance(workload.call, torch.nn.Module) else None

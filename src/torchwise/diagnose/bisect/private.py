@@ -52,11 +52,6 @@ def set_cse(enabled: bool) -> None:
     look_up(WHO, ("torch._functorch", "config")).cse = enabled
 
 
-def compiled_graphs() -> int:
-    """Count the graphs that Dynamo has captured in this process."""
-    return int(look_up(WHO, ("torch._dynamo.utils", "counters"))["stats"]["unique_graphs"])
-
-
 def inductor_options() -> dict[str, Any]:
     """Return every option of Inductor with its present value."""
     config = look_up(WHO, ("torch._inductor", "config"))

@@ -20,6 +20,7 @@ from torchwise.diagnose.bisect.look import BACKENDS, inductor_options, subject
 from torchwise.errors import UnsupportedError
 from torchwise.records.bisection import Symptom
 from torchwise.workload import trees
+from torchwise.workload.target import split
 
 HANGS_AFTER_S = 60
 """Seconds after which a repro of a hang ends; for others, a limit that no call of theirs comes near."""
@@ -128,6 +129,6 @@ def _target(order: Look) -> dict[str, str]:
     workload = order.job.workload
     if order.job.source is not None:
         raise UnsupportedError("the model is a live object, which no program can load: give a factory as target")
-    head, colon, name = workload.target.partition(":")
+    head, colon, name = split(workload.target)
     target = f"{Path(head).resolve()}{colon}{name}" if head.endswith(".py") else workload.target
     return {"target": repr(target), "device": repr(workload.device), "seed": repr(workload.seed)}

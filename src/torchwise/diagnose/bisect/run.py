@@ -15,9 +15,10 @@ from torchwise.diagnose.bisect.job import Graphs, Look, Part, Seen
 from torchwise.diagnose.bisect.looking import BisectListener, Looking
 from torchwise.diagnose.bisect.reduce import minimal
 from torchwise.diagnose.bisect.request import BisectRequest
-from torchwise.diagnose.bisect.suspects import choices_of, in_words, is_plain, plan_of
+from torchwise.diagnose.bisect.suspects import in_words, is_plain, plan_of
 from torchwise.errors import PlanError
 from torchwise.plan import EAGER, Plan
+from torchwise.plan.space import parts_of
 from torchwise.records import Failure, codec
 from torchwise.records.bisection import Bisection, Culprit, Operation, Repro, Sighting, Stage, Subgraph, Symptom
 from torchwise.trial import Job, Launcher, own_caches
@@ -84,7 +85,7 @@ class _Bisecting:
     def _fewest_choices(self, order: Look) -> tuple[Look, Culprit | None]:
         """Take away what a plan need not have for the fault to be there."""
         plan, looking = order.job.plan, self._looking
-        choices = choices_of(plan)
+        choices = tuple(part for part in parts_of(plan) if part[0] != "backend")
         if not choices:
             return order, None
 

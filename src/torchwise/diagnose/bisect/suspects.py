@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.diagnose.bisect.job import Option
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import Plan
 from torchwise.plan.plan import OptionValue
+from torchwise.plan.space import parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,6 @@ OPTIONS = (
 """Fusion, layout, vectorisation, memory and tuning. Those that a version of PyTorch lacks are left alone there."""
 
 
-def choices_of(plan: Plan) -> tuple[tuple[str, object], ...]:
-    """Return what a plan changes, choice by choice, each of which can be taken away."""
-    plain = EAGER if plan.backend == "eager" else Plan(backend=plan.backend)
-    names = ("precision", "memory_format", "mode", "scope", "capture", "shapes", "threads")
-    single = [(name, getattr(plan, name)) for name in names if getattr(plan, name) != getattr(plain, name)]
-    return (
-        *(("transforms", name) for name in plan.transforms),
-        *single,
-        *(("options", option) for option in plan.options),
-    )
-
-
 def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
     """Return the plan of these choices.
 
@@ -109,5 +98,5 @@ def in_words(choice: tuple[str, object]) -> str:
 
 def is_plain(plan: Plan) -> bool:
     """Whether `torch.compile` with options is all that there is to a plan."""
-    here = {name for name, _ in choices_of(plan)}
-    return plan.backend == "inductor" and here <= {"mode", "options", "shapes"}
+    here = {name for name, _ in parts_of(plan)}
+    return plan.backend == "inductor" and here <= {"backend", "mode", "options", "shapes"}

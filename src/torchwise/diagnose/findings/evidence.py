@@ -71,6 +71,6 @@ class Prices(Protocol):
         """Return the seconds that one graph break costs here by itself, with next to no guards and nothing to fuse."""
 
 
-def estimated(low: float, mid: float, high: float, how: str, once_s: float = 0.0) -> Price:
+def estimated(low: float, mid: float, high: float, how: str) -> Price:
     """Return a price that nobody timed."""
-    return Price(Interval(low, mid, high), Basis.ESTIMATED, how, once_s)
+    return Price(Interval(low, mid, high), Basis.ESTIMATED, how)

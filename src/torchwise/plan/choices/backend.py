@@ -3,7 +3,7 @@
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.legality import Legality
 
-INDUCTOR = register(
+register(
     Choice(
         "backend",
         "inductor",

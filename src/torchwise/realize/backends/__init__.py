@@ -9,5 +9,5 @@ from torchwise.plan import Plan
 from torchwise.realize.backends import eager, inductor
 
 Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
-
+"""Takes what is to be compiled, and how; returns what answers its calls."""
 BACKENDS: dict[str, Backend] = {"eager": eager.compile, "inductor": inductor.compile}

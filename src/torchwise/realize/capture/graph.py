@@ -80,7 +80,7 @@ def record(
         UnsupportedError: a tensor lies elsewhere than on the current GPU, an input is sparse or nested, or an output is
             in an object that cannot be copied.
     """
-    args, kwargs = trees.map_tensors(_static, (args, dict(kwargs)))
+    args, kwargs = trees.map_tensors(static, (args, dict(kwargs)))
     inputs = trees.tensors((args, kwargs))
     if opaque := opaque_leaves((args, kwargs)):
         raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
@@ -274,7 +274,8 @@ def _settle_generator() -> None:
         torch.zeros(1, device="cuda")
 
 
-def _static(tensor: torch.Tensor) -> torch.Tensor:
+def static(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy for a graph to read from or write to, on every replay."""
     return tensor.detach().clone()
 
 

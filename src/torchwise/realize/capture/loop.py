@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture.graph import Graph, record
+from torchwise.realize.capture.graph import Graph, record, static
 from torchwise.realize.capture.obstacle import refused
 from torchwise.realize.capture.situation import on_gpu
 from torchwise.realize.signature import is_strided, opaque_leaves
@@ -67,7 +67,7 @@ class CapturedLoop:
     ) -> None:
         self.length = length
         self._check(state)
-        self._state = trees.map_tensors(_static, state)
+        self._state = trees.map_tensors(static, state)
         self._tensors = trees.tensors(self._state)
         self._step = step
         self._many = self._recorded(length, inside, pool, stream)
@@ -102,7 +102,7 @@ class CapturedLoop:
             raise UnsupportedError("a tensor of the state is sparse or nested: a graph needs strided memory")
         if any(t.requires_grad for t in tensors):
             raise UnsupportedError("a tensor of the state requires gradients, which no graph carries on: detach it")
-        spans = sorted(_span(t) for t in tensors if t.numel())
+        spans = sorted(span(t) for t in tensors if t.numel())
         if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
             raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
 
@@ -155,15 +155,11 @@ class CapturedLoop:
         return snapshots
 
 
-def _static(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
-
-
 def _storages(tensors: list[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first and the last address, exclusive, that a tensor reaches."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

@@ -192,6 +192,7 @@ class CapturedStep:
                     entry.zero_() if parameter.grad is None else entry.copy_(parameter.grad)
                     parameter.grad = entry
             answer = recorded.graph(args, kwargs)
+        torch.autograd.graph.increment_version(self._state.written)  # as a step does: copies of weights go by it
         for parameter, left in zip(parameters, recorded.left, strict=True):
             if parameter.grad is not left:
                 parameter.grad = left

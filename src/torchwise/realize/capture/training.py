@@ -14,6 +14,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.situation import on_gpu
 from torchwise.realize.signature import is_plain, plain_key
 from torchwise.realize.watch import ModuleWatch
+from torchwise.workload.state import buffers_of
 
 _address = torch.Tensor.data_ptr
 _flat = chain.from_iterable
@@ -36,6 +37,7 @@ class TrainingState:
 
     Attributes:
         parameters: every parameter of the modules and of the optimizers, once, as of the last look.
+        written: these and the modules' buffers.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TrainingState:
         self._pointers = [slot[2].data_ptr() for slot in self._tensors()]
         held = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
         self.parameters = list(dict.fromkeys([*self._modules.parameters(), *held]))
+        self.written: list[torch.Tensor] = [*self.parameters, *self._modules.buffers()]
         self._trained = [p.requires_grad for p in self.parameters]
         self._unchanged = self._glance()
 
@@ -145,9 +148,8 @@ class TrainingState:
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all values; return what puts them back, in place, bit by bit."""
-        tensors: list[torch.Tensor] = [*self.parameters, *self._modules.buffers()]
-        tensors += [slot[2] for slot in self._tensors()]
-        kept = [t.detach().clone() for t in tensors]
+        tensors = [*self.parameters, *(slot[2] for slot in self._tensors())]
+        kept, buffers = [t.detach().clone() for t in tensors], list(buffers_of(self._modules))
         stages = [copy.deepcopy(vars(scaler).get("_per_optimizer_states")) for scaler in self._scalers]
         names = [set(vars(optimizer)) for optimizer in self._optimizers]
         numbers = [slot for slot in (*self._settings, *self._states) if is_plain(slot[2])]
@@ -156,6 +158,8 @@ class TrainingState:
             with torch.no_grad():
                 for tensor, value in zip(tensors, kept, strict=True):
                     tensor.copy_(value)
+                for buffer in buffers:
+                    buffer.put_back()
             for holder, key, value, _ in numbers:
                 holder[key] = value
             for scaler, stage in zip(self._scalers, stages, strict=True):

@@ -16,15 +16,6 @@ WHO = "scope 'rolled'"
 name = functools.partial(private.look_up, WHO)
 
 
-def check() -> None:
-    """Look every name up, before Dynamo is between this and the user.
-
-    Raises:
-        UnsupportedError: this version lacks one.
-    """
-    private.check(WHO, NAMES)
-
-
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
     """Inductor's front door."""
     return name(_COMPILE_FX)(*args, **kwargs)
@@ -64,3 +55,4 @@ _CONTEXT = ("torch._guards", "TracingContext")
 _ENTER_AUTOCAST = ("torch.amp.autocast_mode", "_enter_autocast")
 NAMES = (_COMPILE_FX, _DETECT, _FAKE_TENSOR, _TO_FAKE, _TRACING, _CONTEXT, _ENTER_AUTOCAST)
 """Every private name used."""
+check = functools.partial(private.check, WHO, NAMES)

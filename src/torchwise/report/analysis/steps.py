@@ -5,7 +5,8 @@ from __future__ import annotations
 from torchwise.records.analysis import Analysis
 from torchwise.report import format as show
 from torchwise.report.command_line import command_line
-from torchwise.report.commands import LIVE, Step
+from torchwise.report.commands import Step
+from torchwise.workload.spec import LIVE
 
 
 def next_steps(analysis: Analysis) -> list[Step]:

@@ -15,6 +15,7 @@ from torchwise.records.analysis import Analysis
 from torchwise.report import format as show
 from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
 from torchwise.report.analysis.steps import next_steps, notes
+from torchwise.report.layout import hanging
 from torchwise.report.terminal import Command
 
 
@@ -37,7 +38,7 @@ def render_analysis(analysis: Analysis) -> RenderableType:
         Text("\nNext", style="bold"),
     ]
     for step in next_steps(analysis):
-        parts += [Command(step.command), _hanging(step.purpose, 4, "dim")]
+        parts += [Command(step.command), hanging(step.purpose, style="dim", indent=4)]
     return Group(*parts)
 
 
@@ -57,7 +58,7 @@ class _Shown:
             fits = console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width - 2
             yield Padding(grid, (0, 0, 0, 2)) if fits else Group(*_as_lines(phase.table))
         if phase.note:
-            yield _hanging(phase.note, 2, "dim")
+            yield hanging(phase.note, style="dim")
 
 
 def _facts(phase: Phase) -> Grid:
@@ -79,12 +80,8 @@ def _grid(table: Table) -> Grid:
 def _as_lines(table: Table) -> Iterator[RenderableType]:
     for name, *cells in table.lines:
         pairs = ", ".join(f"{title} {cell}" for title, cell in zip(table.header[1:], cells, strict=True))
-        yield _hanging(f"{table.header[0]} {name}: {pairs}".strip(), 2)
+        yield hanging(f"{table.header[0]} {name}: {pairs}".strip())
 
 
 def _listed(title: str, lines: list[str]) -> list[RenderableType]:
-    return [Text(f"\n{title}", style="bold"), *(_hanging(line, 2) for line in lines)] if lines else []
-
-
-def _hanging(text: str, left: int, style: str = "") -> RenderableType:
-    return Padding(Text(text, style=style), (0, 0, 0, left))
+    return [Text(f"\n{title}", style="bold"), *(hanging(line) for line in lines)] if lines else []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import format as show
+from torchwise.report import layout
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, Block, Line, blocks
 from torchwise.report.facts import when
@@ -78,10 +77,10 @@ class _Shown:
         for line in self._block.lines:
             precision = "" if columns is _WIDE or line.precision == "native" else f"in {line.precision}"
             for text in filter(None, (precision, *line.remarks)):
-                yield _hanging(text, f"{line.contender}: ")
+                yield layout.hanging(text, f"{line.contender}: ")
 
     def _table(self, columns: tuple[Column, ...]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+        table = layout.table()
         for name, is_figure, _ in columns:
             wraps = name in ("contender", "answers")
             table.add_column(name, justify="right" if is_figure else "left", no_wrap=not wraps, overflow="fold")
@@ -97,8 +96,4 @@ def _style(line: Line, column: str) -> str:
 
 
 def _listed(title: str, lines: Iterable[str], style: str = "") -> RenderableType:
-    return Group(Text(f"\n{title}", style="bold"), *(_hanging(text, style=style) for text in lines))
-
-
-def _hanging(text: str, lead: str = "", style: str = "") -> RenderableType:
-    return Padding(Text.assemble((lead, "bold"), (text, style)), (0, 0, 0, 2))
+    return Group(Text(f"\n{title}", style="bold"), *(layout.hanging(text, style=style) for text in lines))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rich import box
+from functools import partial
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -10,11 +11,14 @@ from rich.text import Text
 
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel
 from torchwise.report import format as show
+from torchwise.report import layout
 from torchwise.report.explain.words import NOTHING, capturable, cells, execution, headline, next_steps, place, price
 from torchwise.report.terminal import Command
 
 MOST_KERNELS = 12
 MOST_FILES = 2
+
+_hanging = partial(layout.hanging, indent=3)
 
 
 def render_explanation(explanation: Explanation) -> RenderableType:
@@ -78,7 +82,7 @@ def _kernels(kernels: tuple[Kernel, ...]) -> list[RenderableType]:
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+    table = layout.table()
     for name, is_figure in columns:
         table.add_column(name, justify="right" if is_figure else "left", overflow="fold")
     return table
@@ -86,7 +90,3 @@ def _table(*columns: tuple[str, bool]) -> Table:
 
 def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
-
-
-def _hanging(text: str, lead: str = "", style: str = "", indent: int = 3) -> RenderableType:
-    return Padding(Text.assemble((lead, "bold"), (text, style)), (0, 0, 0, indent))

@@ -8,8 +8,9 @@ from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
 from torchwise.report import format as show
 from torchwise.report.command_line import command_line
-from torchwise.report.commands import LIVE, Step
+from torchwise.report.commands import Step
 from torchwise.report.facts import when
+from torchwise.workload.spec import LIVE
 
 NOTHING = "Nothing was found that costs time worth naming."
 NONE_SAVED = "saves nothing"

@@ -52,7 +52,7 @@ def series_of(study: Study, most: int = MOST) -> list[Series]:
     """Return eager and the timed candidates, best first, as many as a plot can hold; none where nothing was timed."""
     from torchwise.report.plots.svg import COLORS, NEUTRAL
 
-    own = study.inspection.measurement
+    own = study.eager
     timed = [(row, row.trial.measurement) for row in rows(study) if row.time and row.trial and row.trial.measurement]
     timed.sort(key=lambda pair: -(pair[0].speedup.mid if pair[0].speedup else 0.0))
     timed.sort(key=lambda pair: (not pair[0].is_decided, pair[0].standing == "out"))

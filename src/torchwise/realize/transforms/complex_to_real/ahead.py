@@ -12,6 +12,7 @@ from torchwise.realize.transforms.complex_to_real import private
 from torchwise.realize.transforms.complex_to_real.compile import ComplexToReal, around
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting
 
+private.check_ahead()
 OutputCode: Any = private.output_code()
 
 

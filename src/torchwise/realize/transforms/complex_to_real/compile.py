@@ -103,11 +103,18 @@ def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Bo
             args[place] = torch.view_as_real(args[place].resolve_conj())
         results = list(compiled(args))
         for place in outputs:
-            results[place] = torch.view_as_complex(results[place])
+            results[place] = _as_complex(results[place])
         return results
 
     boxed._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd looks for it
     return boxed
+
+
+def _as_complex(parts: torch.Tensor) -> torch.Tensor:
+    """View (..., 2) as complex numbers; where there are none, Inductor may give strides that allow no view."""
+    if parts.numel():
+        return torch.view_as_complex(parts)
+    return torch.empty(parts.shape[:-1], dtype=parts.dtype.to_complex(), device=parts.device)
 
 
 def _correct_reported_strides(complex_outputs: tuple[int, ...]) -> None:

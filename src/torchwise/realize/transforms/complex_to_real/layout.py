@@ -23,7 +23,8 @@ def arranged(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
     """Lay one tensor out with `strides`, or two as (..., 2) with twice those.
 
     A dimension that is repeated (stride 0) is laid out once and expanded; where strides leave gaps, what lies between
-    is padding. Strides of elements that share memory otherwise cannot be had: then others come out.
+    is padding. Other strides cannot be had so, and others come out: those that are no multiple of the next smaller one,
+    and those of elements that share memory otherwise.
     """
     size = parts[0].shape
     thin = [1 if stride == 0 else length for length, stride in zip(size, strides, strict=True)]
@@ -40,6 +41,16 @@ def lies(tensor: torch.Tensor, strides: Strides) -> bool:
     """Whether a tensor has those strides, but for dimensions of length 0 and 1, whose strides mean nothing."""
     dimensions = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return tensor.numel() == 0 or all(length == 1 or ours == theirs for length, ours, theirs in dimensions)
+
+
+def fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor is all that lies in its memory: without an offset, gaps or repetitions."""
+    filled = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != filled:
+            return False
+        filled *= length
+    return tensor.untyped_storage().nbytes() == filled * tensor.element_size()
 
 
 def _room(lengths: list[int], strides: list[int]) -> list[int]:

@@ -15,15 +15,6 @@ WHO = "complex_to_real"
 name = functools.partial(private.look_up, WHO)
 
 
-def check() -> None:
-    """Look every name up, before Dynamo is between this and the user.
-
-    Raises:
-        UnsupportedError: this version lacks one.
-    """
-    private.check(WHO, NAMES)
-
-
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
     """Inductor's front door: it calls AOTAutograd, and `inner_compile` for each graph that comes of it."""
     return name(_COMPILE_FX)(*args, **kwargs)
@@ -115,4 +106,8 @@ NAMES = (
     _NO_FAKES,
     _CONTEXT,
 )
-"""Every private name used."""
+"""What every compilation uses."""
+AHEAD = (_OUTPUT_CODE, _SERIALIZABLE, _FX_GRAPH_CACHE)
+"""What code for another process needs beside."""
+check = functools.partial(private.check, WHO, NAMES)
+check_ahead = functools.partial(private.check, WHO, NAMES + AHEAD)

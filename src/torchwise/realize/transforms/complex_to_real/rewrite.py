@@ -11,10 +11,11 @@ import torch
 from torch.utils import _pytree
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.signature import is_strided
 from torchwise.realize.transforms.complex_to_real import private, rules
 from torchwise.realize.transforms.complex_to_real.apart import interleave_apart
 from torchwise.realize.transforms.complex_to_real.half_angle import take_half_angles
-from torchwise.realize.transforms.complex_to_real.layout import arranged, interleave, lies
+from torchwise.realize.transforms.complex_to_real.layout import arranged, fills_its_memory, interleave, lies
 from torchwise.realize.transforms.complex_to_real.lazy import Lazy, lazily
 from torchwise.realize.transforms.complex_to_real.recorder import Recorder
 from torchwise.realize.transforms.complex_to_real.registry import ARITHMETIC, RULES, NotCoveredError, Want
@@ -70,6 +71,8 @@ class _Rewriter:
         self._recorder = Recorder(self._graph, self._fake_mode, private.decompositions())
         self._new: dict[torch.fx.Node, Any] = {}  # of an old node: a node, a pair, or a lazy real tensor
         self._left: list[str] = []
+        self._writes: list[torch.fx.Node] = []  # to inputs, which come last
+        self._lain: dict[Any, Any] = {}  # where what lies in this memory lay in the old graph
         self._done = 0
 
     def rewritten(self) -> Rewriting:
@@ -96,10 +99,13 @@ class _Rewriter:
     # ---- one method for each kind of node
 
     def _placeholder(self, node: torch.fx.Node) -> Any:
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if not is_complex(value):
-            return self._copied(node)
-        return self._seen_as_real(self._graph.placeholder(str(node.target)), value)
+            new = self._copied(node)
+            if isinstance(value, torch.Tensor) and is_strided(value):
+                self._lain[value.untyped_storage()] = value.untyped_storage()
+            return new
+        return self._seen_as_real(self._graph.placeholder(str(node.target)), value, value.untyped_storage())
 
     def _get_attr(self, node: torch.fx.Node) -> Any:
         owner, _, last = str(node.target).rpartition(".")
@@ -108,18 +114,23 @@ class _Rewriter:
             copied = self._copied(node)
             if isinstance(value, torch.Tensor):
                 copied.meta["val"] = self._fake_mode.from_tensor(value)
+                self._lain[copied.meta["val"].untyped_storage()] = node
             return copied
         name = f"{str(node.target).replace('.', '_')}_as_real"
         with private.no_fakes():
             self._module.register_buffer(name, torch.view_as_real(value.detach().resolve_conj()))
-        return self._seen_as_real(self._graph.get_attr(name), self._fake_mode.from_tensor(value))
+        return self._seen_as_real(self._graph.get_attr(name), self._fake_mode.from_tensor(value), node)
 
-    def _seen_as_real(self, new: torch.fx.Node, value: Any) -> Pair:
+    def _seen_as_real(self, new: torch.fx.Node, value: Any, lain: Any) -> Pair:
         with self._fake_mode:
             new.meta["val"] = torch.view_as_real(value.detach().resolve_conj())
+        self._lain[new.meta["val"].untyped_storage()] = lain
         return self._read(new)
 
     def _call_function(self, node: torch.fx.Node) -> Any:
+        if getattr(node.target, "overloadpacket", None) is aten.copy_:
+            self._writes.append(node)
+            return self._new_of(node.args[1])
         given = [self._new[source] for source in node.all_input_nodes]
         makes_complex = any(map(is_complex, _pytree.tree_leaves(node.meta.get("val"))))
         if not makes_complex and not any(isinstance(value, Pair | Lazy) for value in given):
@@ -128,8 +139,6 @@ class _Rewriter:
         if (known := self._lazily(node)) is not None:
             self._done += packet in ARITHMETIC
             return known
-        if packet is aten.copy_:
-            return self._written(node)
         if not makes_complex and not any(isinstance(value, Pair) for value in given):
             return self._copied(node)
         try:
@@ -142,6 +151,12 @@ class _Rewriter:
     def _output(self, node: torch.fx.Node) -> None:
         old = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
         outputs = [self._returned(one) for one in old]
+        writes = [self._to_write(write) for write in self._writes]
+        with (
+            self._recorder
+        ):  # when all is computed: parts are views of inputs, which are read after where a write stood
+            for target, source in writes:
+                aten.copy_(target, source)
         self._complex_outputs = tuple(i for i, one in enumerate(old) if isinstance(self._new_of(one), Pair))
         new = self._graph.output(tuple(outputs))
         new.meta = dict(node.meta)
@@ -175,16 +190,17 @@ class _Rewriter:
             result = result.tensors()[0]
         return self._recorder.node_of(result if result.dtype == want.dtype else result.to(want.dtype))
 
-    def _written(self, node: torch.fx.Node) -> Any:
-        """Write to a complex input: to its memory, both parts at once."""
+    def _to_write(self, node: torch.fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a write to an input goes to, and what is written; for a complex one both parts at once."""
         written: Any = node.args[0]
-        target, source, old = self._new[written], self._new_of(node.args[1]), written.meta["val"]
-        if not isinstance(target, Pair) or target.whole is None or old.is_conj():
-            raise UnsupportedError(f"{node.name} writes to what is no input in memory of its own")
+        target, source, old = self._new[written], self._operand(self._new_of(node.args[1])), written.meta["val"]
         with self._recorder:
-            re, im = lift(self._operand(source), target.whole.dtype).tensors()
-            pair = Pair(re.expand(old.shape), im.expand(old.shape))
-            return Pair.of(aten.copy_(target.whole, interleave(pair, old.stride())))
+            if not isinstance(target, Pair):
+                return self._operand(target), source.clone()  # it may be a view of what another write goes to
+            if target.whole is None or old.is_conj():
+                raise UnsupportedError(f"{node.name} writes to what is no input in memory of its own")
+            re, im = lift(source, target.whole.dtype).tensors()
+            return target.whole, arranged((re.expand(old.shape), im.expand(old.shape)), old.stride())
 
     def _as_it_is(self, node: torch.fx.Node) -> Any:
         """Compose complex operands, run the operator, split its complex results."""
@@ -194,7 +210,7 @@ class _Rewriter:
         if node.target is operator.getitem and isinstance(several := self._new_of(node.args[0]), tuple):
             return several[cast(int, node.args[1])]
         self._left.append(str(node.target))
-        copied = self._graph.node_copy(node, self._composed)
+        copied = self._graph.node_copy(node, self._laid_out if _reads_memory(node) else self._composed)
         return self._read_complex(copied) if is_complex(copied.meta.get("val")) else copied
 
     def _composed(self, node: torch.fx.Node) -> Any:
@@ -209,12 +225,15 @@ class _Rewriter:
     def _copied(self, node: torch.fx.Node) -> Any:
         """Copy a real node; where its operands lie otherwise than before, find out anew how its result lies."""
         given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
-        moved = node.op == "call_function" and any(_lies_otherwise(*both) for both in given.items())
-        if not moved or not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):
+        if _reads_memory(node):
+            return self._graph.node_copy(node, self._laid_out)
+        moved = [source for source, new in given.items() if _lies_otherwise(source, new)]
+        if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # which nothing here works out anew
+            given |= {source: self._arranged(source, given[source]) for source in moved}
+            moved = []
+        if not moved or node.op != "call_function":
             return self._graph.node_copy(node, given.__getitem__)
         packet = getattr(node.target, "overloadpacket", None)
-        if packet is aten.as_strided:  # it reads memory, not elements
-            given = {source: self._arranged(source, new) for source, new in given.items()}
         call: Any = torch.reshape if packet is aten.view else node.target
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda source: self._operand(given[source]))
         with self._recorder:
@@ -222,9 +241,21 @@ class _Rewriter:
         self._recorder.written.discard(new)  # it is the model's own still
         return new
 
+    def _laid_out(self, source: torch.fx.Node) -> Any:
+        """Return an operand whose memory is read, which must be as it was in the old graph."""
+        if not fills_its_memory(source.meta["val"]):
+            raise UnsupportedError(f"the memory of {source.name} is read, which is a part of another's, or has gaps")
+        new = self._new[source]
+        return self._composed(source) if isinstance(new, Pair) else self._arranged(source, self._node(new))
+
     def _arranged(self, source: torch.fx.Node, new: torch.fx.Node) -> torch.fx.Node:
+        """Lay a real tensor out as it did in the old graph."""
+        old = source.meta["val"]
         with self._recorder:
-            return self._recorder.node_of(arranged([self._recorder.bind(new)], source.meta["val"].stride()))
+            value = arranged([self._recorder.bind(new)], old.stride())
+        if not lies(value, old.stride()):
+            raise UnsupportedError(f"{source.name} has strides {old.stride()}, which padding does not give")
+        return self._recorder.node_of(value)
 
     def _new_of(self, value: Any) -> Any:
         return self._new[value] if isinstance(value, torch.fx.Node) else value
@@ -255,26 +286,47 @@ class _Rewriter:
         return self._recorder.node_of(result) if isinstance(result, torch.Tensor) else result
 
     def _returned(self, value: Any) -> Any:
-        """Return an output, laid out as eager does, whatever its parts were computed from."""
+        """Return an output, laid out as eager does, whatever its parts were computed from.
+
+        It lies in memory of its own where it did in the old graph: a product with one, or a real part, may be a view
+        of an input here, and a caller that writes to it would change that.
+        """
         new = self._new_of(value)
+        old = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
         if isinstance(new, Pair):
             strides = value.meta["val"].stride()
             with self._recorder:
                 whole = interleave(new, strides)
+                if not self._lies_as(whole, old):
+                    whole = arranged(new.tensors(), strides)
             if not lies(whole, [*(2 * stride for stride in strides), 1]):
-                raise UnsupportedError(f"output {value.name} has strides {strides}, so that elements share memory")
+                raise UnsupportedError(f"output {value.name} has strides {strides}, which padding does not give")
             return self._recorder.node_of(whole)
         new = self._node(new)
-        old = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
-        if not isinstance(old, torch.Tensor) or lies(new.meta["val"], old.stride()):
+        if not isinstance(old, torch.Tensor) or not is_strided(old):
             return new
+        if not lies(new.meta["val"], old.stride()):
+            new = self._arranged(value, new)
+        if self._lies_as(new.meta["val"], old):
+            return new
+        with self._recorder:
+            new = self._recorder.node_of(self._recorder.bind(new).clone())
         return self._arranged(value, new)
+
+    def _lies_as(self, new: torch.Tensor, old: Any) -> bool:
+        """Whether what lies in one piece of memory did so in the old graph."""
+        return self._lain.setdefault(new.untyped_storage(), old.untyped_storage()) is old.untyped_storage()
 
 
 def _lies_otherwise(source: torch.fx.Node, new: Any) -> bool:
     """Whether a real tensor has other strides than in the old graph, which results of it may show."""
     old, value = source.meta.get("val"), getattr(new, "meta", {}).get("val")
     return isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and not lies(value, old.stride())
+
+
+def _reads_memory(node: torch.fx.Node) -> bool:
+    """Whether an operator reads what lies in memory, and not elements."""
+    return node.target in (aten.as_strided.default, aten.view.dtype)
 
 
 def _draws(node: torch.fx.Node) -> bool:

@@ -1,0 +1,80 @@
+"""`torchwise plans list`: whole words wherever it is read, and what it says where nothing is found."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import rich.console
+from typer.testing import CliRunner
+
+from builders import a_study
+from torchwise.cli.plans import plans
+from torchwise.records import StudyState
+from torchwise.store import open_storage
+
+STUDY = a_study()
+LONG = "a_package_of_ours.vision.entry_points:make_the_large_model"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = str(tmp_path / "store.db")
+    workload, inspection = replace(STUDY.workload, target=LONG), replace(STUDY.inspection, identity="another model")
+    other = replace(STUDY, workload=workload, inspection=inspection, state=StudyState.INTERRUPTED, decision=None)
+    with open_storage(url) as storage:
+        storage.import_study(other)
+        storage.import_study(STUDY)
+    return url
+
+
+def listed(store: str, *words: str) -> str:
+    done = CliRunner().invoke(plans, ["list", "--store", store, *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_in_a_pipe_every_study_is_one_line_of_whole_words(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = listed(store)
+    (line,) = (line for line in said.splitlines() if LONG in line)
+    assert "interrupted" in line
+    (line,) = (line for line in said.splitlines() if STUDY.workload.target in line)
+    assert STUDY.decision is not None
+    assert str(STUDY.decision.plan) in line
+    assert "…" not in said
+
+
+def test_a_narrow_terminal_folds_and_cuts_nothing(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = rich.console.Console(file=screen, force_terminal=True, width=80)
+    monkeypatch.setattr(rich.console, "Console", lambda: terminal)
+    listed(store)
+    assert "…" not in screen.getvalue()
+    assert len(screen.getvalue().splitlines()) > 8
+
+
+def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:
+    file = tmp_path / "plans.json"
+    listed(store, "--json", str(file))
+    written = json.loads(file.read_text())
+    assert written["schema"] == "torchwise.plans/1"
+    assert STUDY.decision is not None
+    assert STUDY.decision.speedup is not None
+    study = next(study for study in written["studies"] if study["target"] == STUDY.workload.target)
+    assert (study["mode"], study["plan"]) == (STUDY.workload.mode, str(STUDY.decision.plan))
+    assert study["speedup"]["mid"] == STUDY.decision.speedup.mid
+    listed(store, "--target", LONG, "--json", str(file))
+    assert [(s["target"], s["plan"]) for s in json.loads(file.read_text())["studies"]] == [(LONG, None)]
+
+
+def test_a_store_without_a_study_of_the_target_is_not_called_empty(store: str, tmp_path: Path) -> None:
+    said = listed(store, "--target", "no.such:target")
+    assert said == "The store holds no study of no.such:target, only of others: torchwise plans list names them.\n"
+    empty = str(tmp_path / "empty.db")
+    open_storage(empty).close()
+    for words in ((), ("--target", LONG)):
+        assert listed(empty, *words) == "The store holds no study yet: torchwise tune TARGET makes one.\n"

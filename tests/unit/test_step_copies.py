@@ -1,0 +1,121 @@
+"""A copy of a training step shares nothing with it: what a loss closes over, and what an optimizer calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from step_samples import Blocks, a_step, batch, everything, same
+
+import torchwise
+from torchwise.errors import WorkloadError
+from torchwise.trial.loading import save
+from torchwise.workload import Example, Workload
+
+GLOBAL: torch.nn.Module | None = None
+
+
+def ce(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(outputs, y)
+
+
+def by_model(model: Blocks) -> Callable[..., torch.Tensor]:
+    import math
+
+    return lambda o, y: ce(o, y) + math.exp(-2) * sum(p.square().sum() for p in model.parameters())
+
+
+def by_parameter(model: Blocks) -> Callable[..., torch.Tensor]:
+    weight = model.enter.weight
+    return lambda o, y: ce(o, y) + weight.square().sum()
+
+
+def by_list(model: Blocks) -> Callable[..., torch.Tensor]:
+    weights = list(model.blocks.parameters())
+    return lambda o, y: ce(o, y) + sum(p.square().sum() for p in weights)
+
+
+def by_another_function(model: Blocks) -> Callable[..., torch.Tensor]:
+    def penalty(times: int = 1) -> torch.Tensor:
+        return model.leave.weight.square().sum() + (penalty(times - 1) if times else 0)
+
+    return lambda o, y: ce(o, y) + penalty()
+
+
+def by_default(model: Blocks) -> Callable[..., torch.Tensor]:
+    def loss(o: torch.Tensor, y: torch.Tensor, head: Any = model.leave, *, enter: Any = model.enter) -> torch.Tensor:
+        return ce(o, y) + head.weight.square().sum() + enter.weight.square().sum()
+
+    return loss
+
+
+def by_partial(model: Blocks) -> Callable[..., torch.Tensor]:
+    return functools.partial(lambda o, y, model: ce(o, y) + model.leave.weight.square().sum(), model=model)
+
+
+@pytest.mark.parametrize("of", [by_model, by_parameter, by_list, by_another_function, by_default, by_partial])
+def test_a_loss_that_closes_over_the_model_goes_along_with_a_copy(of: Any) -> None:
+    model = Blocks()
+    step = a_step(model, loss=of(model))
+    copied = step.copy()
+    alone = a_step(fresh := Blocks(), loss=of(fresh))
+    for seed in range(3):  # the original stays as it was: whoever reads its weights sees others
+        assert copied(*batch(8, seed)) == alone(*batch(8, seed))
+    assert same(everything(copied), everything(alone))
+    assert same([*model.parameters()], [*Blocks().parameters()])
+
+
+def test_a_loss_by_a_global_name_is_refused_where_a_copy_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    model = Blocks()
+    monkeypatch.setitem(globals(), "GLOBAL", model)
+    step = a_step(model, loss=lambda o, y: ce(o, y) + sum(p.sum() for q in (1,) for p in GLOBAL.parameters()))  # type: ignore[union-attr]
+    step(*batch())  # as written it runs
+    with pytest.raises(WorkloadError, match=r"global name 'GLOBAL'.*functools.partial\(loss, GLOBAL=GLOBAL\)"):
+        step.copy()
+    with pytest.raises(WorkloadError, match="global name 'GLOBAL'"):
+        save(Workload(step, (Example(batch()),)), str(tmp_path / "step.pt"))
+
+
+def sign_update(p: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+    p.add_(gradient.sign(), alpha=-rate)
+
+
+class Lion(torch.optim.Optimizer):
+    """Holds its update as an attribute, as implementations of Lion do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+        self.update_fn = sign_update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update_fn(p, p.grad, group["lr"])
+
+
+def test_an_optimizer_that_holds_a_function_steps_in_copies() -> None:
+    step = a_step(optimizer=Lion, scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+    copied = step.copy()
+    for seed in range(2):
+        assert copied(*batch(8, seed)) == step(*batch(8, seed))
+    assert same(everything(copied), everything(step))
+    assert "step" not in vars(a_step(optimizer=Lion).copy().optimizer)
+
+
+def test_a_scheduler_that_cannot_be_put_back_is_refused() -> None:
+    class Duck:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+        def step(self) -> None:
+            """Do nothing."""
+
+    with pytest.raises(WorkloadError, match="of type Duck, but must have state_dict"):
+        a_step(scheduler=Duck)
+    assert torchwise.TrainStep is type(a_step())

@@ -1,0 +1,128 @@
+"""Batches in kinds of dict, such as what a tokenizer returns: looked into, cut and recognised as dicts are."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from step_samples import a_step, batch
+
+import torchwise
+from live_decisions import decided
+from torchwise.errors import WorkloadError
+from torchwise.plan import Plan
+from torchwise.realize import signature_of
+from torchwise.runtime.dispatch import NOT_PROVEN
+from torchwise.workload import trees
+from torchwise.workload.identity import describe_example
+from torchwise.workload.workload import Example
+
+FUSED = Plan(optimizer="fused")
+
+
+class Kind(dict[str, Any]):
+    """A dict of somebody's own."""
+
+
+class WithAttributes(dict[str, Any]):
+    """Whose copies would keep the tensors of the original as attributes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.__dict__ = self
+
+
+class Encoding(UserDict[str, Any]):
+    """Like `transformers.BatchEncoding`: items as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.data = state["data"]
+
+
+class Rows(torch.nn.Module):
+    """Returns its loss, and remembers how many rows it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 3)
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(x))
+        return torch.nn.functional.cross_entropy(self.linear(x), y)
+
+
+def given(kind: Any, rows: int = 8) -> Any:
+    x, y = batch(rows, 0)
+    return kind({"x": x, "y": y})
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, Kind, Encoding])
+def test_they_are_cut_as_dicts_are(kind: Any) -> None:
+    step, plain = a_step(Rows(), loss=None, accumulate=2), a_step(Rows(), loss=None, accumulate=2)
+    assert step(given(kind)) == plain(given(dict))
+    assert step.model.seen == [4, 4]
+
+
+@pytest.mark.parametrize("kind", [UserDict, Kind, Encoding])
+def test_a_copy_is_of_the_same_kind_and_the_original_stays(kind: Any) -> None:
+    original = given(kind)
+    doubled = trees.map_tensors(lambda t: t * 2, {"inside": original})["inside"]
+    assert type(doubled) is kind
+    assert torch.equal(doubled["x"], original["x"] * 2)
+    assert torch.equal(original["x"], batch(8, 0)[0])
+    assert [path for path, _ in trees.named_leaves(original)] == ["['x']", "['y']"]
+    assert "dict(*, *)" in trees.form(original)
+
+
+@pytest.mark.parametrize("kind", [UserDict, Kind, Encoding])
+def test_other_shapes_are_other_signatures_and_not_proven(kind: Any) -> None:
+    step = a_step(Rows(), loss=None)
+    assert describe_example(Example((given(kind),))) == describe_example(Example((given(dict),)))
+    assert signature_of((given(kind),), {}) == signature_of((given(kind),), {})
+    assert signature_of((given(kind),), {}) != signature_of((given(kind, 6),), {})
+    fast = torchwise.apply(step, decided(step, FUSED, given(kind)))
+    fast(given(kind))
+    fast(given(kind, 6))
+    assert fast.statistics.optimized == 1
+    assert fast.statistics.original == {NOT_PROVEN: 1}
+
+
+@pytest.mark.parametrize("kind", [MappingProxyType, WithAttributes])
+def test_a_mapping_that_cannot_be_looked_into_is_refused(kind: Any) -> None:
+    step = a_step(Rows(), loss=None)
+    with pytest.raises(WorkloadError, match=r"mapping of type \w+, .* give dict"):
+        step(given(kind))
+    assert step.model.seen == []
+
+
+def test_targets_that_cannot_be_looked_into_prove_nothing() -> None:
+    class Target:
+        def __init__(self, y: torch.Tensor) -> None:
+            self.y = y
+
+    x, y = batch()
+    step = a_step(loss=lambda outputs, target: torch.nn.functional.cross_entropy(outputs, target.y))
+    fast = torchwise.apply(step, decided(step, FUSED, x, Target(y)))
+    fast(x, Target(y))
+    assert fast.statistics.original == {NOT_PROVEN: 1}
+
+
+def test_what_a_tokenizer_returns_is_one() -> None:
+    transformers = pytest.importorskip("transformers")
+    step = a_step(Rows(), loss=None, accumulate=4)
+    step(given(transformers.BatchEncoding))
+    assert step.model.seen == [2, 2, 2, 2]
