@@ -56,7 +56,13 @@ def by_partial(model: Blocks) -> Callable[..., torch.Tensor]:
     return functools.partial(lambda o, y, model: ce(o, y) + model.leave.weight.square().sum(), model=model)
 
 
-@pytest.mark.parametrize("of", [by_model, by_parameter, by_list, by_another_function, by_default, by_partial])
+def by_partial_of_a_closure(model: Blocks) -> Callable[..., torch.Tensor]:
+    return functools.partial(lambda o, y, times: ce(o, y) + times * model.leave.weight.square().sum(), times=2)
+
+
+@pytest.mark.parametrize(
+    "of", [by_model, by_parameter, by_list, by_another_function, by_default, by_partial, by_partial_of_a_closure]
+)
 def test_a_loss_that_closes_over_the_model_goes_along_with_a_copy(of: Any) -> None:
     model = Blocks()
     step = a_step(model, loss=of(model))

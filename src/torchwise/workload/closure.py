@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
         thing: perhaps a function.
         memo: of `copy.deepcopy`: what was copied already is not copied again.
     """
+    if isinstance(thing, functools.partial):  # itself a copy, but of a function none is made there
+        return functools.partial(with_copied_closure(thing.func, memo), *thing.args, **thing.keywords)
     if not isinstance(thing, types.FunctionType) or not (
         thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__
     ):
@@ -39,6 +42,8 @@ def functions_of(thing: Any) -> Iterator[types.FunctionType]:
     waiting, seen = [thing], set()
     while waiting:
         function = waiting.pop()
+        while isinstance(function, functools.partial):
+            function = function.func
         if isinstance(function, types.FunctionType) and id(function) not in seen:
             seen.add(id(function))
             yield function
@@ -62,4 +67,4 @@ def _content(cell: types.CellType) -> list[Any]:
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, types.FunctionType):
         return with_copied_closure(value, memo)
-    return value if isinstance(value, types.ModuleType) else copy.deepcopy(value, memo)
+    return value if isinstance(value, types.ModuleType) else with_copied_closure(copy.deepcopy(value, memo), memo)
