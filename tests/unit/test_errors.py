@@ -104,7 +104,8 @@ def test_an_interruption_is_130_and_says_that_what_is_done_is_kept(tmp_path, mon
         (["nonsense"], "target is 'nonsense', which names no factory"),
         (["zoo:x", "--calls", "0"], "calls is 0, but must be a whole number of at least 1"),
         (["zoo:x", "--allow", "lossy"], "allow is 'lossy', but must be one of exact, reordered, reduced, swapped"),
-        (["zoo:x", "--plan", "{}"], "schema is None, but this version reads 'torchwise.plan/1'"),
+        (["zoo:x", "--plan", "{}"], 'the plan names no schema: add "schema":"torchwise.plan/1" to it'),
+        (["zoo:x", "--plan", '{"schema":null}'], "schema is None, but this version reads 'torchwise.plan/1'"),
         (["zoo:x", "--objective", "speed"], "objective is 'speed', but must be one of latency, throughput, memory"),
     ],
 )
