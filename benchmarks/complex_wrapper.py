@@ -59,6 +59,9 @@ def contenders(call: Callable[..., Any], example: Example, device: str) -> dict[
         "inductor": ours(Plan(backend="inductor")),
         "PyTorch's wrapper": wrapped(call, *example.args),
         "complex_to_real": ours(Plan(backend="inductor", transforms=("complex_to_real",))),
+        "complex_to_real + structure_of_arrays": ours(
+            Plan(backend="inductor", transforms=("complex_to_real", "structure_of_arrays"))
+        ),
     }
 
 

@@ -31,3 +31,14 @@ def field_million() -> Workload:
     """Build the field of 100 sources at 1 048 576 points, float32: 1 GB of intermediate values in eager."""
     request = Request("ivhl.field_superposition@1048576x100", "cpu", torch.float32, 0)
     return build_field_superposition(request, grid=1_048_576, sources=100)
+
+
+def potential() -> Workload:
+    """Build the softened Coulomb potential of 50 charges at 8192 points, float32: real numbers all through."""
+
+    def call(points: torch.Tensor, charges: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        distance = (points[:, None] - places).square().sum(dim=-1).add(0.01).sqrt()
+        return (charges / distance).sum(dim=-1)
+
+    torch.manual_seed(0)
+    return Workload(call, (Example((torch.randn(8192, 3), torch.randn(50), torch.randn(50, 3))),), name="potential")

@@ -25,6 +25,7 @@ CASES = {
     "reduced": Plan(backend="inductor", precision="bf16"),
     "shapes": Plan(backend="inductor"),
     "patches": Plan(backend="inductor", transforms=("patch_matmul",)),
+    "points": Plan(backend="inductor", transforms=("structure_of_arrays",)),
     "library": Plan(backend="inductor"),
 }
 
@@ -60,6 +61,10 @@ def waves(x: torch.Tensor) -> torch.Tensor:
     return torch.exp(1j * x) * (x + 1)
 
 
+def distances(points: torch.Tensor) -> torch.Tensor:
+    return (points[:, None] - points[:8]).square().sum(dim=-1)
+
+
 def reads_a_list(x: torch.Tensor) -> torch.Tensor:
     return x * FACTORS[0]
 
@@ -67,11 +72,13 @@ def reads_a_list(x: torch.Tensor) -> torch.Tensor:
 def build(name: str, device: str = "cpu") -> tuple[Any, list[Example]]:
     """Return what is called, always the same, and its example inputs."""
     torch.manual_seed(0)
-    call: Any = {"function": function, "complex": waves}.get(name) or Model().eval().to(device)
+    call: Any = {"function": function, "complex": waves, "points": distances}.get(name) or Model().eval().to(device)
     if name == "library":
         call = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval().to(device)
     if name == "patches":
         return Patches().eval().to(device), [Example((torch.randn(3, 2, 8).to(device),), {})]
+    if name == "points":
+        return call, [Example((torch.randn(64, 3).to(device),), {})]
     sizes = (3, 5) if name == "shapes" else (3,)
     return call, [Example((torch.randn(size, 8).to(device),), {}) for size in sizes]
 

@@ -47,7 +47,7 @@ def loaded(models: Any, made: dict[str, list[Code]], name: str) -> tuple[Any, An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["module", "function", "complex", "reduced", "shapes", "patches", "library"])
+@pytest.mark.parametrize("name", ["module", "function", "complex", "reduced", "shapes", "patches", "points", "library"])
 def test_it_answers_as_the_original_without_compiling(models: Any, made: dict[str, list[Code]], name: str) -> None:
     from torch._dynamo.utils import counters
 

@@ -29,6 +29,7 @@ ALL_TRAITS = frozenset(
         "complex",
         "rnn",
         "patches",
+        "short_rows",
         "static_form",
         "dependent_launch",
     }

@@ -14,7 +14,7 @@ from torchwise.dynamo.graph import Captured, CastGraph
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize.backends.inductor import graph_compiler
-from torchwise.realize.transforms import GRAPH_TRANSFORMS
+from torchwise.realize.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher
 
@@ -65,7 +65,7 @@ def compiles_alone(plan: Plan) -> bool:
         and plan.scope in ("whole", "rolled")
         and plan.mode not in CUDA_GRAPH_MODES  # whose outputs the next call overwrites, unless they are copied
         and not plan.option("freezing")
-        and set(plan.transforms) <= set(GRAPH_TRANSFORMS)
+        and set(plan.transforms) <= {*GRAPH_TRANSFORMS, *GRAPH_PASSES}
     )
 
 

@@ -170,7 +170,11 @@ class Plan:
 
 def _place_of(transform: str) -> int:
     """Return where a transform belongs, so that a set of them is one plan: form first, then parts, graphs, outputs."""
-    known = ("static_form", "isolate_rnn", "patch_matmul", "complex_to_real", "eager_strides")
+    known = (
+        *("static_form", "isolate_rnn", "patch_matmul"),
+        *("complex_to_real", "structure_of_arrays"),
+        "eager_strides",
+    )
     return known.index(transform) if transform in known else len(known)
 
 

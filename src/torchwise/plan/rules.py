@@ -21,7 +21,7 @@ SHAPES = ("static", "dynamic")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which Inductor itself captures CUDA graphs."""
-COMPILED_TRANSFORMS = ("complex_to_real", "isolate_rnn", "patch_matmul", "eager_strides")
+COMPILED_TRANSFORMS = ("complex_to_real", "structure_of_arrays", "isolate_rnn", "patch_matmul", "eager_strides")
 """Transforms that mean nothing without a compiler."""
 
 

@@ -14,6 +14,7 @@ from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.patch_matmul import has_patches
 from torchwise.realize.transforms.static_form import has_static_form
+from torchwise.realize.transforms.structure_of_arrays import reads_across
 from torchwise.records import Inspection
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -127,18 +128,20 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
 def _watched(call: Callable[[], Any]) -> frozenset[str]:
     """Return the traits that only a look at every operator of a call tells.
 
-    It computes with complex numbers somewhere, where inputs and outputs may be real; or the same operators repeat.
+    It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; or rows
+    of a few elements are read again and again.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    is_complex = False
+    is_complex = has_short_rows = False
     labels: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex
+            nonlocal is_complex, has_short_rows
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
+            has_short_rows |= any(reads_across(func, t, result) for t in trees.tensors(args))
             if len(labels) < MOST_OPERATORS:
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
@@ -146,7 +149,7 @@ def _watched(call: Callable[[], Any]) -> frozenset[str]:
     # Some operators refuse to be watched, with any error; the model itself ran before, and what was seen counts.
     with contextlib.suppress(Exception), Watch():  # type: ignore[no-untyped-call]
         call()
-    found = {"complex": is_complex, "repeats": _repeats(labels)}
+    found = {"complex": is_complex, "short_rows": has_short_rows, "repeats": _repeats(labels)}
     return frozenset(name for name, present in found.items() if present)
 
 

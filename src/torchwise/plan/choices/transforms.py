@@ -25,6 +25,23 @@ register(
 register(
     Choice(
         "transforms",
+        "structure_of_arrays",
+        Legality.REORDERED,
+        complexity=1,
+        summary="points that are read again and again, a few coordinates each, are laid out coordinate by coordinate "
+        "first, so that loops read whole vectors",
+        devices=("cpu",),
+        needs=("short_rows",),
+        on=(("backend", "inductor"), ("shapes", "static")),
+        brings=(("backend", "inductor"),),
+        effort="quick",
+        # Time with over time without, measured: 0.33 (field 8192 × 50, one core with vectors of 64 bytes).
+        keeps=0.25,
+    )
+)
+register(
+    Choice(
+        "transforms",
         "isolate_rnn",
         # By itself it moves nothing: the RNN runs as in eager, and what is around it is the compiler's to reorder.
         Legality.EXACT,

@@ -17,7 +17,7 @@ from torchwise.realize import rolled
 from torchwise.realize.cache_key import tell_autocasts_apart
 from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
-from torchwise.realize.transforms import GRAPH_TRANSFORMS
+from torchwise.realize.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
 from torchwise.workload import trees
 
@@ -82,7 +82,7 @@ class Compiled:
         self._steady = steady
         self._straight = straight
         self._plan = plan
-        self._effective = backend.effective if backend else contextlib.nullcontext
+        self._watched = [*([backend] if backend else []), *_passes(plan)]
         self._ways: dict[Signature, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
         self._compiler: int | None = None  # the thread that compiles
@@ -111,7 +111,9 @@ class Compiled:
     def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
         self._straight.forget(args, kwargs)
-        with self._effective():
+        with contextlib.ExitStack() as effective:
+            for changing in self._watched:
+                effective.enter_context(changing.effective())
             result = owned(self._guarded)(*args, **kwargs)
         if self._nested or signature_of(args, kwargs) != signature:  # it calls itself, or changed what it was given
             self._ways[signature] = owned(self._guarded)
@@ -175,6 +177,11 @@ def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal
     return GRAPH_TRANSFORMS[names[0]](tuple(sorted(options.items()))) if names else None
 
 
+def _passes(plan: Plan) -> list[Any]:
+    """Return the passes over Inductor's graphs that a plan asks for."""
+    return [GRAPH_PASSES[name]() for name in plan.transforms if name in GRAPH_PASSES]
+
+
 def _options(plan: Plan) -> dict[str, Any]:
     """Return the mode's own options with the plan's on top; `torch.compile` takes a mode or options, not both."""
     import torch._inductor
@@ -186,6 +193,12 @@ def _options(plan: Plan) -> dict[str, Any]:
     options = {**modes[plan.mode], **{k: v for k, v in plan.options if k != "freezing"}}
     if plan.capture != "none":
         options["triton.cudagraphs"] = False
+    for graph_pass in _passes(plan):
+        if (other := torch._inductor.config.post_grad_custom_pre_pass) is not None:
+            raise UnsupportedError(
+                f"Inductor takes one pass over its graphs, and this program has set its own: {other}"
+            )
+        options["post_grad_custom_pre_pass"] = graph_pass
     known = torch._inductor.list_options()
     for name in options:
         if name not in known:

@@ -14,6 +14,7 @@ from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.transforms.isolate_rnn import isolate
 from torchwise.realize.transforms.patch_matmul import multiply
 from torchwise.realize.transforms.static_form import take_static_form
+from torchwise.realize.transforms.structure_of_arrays import graph_pass
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
 ModelTransform = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Layer]]
@@ -28,13 +29,15 @@ MODEL_TRANSFORMS: dict[str, ModelTransform] = {
     "patch_matmul": multiply,
 }
 GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
+GRAPH_PASSES: dict[str, Callable[[], Any]] = {"structure_of_arrays": graph_pass}
+"""→ a pass over the graphs that Inductor compiles, as it takes one by an option."""
 CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {"eager_strides": laid_out}
 """A callable → what the compiler traces in its place."""
 
 
 def known_transforms() -> tuple[str, ...]:
     """Return the names of all."""
-    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *CALL_TRANSFORMS)
+    return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *GRAPH_PASSES, *CALL_TRANSFORMS)
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:

@@ -1,0 +1,146 @@
+"""Points as a structure of arrays: (x, y, z) triples that are read again and again are laid out as all x, all y, all z.
+
+Where each of many points meets each of many others, the coordinates lie three elements apart for Inductor's loops over
+points, on a CPU. It gathers them for each vector, element by element and anew for each of the others, as GCC does not
+move that out of the loop where vectors are of 64 bytes; or it takes one point after the other, without vectors. Written
+out once with the short dimension outermost, they are read a vector at a time.
+
+The graph is rewritten below autograd, by Inductor's own door for such passes. What is computed stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize import private
+
+SHORT = range(2, 9)
+"""Lengths of a dimension that is worth laying out outermost: longer ones fill a vector by themselves."""
+LANES = 64
+"""Rows from which a loop over them is worth vectors."""
+AGAIN = 4
+"""How often each element is read at the least: laying it out gathers it once."""
+
+_WHO = "structure_of_arrays"
+_PASS = ("torch._inductor.custom_graph_pass", "CustomGraphPass")
+_HASH = ("torch._inductor.custom_graph_pass", "get_hash_for_files")
+_FORCE = ("torch._inductor.inductor_prims", "force_stride_order")
+
+_aten = torch.ops.aten
+_VIEWS = (
+    _aten.expand.default,
+    _aten.permute.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.unsqueeze.default,
+)
+
+
+def reads_across(operator: Any, tensor: Any, result: Any) -> bool:
+    """Whether a pointwise operator reads a tensor along its rows' start, again and again: a few elements apart.
+
+    Args:
+        operator: of `torch.ops`.
+        tensor: any input of it; for what is no strided tensor of known sizes the answer is no.
+        result: its output.
+    """
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()) or not (_is_known(tensor) and _is_known(result)):
+        return False
+    spread = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    length, apart = max(spread, default=(1, 1))
+    elements = math.prod(size for size, _ in spread)
+    return length >= LANES and apart in SHORT and result.numel() >= AGAIN * elements
+
+
+def lay_out(graph: torch.fx.Graph) -> int:
+    """Have a graph of `aten` operators read short rows as arrays; return how many tensors are laid out.
+
+    Who else uses such a tensor, or a view of it, keeps it as it is.
+    """
+    force = private.look_up(_WHO, _FORCE)
+    arrays: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        for read in node.all_input_nodes:
+            if not reads_across(node.target, read.meta.get("val"), node.meta.get("val")):
+                continue
+            views = [read]
+            while views[-1].target in _VIEWS:
+                views.append(views[-1].all_input_nodes[0])
+            rows = views.pop()
+            if rows not in arrays and (stride := _as_arrays(rows.meta.get("val"))):
+                with graph.inserting_after(rows):
+                    arrays[rows] = graph.call_function(force, (rows, stride))
+                    arrays[rows].meta["val"] = rows.meta["val"].new_empty_strided(rows.meta["val"].shape, stride)
+            if rows in arrays:
+                node.replace_input_with(read, _view_again(graph, node, views, arrays[rows]))
+    return len(arrays)
+
+
+@functools.cache
+def graph_pass() -> Any:
+    """Return what Inductor takes as its option `post_grad_custom_pre_pass`: one and the same, as options are compared.
+
+    Raises:
+        UnsupportedError: this torch has no such door.
+    """
+    private.check(_WHO, (_PASS, _HASH, _FORCE))
+    base: Any = private.look_up(_WHO, _PASS)
+
+    class StructureOfArrays(base):  # type: ignore[misc]
+        """The pass: counts the graphs that it was given, and those that it changed."""
+
+        def __init__(self) -> None:
+            self.seen = self.changed = 0
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            self.seen += 1
+            self.changed += lay_out(graph) > 0
+
+        def uuid(self) -> Any:
+            """Return what compiled code is kept under beside its graph."""
+            return private.look_up(_WHO, _HASH)((__file__,))
+
+        @contextlib.contextmanager
+        def effective(self) -> Iterator[None]:
+            """Watch a first call: of the graphs that are compiled, and not found compiled, one must be changed."""
+            seen, changed = self.seen, self.changed
+            yield
+            if self.seen > seen and self.changed == changed:
+                raise UnsupportedError(
+                    f"{_WHO} changes nothing here: no graph reads rows of {SHORT[0]} to {SHORT[-1]} elements, "
+                    f"{LANES} rows or more, {AGAIN} times or more"
+                )
+
+    return StructureOfArrays()
+
+
+def _is_known(tensor: Any) -> bool:
+    strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested
+    return strided and all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
+
+
+def _as_arrays(rows: Any) -> list[int] | None:
+    """Return the strides of rows with their last dimension outermost; None for what does not lie as rows."""
+    if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT or not rows.is_contiguous():
+        return None
+    return [*(stride // rows.shape[-1] for stride in rows.stride()[:-1]), rows.numel() // rows.shape[-1]]
+
+
+def _view_again(
+    graph: torch.fx.Graph, reader: torch.fx.Node, views: list[torch.fx.Node], arrays: torch.fx.Node
+) -> torch.fx.Node:
+    """Copy views, the last of them first, onto another tensor; return what the reader is to read."""
+    seen = arrays
+    with graph.inserting_before(reader):
+        for view in reversed(views):
+            seen = graph.node_copy(view, lambda _, below=seen: below)  # type: ignore[misc]
+    return seen
