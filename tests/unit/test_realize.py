@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -359,6 +359,19 @@ def test_signatures_look_into_dataclasses() -> None:
     assert of(Batch(x)) != of(x, "")
     assert of(batch=Batch(Batch(x))) == of(batch=Batch(Batch(torch.randn(2, 4))))
     assert of(batch=Batch(Batch(x))) != of(batch=Batch(Batch(x.double())))
+
+
+@dataclass
+class Counted:
+    values: torch.Tensor
+    mask: torch.Tensor = field(init=False)
+    count: int = field(init=False, default=0)
+
+
+def test_signatures_look_into_fields_that_nobody_is_asked_for() -> None:
+    one, longer, more, unset = (Counted(torch.ones(2)) for _ in range(4))
+    one.mask, longer.mask, more.mask, more.count = torch.ones(2), torch.ones(3), torch.ones(2), 1
+    assert len({signature_of((found,), {}) for found in (one, longer, more, unset)}) == 4
 
 
 def test_signatures_take_plain_data_by_value_and_objects_by_type() -> None:

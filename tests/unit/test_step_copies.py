@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from step_samples import Blocks, a_step, batch, everything, same
 
-import torchwise
 from torchwise.errors import WorkloadError
 from torchwise.trial.loading import save
 from torchwise.workload import Example, Workload
@@ -60,8 +60,25 @@ def by_partial_of_a_closure(model: Blocks) -> Callable[..., torch.Tensor]:
     return functools.partial(lambda o, y, times: ce(o, y) + times * model.leave.weight.square().sum(), times=2)
 
 
+def by_a_bound_closure(model: Blocks) -> Callable[..., torch.Tensor]:
+    def penalty() -> torch.Tensor:
+        return model.leave.weight.square().sum()
+
+    return functools.partial(lambda more, o, y, penalty: ce(o, y) + more() + penalty(), penalty, penalty=penalty)
+
+
 @pytest.mark.parametrize(
-    "of", [by_model, by_parameter, by_list, by_another_function, by_default, by_partial, by_partial_of_a_closure]
+    "of",
+    [
+        by_model,
+        by_parameter,
+        by_list,
+        by_another_function,
+        by_default,
+        by_partial,
+        by_partial_of_a_closure,
+        by_a_bound_closure,
+    ],
 )
 def test_a_loss_that_closes_over_the_model_goes_along_with_a_copy(of: Any) -> None:
     model = Blocks()
@@ -74,17 +91,62 @@ def test_a_loss_that_closes_over_the_model_goes_along_with_a_copy(of: Any) -> No
     assert same([*model.parameters()], [*Blocks().parameters()])
 
 
+def test_a_compiled_loss_goes_along_also_where_it_is_compiled_with_more() -> None:
+    model, fresh = Blocks(), Blocks()
+    copied = a_step(model, loss=torch.compile(by_parameter(model), backend="eager")).copy()
+    torch.nn.init.zeros_(model.enter.weight)
+    whole = torch.compile(copied.loss_of, backend="eager")
+    torch.testing.assert_close(whole(*batch(8, 0)), a_step(fresh, loss=by_parameter(fresh)).loss_of(*batch(8, 0)))
+
+
+def helper() -> torch.Tensor:
+    return sum((p.square().sum() for p in GLOBAL.parameters()), torch.zeros(()))  # type: ignore[union-attr]
+
+
+def with_default(o: torch.Tensor, y: torch.Tensor, penalty: Any = lambda: helper()) -> torch.Tensor:
+    return ce(o, y) + penalty()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, y: ce(o, y) + sum(p.sum() for q in (1,) for p in GLOBAL.parameters()),  # type: ignore[union-attr]
+        lambda o, y: ce(o, y) + helper(),
+        with_default,
+        functools.partial(lambda o, y, penalty: ce(o, y) + penalty(), penalty=helper),
+    ],
+    ids=["itself", "by a helper", "by a default", "by what is bound"],
+)
 def test_a_loss_by_a_global_name_is_refused_where_a_copy_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    loss: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     model = Blocks()
     monkeypatch.setitem(globals(), "GLOBAL", model)
-    step = a_step(model, loss=lambda o, y: ce(o, y) + sum(p.sum() for q in (1,) for p in GLOBAL.parameters()))  # type: ignore[union-attr]
+    step = a_step(model, loss=loss)
     step(*batch())  # as written it runs
     with pytest.raises(WorkloadError, match=r"global name 'GLOBAL'.*functools.partial\(loss, GLOBAL=GLOBAL\)"):
         step.copy()
     with pytest.raises(WorkloadError, match="global name 'GLOBAL'"):
         save(Workload(step, (Example(batch()),)), str(tmp_path / "step.pt"))
+
+
+def test_an_attribute_of_such_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Blocks()
+    monkeypatch.setitem(globals(), "mT", model)
+    step = a_step(model, loss=lambda o, y: ce(o.mT.mT, y))
+    assert step.copy()(*batch(8, 0)) == step(*batch(8, 0))
+
+
+def test_a_loss_that_closes_over_what_cannot_be_copied_says_so() -> None:
+    lock = threading.Lock()
+
+    def count() -> bool:
+        return lock.locked()
+
+    step = a_step(loss=lambda o, y: ce(o, y) + count())
+    step(*batch())  # as written it runs
+    with pytest.raises(WorkloadError, match=r"count closes over 'lock', which cannot be copied \(TypeError: .*global"):
+        step.copy()
 
 
 def sign_update(p: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
@@ -124,4 +186,3 @@ def test_a_scheduler_that_cannot_be_put_back_is_refused() -> None:
 
     with pytest.raises(WorkloadError, match="of type Duck, but must have state_dict"):
         a_step(scheduler=Duck)
-    assert torchwise.TrainStep is type(a_step())

@@ -22,7 +22,7 @@ from torchwise.realize.capture.training import TrainingState
 from torchwise.runtime.undo import Undo
 from torchwise.training import PlannedForward
 from torchwise.trial.loading import AgainAndAgain
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import buffers_of, kept_buffers
 
 
 class Counting(torch.nn.Module):
@@ -80,11 +80,38 @@ def test_buffers_that_are_assigned_anew_are_put_back(keeping: Callable[[torch.nn
     assert same([*values.values()], [*model.state_dict().values()])
 
 
-def test_a_cache_that_grew_is_left() -> None:
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda model: setattr(model, "cache", torch.ones(5)),
+        lambda model: setattr(model.cache, "data", torch.ones(5)),
+        lambda model: model.cache.resize_(5).fill_(1),
+    ],
+    ids=["assigned", "as its data", "in place"],
+)
+def test_a_cache_that_grew_is_left(grow: Callable[[Counting], Any]) -> None:
     model = Counting()
     with kept_buffers(model):
-        model.cache = torch.ones(5)
-    assert model.cache.shape == (5,)
+        grow(model)
+        model.written += 1
+    assert torch.equal(model.cache, torch.ones(5))
+    assert model.written == 0
+
+
+def test_a_buffer_that_several_modules_hold_is_copied_once() -> None:
+    model = torch.nn.Sequential(Counting(), Counting())
+    mask = torch.zeros(6)
+    for part in model:
+        part.register_buffer("mask", mask)
+    kept = [buffer for buffer in buffers_of(model) if buffer.name == "mask"]
+    assert [buffer.holder for buffer in kept] == [*model]
+    assert len({buffer.values.data_ptr() for buffer in kept}) == 1
+    model[0].mask = torch.ones(6)
+    model[1].mask += 2
+    for buffer in kept:
+        buffer.put_back()
+    assert model[0].mask is model[1].mask is mask
+    assert not mask.any()
 
 
 def test_buffers_that_nobody_changed_are_not_written() -> None:

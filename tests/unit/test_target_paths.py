@@ -36,6 +36,16 @@ def test_the_last_colon_divides_where_a_file_stands_before_it(target: str, parts
     assert split(target) == (parts[0], ":", parts[1])
 
 
+def test_schemes_are_looked_up_only_where_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: asked.append(group) or [])
+    for target in ("model.py:make", "package.module:make", "hf:org/model@task=a:b"):
+        split(target)
+    assert asked == []
+    split("a:model.py:make")
+    assert asked == ["torchwise.targets"]
+
+
 def test_a_file_in_a_folder_with_a_colon_is_loaded() -> None:
     path = Path("sp ace:ü/ñ/phüsics.py")
     path.parent.mkdir(parents=True)

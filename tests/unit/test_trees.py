@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+import functools
+from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -119,6 +120,28 @@ def test_a_dataclass_is_copied_as_it_is_and_not_made_anew() -> None:
     assert torch.equal(angle.turns, t(3))
     negative = trees.map_tensors(torch.neg, Still(t(1)))
     assert (negative.value[0].item(), negative.note) == (-1, "as made")
+
+
+@dataclass
+class Tokens:
+    ids: torch.Tensor
+
+    @functools.cached_property
+    def mask(self) -> torch.Tensor:
+        return self.ids != 0
+
+
+def test_a_copy_computes_a_cached_property_from_its_own_values() -> None:
+    tokens = Tokens(torch.tensor([1, 0, 2, 0]))
+    assert tokens.mask.tolist() == [True, False, True, False]
+    first, second = (trees.map_tensors(lambda t, number=number: t.chunk(2)[number], tokens) for number in (0, 1))
+    assert (first.mask.tolist(), second.ids.tolist()) == ([True, False], [2, 0])
+    assert "mask" in vars(tokens)
+
+
+def test_what_is_walked_here_has_its_place_in_the_form() -> None:
+    pair, items = Still(t(1)), UserDict(a=t(1))
+    assert trees.form((pair, items)) != trees.form((items, pair))
 
 
 def test_a_class_that_is_a_dataclass_is_a_leaf() -> None:

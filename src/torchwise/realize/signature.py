@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -202,8 +201,5 @@ def _leaf_key(leaf: Any) -> Any:
         return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.is_neg(), leaf.is_conj())
     if is_plain(leaf):
         return plain_key(leaf)
-    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):  # walked as `trees` walks it
-        return (type(leaf), *(_tree_key(getattr(leaf, f.name)) for f in dataclasses.fields(leaf) if f.init))
-    if trees.is_kind_of_dict(leaf):
-        return (type(leaf), _tree_key(dict(leaf)))
-    return type(leaf)
+    held = trees.held_by(leaf)
+    return type(leaf) if held is None else (type(leaf), _tree_key(held))

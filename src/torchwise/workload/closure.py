@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import types
 from collections.abc import Iterator
 from typing import Any
+
+from torchwise.errors import WorkloadError
 
 
 def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
@@ -15,9 +18,14 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
     Args:
         thing: perhaps a function.
         memo: of `copy.deepcopy`: what was copied already is not copied again.
+
+    Raises:
+        WorkloadError: it closes over what cannot be copied.
     """
     if isinstance(thing, functools.partial):  # itself a copy, but of a function none is made there
-        return functools.partial(with_copied_closure(thing.func, memo), *thing.args, **thing.keywords)
+        args = [with_copied_closure(value, memo) for value in thing.args]
+        bound = {name: with_copied_closure(value, memo) for name, value in thing.keywords.items()}
+        return functools.partial(with_copied_closure(thing.func, memo), *args, **bound)
     if not isinstance(thing, types.FunctionType) or not (
         thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__
     ):
@@ -27,33 +35,51 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
     cells = tuple(types.CellType() for _ in thing.__closure__ or ())
     copied = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, None, cells)
     memo[id(thing)] = copied  # first, for a function may close over itself
-    vars(copied).update(vars(thing))
+    # Whoever looks for what a function wraps, as Dynamo does, finds that of the copy.
+    vars(copied).update({name: with_copied_closure(value, memo) for name, value in vars(thing).items()})
     copied.__qualname__, copied.__module__, copied.__doc__ = thing.__qualname__, thing.__module__, thing.__doc__
     copied.__defaults__ = tuple(_copied(value, memo) for value in thing.__defaults__ or ()) or None
     copied.__kwdefaults__ = {k: _copied(v, memo) for k, v in (thing.__kwdefaults__ or {}).items()} or None
-    for cell, held in zip(cells, thing.__closure__ or (), strict=True):
+    for name, cell, held in zip(thing.__code__.co_freevars, cells, thing.__closure__ or (), strict=True):
         for content in _content(held):
-            cell.cell_contents = _copied(content, memo)
+            try:
+                cell.cell_contents = _copied(content, memo)
+            except WorkloadError:
+                raise
+            except Exception as error:  # objects of any kind copy themselves in their own way
+                raise WorkloadError(
+                    f"{thing.__qualname__} closes over {name!r}, which cannot be copied ({type(error).__name__}: "
+                    f"{error}): reach it by a global name"
+                ) from error
     return copied
 
 
 def functions_of(thing: Any) -> Iterator[types.FunctionType]:
-    """Yield a function and those that it closes over."""
+    """Yield a function, those that it holds on to, and those that it finds by global names."""
     waiting, seen = [thing], set()
     while waiting:
-        function = waiting.pop()
-        while isinstance(function, functools.partial):
-            function = function.func
-        if isinstance(function, types.FunctionType) and id(function) not in seen:
-            seen.add(id(function))
-            yield function
-            waiting += [found for cell in function.__closure__ or () for found in _content(cell)]
+        found = waiting.pop()
+        if isinstance(found, functools.partial):
+            waiting += [found.func, *found.args, *found.keywords.values()]
+        elif isinstance(found, types.FunctionType) and id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            waiting += [content for cell in found.__closure__ or () for content in _content(cell)]
+            waiting += [*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values()]
+            waiting += globals_of(found).values()
 
 
-def names_of(code: types.CodeType) -> set[str]:
-    """Return the names that code looks up, and what is defined in it."""
-    inner = (names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
+def globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return what a function, and what is defined in it, looks up by global names."""
+    known = function.__globals__
+    return {name: known[name] for name in _global_names(function.__code__) if name in known}
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    # Not `co_names`, which has the names of attributes, too.
+    names = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return set(names).union(*inner)
 
 
 def _content(cell: types.CellType) -> list[Any]:

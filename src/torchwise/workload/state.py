@@ -33,19 +33,22 @@ class KeptBuffer:
         the model remembers elsewhere how far it goes.
         """
         now = getattr(self.holder, self.name, None)
+        if now is None or any(getattr(now, a) != getattr(self.values, a) for a in ("shape", "dtype", "device")):
+            return
         if now is not self.tensor:
-            if now is None or any(getattr(now, a) != getattr(self.values, a) for a in ("shape", "dtype", "device")):
-                return
             setattr(self.holder, self.name, self.tensor)
         if not trees.equal(self.tensor, self.values):  # which takes NaN for equal: NaN is not written anew
             trees.write(self.tensor, self.values)
 
 
 def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
-    """Copy the buffers of modules, one after another; parameters and other state are not looked at."""
+    """Copy the buffers of modules, one that several hold but once; parameters and other state are not looked at."""
+    copies: dict[int, torch.Tensor] = {}
     for holder in dict.fromkeys(part for module in modules for part in module.modules()):
         for name, buffer in holder.named_buffers(recurse=False, remove_duplicate=False):
-            yield KeptBuffer(holder, name, buffer, buffer.detach().clone())
+            if id(buffer) not in copies:
+                copies[id(buffer)] = buffer.detach().clone()
+            yield KeptBuffer(holder, name, buffer, copies[id(buffer)])
 
 
 @contextmanager

@@ -83,8 +83,8 @@ def check_loss(step: TrainStep) -> None:
     """
     parts = {id(part) for module in step.modules().values() for part in (*module.modules(), *module.parameters())}
     for function in closure.functions_of(step.loss):
-        for name in closure.names_of(function.__code__):
-            if id(function.__globals__.get(name)) in parts:
+        for name, value in closure.globals_of(function).items():
+            if id(value) in parts:
                 raise WorkloadError(
                     f"the loss reads the model by the global name {name!r}, by which a copy's loss would read the "
                     f"original's weights: bind it, as functools.partial(loss, {name}={name})"

@@ -96,8 +96,8 @@ def lost_attributes(optimizer: Any) -> dict[str, Any]:
     """
     if not hasattr(optimizer, "__getstate__"):
         return {}
-    kept = {*optimizer.__getstate__(), *(name for name in vars(optimizer) if name.startswith("_optimizer_"))}
-    return {name: value for name, value in vars(optimizer).items() if name not in kept | HUNG}
+    kept = {*optimizer.__getstate__(), *HUNG, *(name for name in vars(optimizer) if name.startswith("_optimizer_"))}
+    return {name: value for name, value in vars(optimizer).items() if name not in kept}
 
 
 def are_hooked(parameters: Iterable[torch.Tensor]) -> bool:

@@ -76,7 +76,8 @@ def split(target: str) -> tuple[str, str, str]:
     The first colon divides; before the name in a file it is the last, as a path may hold colons of its own.
     """
     first, last = target.partition(":"), target.rpartition(":")
-    return last if last[0].endswith(".py") and first[0] not in _schemes() else first
+    is_file = last != first and last[0].endswith(".py") and first[0] not in _schemes()
+    return last if is_file else first
 
 
 def find_factory(target: str) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import operator
 from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -27,9 +29,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     def visit(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
-        if _is_plain_dataclass(leaf):
-            return _with(leaf, {name: map_tensors(function, value) for name, value in _fields(leaf).items()})
-        return _with_items(leaf, map_tensors(function, dict(leaf))) if is_kind_of_dict(leaf) else leaf
+        held = held_by(leaf)
+        return leaf if held is None else _with(leaf, map_tensors(function, held))
 
     return _pytree.tree_map(visit, tree)
 
@@ -41,19 +42,22 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for path, leaf in _pytree.tree_flatten_with_path(tree)[0]:
         name = prefix + _pytree.keystr(path)
-        if _is_plain_dataclass(leaf):
-            for field, value in _fields(leaf).items():
-                found += named_leaves(value, f"{name}.{field}")
-        elif is_kind_of_dict(leaf):
-            found += named_leaves(dict(leaf), name)
-        else:
+        held = held_by(leaf)
+        if held is None:
             found.append((name, leaf))
+        elif dataclasses.is_dataclass(leaf):
+            for field, value in held.items():
+                found += named_leaves(value, f"{name}.{field}")
+        else:
+            found += named_leaves(held, name)
     return found
 
 
 def is_leaf(thing: Any) -> bool:
     """Whether nothing is looked for inside."""
-    return type(thing) is not dict and [id(leaf) for _, leaf in named_leaves(thing)] == [id(thing)]
+    from torch.utils import _pytree
+
+    return _pytree.tree_is_leaf(thing) and held_by(thing) is None
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -93,8 +97,7 @@ def form(tree: Any) -> str:
     from torch.utils import _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
-    parts = [form(_fields(leaf)) for leaf in leaves if _is_plain_dataclass(leaf)]
-    parts += [form(dict(leaf)) for leaf in leaves if not _is_plain_dataclass(leaf) and is_kind_of_dict(leaf)]
+    parts = [form(held) for leaf in leaves if (held := held_by(leaf)) is not None]
     return " ".join([_form_of(spec), *parts])
 
 
@@ -174,37 +177,37 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def is_kind_of_dict(leaf: Any) -> bool:
-    """Whether a leaf is a kind of dict that is walked here, for a copy whose items are set anew is like it.
+def held_by(leaf: Any) -> dict[Any, Any] | None:
+    """Return what is in a leaf that is walked here: the fields of a dataclass, the items of a kind of dict; or None.
 
-    Of other mappings a copy may share what holds the items, and one that has its tensors as attributes, too, would keep
-    the old ones there.
+    Kinds of dict alone, for a copy whose items are set anew is like them. Of other mappings a copy may share what holds
+    the items, and one that has its tensors as attributes, too, would keep the old ones there.
     """
     import torch
 
+    if isinstance(leaf, torch.Tensor):  # the usual case is the quickest
+        return None
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if hasattr(leaf, f.name)}
+    if not isinstance(leaf, (dict, UserDict)):
+        return None
     attributes = getattr(leaf, "__dict__", {}).values()
-    return isinstance(leaf, (dict, UserDict)) and not any(isinstance(value, torch.Tensor) for value in attributes)
+    return None if any(isinstance(value, torch.Tensor) for value in attributes) else dict(leaf)
 
 
-def _with_items(leaf: Any, items: dict[Any, Any]) -> Any:
-    copied = copy.copy(leaf)
-    for key, value in items.items():
-        copied[key] = value
-    return copied
+def _with(leaf: Any, held: dict[Any, Any]) -> Any:
+    """Copy what is walked here with other values in it.
 
-
-def _is_plain_dataclass(leaf: Any) -> bool:
-    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
-
-
-def _fields(leaf: Any) -> dict[str, Any]:
-    return {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if hasattr(leaf, f.name)}
-
-
-def _with(leaf: Any, values: dict[str, Any]) -> Any:
-    """Copy a dataclass with other values; made anew, it would compute its `__post_init__` and defaults once more."""
-    copied = copy.copy(leaf)
-    write = object.__setattr__ if leaf.__dataclass_params__.frozen else setattr
-    for name, value in values.items():
+    A dataclass that is made anew would compute its `__post_init__` and defaults once more. What a cached property holds
+    was computed from the old values, and is left behind.
+    """
+    copied, params = copy.copy(leaf), getattr(leaf, "__dataclass_params__", None)
+    write: Callable[[Any, Any, Any], None] = operator.setitem
+    if params is not None:
+        write = object.__setattr__ if params.frozen else setattr
+    for name, value in held.items():
         write(copied, name, value)
+    for name in {*getattr(copied, "__dict__", ())}.difference(held):
+        if isinstance(getattr(type(leaf), name, None), functools.cached_property):
+            del copied.__dict__[name]
     return copied
