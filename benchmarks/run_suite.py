@@ -66,8 +66,8 @@ def main() -> None:
 
 
 def unfinished(targets: list[str], contenders: tuple[str, ...], done: Benchmark | None) -> list[str]:
-    """Return the targets that lack a row of some contender."""
-    have = {(row.workload.target, row.contender) for row in done.rows} if done else set()
+    """Return the targets that lack a row of some contender; one that was refused may have been mended since."""
+    have = {(row.workload.target, row.contender) for row in done.rows if not row.refused} if done else set()
     return [target for target in targets if any((target, name) not in have for name in contenders)]
 
 
@@ -162,8 +162,10 @@ def merge(results: Path) -> None:
     if not parts or not found:
         return
     rows = {row.key: row for benchmark in found for row in benchmark.rows}
+    # The hardware is measured once a target has been seen to run, so not by a lane whose targets were all refused.
+    peaks = next((benchmark.peaks for benchmark in found if benchmark.peaks), None)
     beside = results.with_suffix(".new")
-    beside.write_text(replace(found[0], rows=tuple(rows.values())).to_json())
+    beside.write_text(replace(found[0], rows=tuple(rows.values()), peaks=peaks).to_json())
     beside.replace(results)
     for part in parts:
         part.unlink()

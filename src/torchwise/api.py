@@ -123,7 +123,7 @@ def tune(
         memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs; plans that take
             more are not decided for.
         store: URL or file of the store; by default in the user's data directory.
-        fresh: forget what is stored for this workload and measure anew.
+        fresh: forget the stored study, which targets of one structure share, and measure anew.
         progress: whether to show what is being tried.
 
     Raises:

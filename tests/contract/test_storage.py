@@ -320,6 +320,23 @@ class StorageContract:
         storage.delete_study(study.id)
         assert storage.decisions() == []
 
+    def test_each_target_of_a_study_keeps_how_its_search_ended(self, storage: Storage, study: Study) -> None:
+        mine, app = a_decision(), WorkloadSpec("app:factory")
+        other = a_decision(TUNED, workload=app)
+        ended, stopped = StudyState.DECIDED, StudyState.INTERRUPTED
+        for decision, workload, state, states in (
+            (mine, mine.workload, stopped, None),
+            (other, app, ended, [ended, stopped, ended]),
+            (mine, mine.workload, ended, [ended, ended, ended]),
+            (other, app, stopped, [stopped, ended, stopped]),
+            (None, mine.workload, stopped, [stopped, ended, stopped]),  # which left what was decided before
+        ):
+            asked = (workload, "quick")
+            storage.conclude(study.id, state=state, decision=decision, excluded=[], seconds=0, asked=asked)
+            targets = (None, mine.workload.target, "app:factory")
+            assert states in (None, [storage.get_study(study.id, target).state for target in targets])
+            assert states in (None, [row.state for target in targets for row in storage.list_studies(target)])
+
     # From elsewhere
 
     def test_an_imported_study_comes_whole(self, storage: Storage, study: Study) -> None:

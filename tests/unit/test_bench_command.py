@@ -258,10 +258,15 @@ def test_a_target_that_cannot_be_used_is_bad_input_and_its_rows_say_why(monkeypa
     monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda: workers)
     monkeypatch.setenv("COLUMNS", "200")
     options = ("--device", "cpu", "--contenders", "eager", "--effort", "quick", "--resume", tmp_path / "bench.json")
+    assert run(TARGET, *options) == 2
+    shown = capsys.readouterr().out
+    assert "eager: m.py has no 'f'" in shown
+    assert "Next" not in shown, "nothing was timed that could be compared"
     assert run(TARGET, other, *options) == 2
-    assert "eager: m.py has no 'f'" in capsys.readouterr().out
+    assert "torchwise compare" in capsys.readouterr().out
     assert run(other, *options) == 0, "what is not asked for is nobody's bad input"
     workers.plain = {}
+    assert run(TARGET, *options, "--contenders", "default") == 0, "what another contender was refused counts there"
     assert run(TARGET, other, *options) == 0
 
 

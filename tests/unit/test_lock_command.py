@@ -128,6 +128,20 @@ def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
         ran("lock", TARGET, "--store", "store.db")
 
 
+@pytest.mark.parametrize(("unfinished", "finished"), [(TARGET, "b:c"), ("b:c", TARGET)])
+def test_of_targets_that_share_a_study_one_alone_may_be_unfinished(
+    storage: Storage, unfinished: str, finished: str
+) -> None:
+    ends = {unfinished: StudyState.INTERRUPTED, finished: StudyState.DECIDED}
+    study = stored(storage, a_study(), state=ends[TARGET])
+    other = a_study("b:c")
+    asked = (other.workload, "quick")
+    storage.conclude(study.id, state=ends["b:c"], decision=other.decision, excluded=(), seconds=0.0, asked=asked)
+    assert finished in locked(finished)
+    with pytest.raises(InputError, match=f"study 1 of {unfinished} is interrupted"):
+        locked(unfinished)
+
+
 def test_a_decision_whose_study_is_gone_is_not_locked(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(storage, a_study())
     monkeypatch.setattr(Storage, "list_studies", lambda *_: [])  # as after somebody else deleted it

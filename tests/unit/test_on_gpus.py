@@ -218,6 +218,19 @@ def test_a_lane_goes_on_with_its_rows_and_those_that_there_are_of_a_target(
     assert part.peaks == done.peaks
 
 
+def test_a_target_that_was_refused_is_left_to_run_and_costs_the_others_nothing(
+    run_suite: ModuleType, tmp_path: Path
+) -> None:
+    refused = a_benchmark((a_row("eager", None, workload=a_spec("a:a"), refused=True),), peaks=None)
+    timed = a_benchmark((a_row("eager", workload=a_spec("b:b")),))
+    for number, part in enumerate((refused, timed)):
+        (tmp_path / f"results.part-{number}.json").write_text(part.to_json())
+    run_suite.merge(tmp_path / "results.json")
+    found = run_suite.read(tmp_path / "results.json")
+    assert (found.rows, found.peaks) == ((*refused.rows, *timed.rows), timed.peaks)
+    assert run_suite.unfinished(["a:a", "b:b"], ("eager",), found) == ["a:a"]
+
+
 def test_kernels_of_plans_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     script = importlib.import_module("plan_kernels")

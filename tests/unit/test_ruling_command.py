@@ -148,6 +148,17 @@ def test_what_was_ruled_for_a_target_that_shares_the_study_is_withdrawn_after_th
     assert run("withdraw", "1", "eager", "--store", store).startswith("Nothing is ruled about eager")
 
 
+def test_what_was_ruled_for_another_target_of_the_model_is_withdrawn_whatever_its_study_allowed(store: str) -> None:
+    assert STUDY.decision is not None
+    workload = replace(STUDY.workload, target="app:other")
+    other = replace(STUDY, allow="reduced", workload=workload, decision=replace(STUDY.decision, workload=workload))
+    with open_storage(store) as storage:
+        storage.import_study(other)
+    run("pin", "2", "eager", "--by", "bob", "--store", store)
+    scope = SCOPE.replace("zoo:vision.resnet50", "app:other")
+    assert run("withdraw", "1", "eager", "--store", store) == f"Withdrawn: what was ruled about eager for {scope}.\n"
+
+
 def test_a_store_that_cannot_be_written_is_an_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwise.store.sqlite.is_writable", lambda _: False)
     with pytest.raises(StorageError, match="is read-only, but this writes"):

@@ -128,6 +128,16 @@ def test_decisions_of_further_targets_are_lost_on_the_way_back_only_if_somebody_
         assert again.decisions() == []
 
 
+@pytest.mark.parametrize("state", [StudyState.DECIDED, StudyState.INTERRUPTED])
+def test_a_decision_that_does_not_say_how_its_search_ended_is_of_the_study_s_last(url: str, state: StudyState) -> None:
+    with open_storage(url) as storage:
+        study = create(storage)
+        storage.conclude(study.id, state=state, decision=a_decision(), excluded=[], seconds=1)
+    downgrade_storage(url, "0004")
+    with open_storage(url) as again:
+        assert again.get_study(study.id, a_decision().workload.target).state is state
+
+
 @pytest.mark.parametrize("revision", ["base", "-1", "9999", ""])
 def test_only_a_known_schema_is_gone_back_to(url: str, revision: str) -> None:
     said = rf"schema is '{revision}', but must be one of 0001, .*, which is "

@@ -159,6 +159,17 @@ def test_targets_of_one_structure_keep_their_decisions(storage: Storage, table: 
     assert storage.get_study(first.id, "zoo:anything").decision == first.decision
 
 
+def test_targets_of_one_structure_are_measured_anew_together(storage: Storage, table: Table) -> None:
+    """No decision stays whose measurements are forgotten; what is measured by then is enough for the others."""
+    other = Request(WorkloadSpec("zoo:another", calls=10**6))
+    for asked in (request(), replace(other, fresh=True)):
+        study = run_study(asked, storage, table, Silent())
+    assert storage.decisions() == [study.decision]
+    table.ran.clear()
+    again = run_study(request(), storage, table, Silent())
+    assert (again.id, table.tried(), len(storage.decisions())) == (study.id, [], 2)
+
+
 def test_called_ten_times_it_stays_with_eager_and_compiles_nothing(storage: Storage, table: Table) -> None:
     study = run_study(request(calls=10), storage, table, Silent())
     assert study.decision is not None

@@ -134,8 +134,7 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
         )
         typer.echo(f"torchwise: interrupted; finished rows are kept, and {kept}", err=True)
         raise typer.Exit(130)
-    asked = [request.workload(target) for target in request.targets]
-    if done and any(row.refused and row.workload in asked for row in done.rows):
+    if done and any(row.refused and row.key in _wanted(request) for row in done.rows):
         raise typer.Exit(2)
 
 
@@ -155,19 +154,25 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
     """Return the commands that make sense next, the most useful first."""
-    from torchwise.bench.contenders import find
-
     found = []
-    asked = (request.device, request.mode, request.objective)
-    wanted = {(target, *asked, contender.name) for target in request.targets for contender in find(request.contenders)}
+    wanted = _wanted(request)
     if left := len(wanted - {row.key for row in done.rows}):
         again = "the same command again" if files.resume else "the same command with --resume bench.json"
         found.append(f"{again}: {left} of {len(wanted)} rows are not done")
-    exported = next((str(file) for file in files.exports if file.suffix == ".json"), None)
-    found.append(
-        f"torchwise compare {exported or 'BEFORE.json'} AFTER.json" + ("" if exported else "  (after --export)")
-    )
+    if any(row.performance for row in done.rows):  # else there is nothing that another benchmark could be held against
+        exported = next((str(file) for file in files.exports if file.suffix == ".json"), None)
+        found.append(
+            f"torchwise compare {exported or 'BEFORE.json'} AFTER.json" + ("" if exported else "  (after --export)")
+        )
     return found
+
+
+def _wanted(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
+    """Return the keys of the rows that are asked for."""
+    from torchwise.bench.contenders import find
+
+    asked = (request.device, request.mode, request.objective)
+    return {(target, *asked, contender.name) for target in request.targets for contender in find(request.contenders)}
 
 
 def _suite(

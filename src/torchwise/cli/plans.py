@@ -166,7 +166,7 @@ def reject(
 
 @plans.command("withdraw")
 def withdraw(study: StudyArgument, plan: PlanArgument = None, store: Store = None) -> None:
-    """Take back what was ruled about a plan, for the study's target or else for another that shares the study."""
+    """Take back what was ruled about a plan, for the study's target or else for another of its model and inputs."""
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage
     from torchwise.study.ruling import rulings_on

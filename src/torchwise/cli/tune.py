@@ -44,7 +44,10 @@ def tune(
     plan: Annotated[
         list[str] | None, typer.Option(help="Try exactly this plan, as JSON, instead of searching; may be repeated.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is stored; measure anew.")] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Forget the stored study, which targets of one structure share; measure anew."),
+    ] = False,
     launcher: Launcher = "process",
     address: Address = None,
     store: Store = None,

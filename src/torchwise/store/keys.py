@@ -53,7 +53,7 @@ class StudySummary:
         target: what was asked to be tuned last; in a list of one target's studies, that target.
         device: where.
         mode: "inference" or "training".
-        state: whether the search has ended.
+        state: whether the search has ended; in a list of one target's studies, that for this target.
         trials: how many trials there are, running ones included.
         plan: the decided plan in a few words; None while undecided.
         speedup: of the decided plan; None while undecided, and for eager.

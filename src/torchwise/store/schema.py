@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest migration: the schema that this version reads and writes."""
 
 VERSION_TABLE = "torchwise_schema"
@@ -71,6 +71,7 @@ decisions = Table(
     Column("speedup_high", Double),
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),
+    Column("state", Text, nullable=False),  # of the search for this target; the study's is of the last
     Index("torchwise_decisions_target", "target", "decided_at"),
     Index("torchwise_decisions_identity", "identity"),
 )

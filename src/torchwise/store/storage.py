@@ -128,7 +128,8 @@ class Storage:
 
         Args:
             study_id: the study.
-            target: whose decision and workload are wanted; by default the last decision, and what was asked last.
+            target: whose decision, workload and state are wanted; by default the last decision, and those of what was
+                asked last.
         """
         return self._database.read(lambda c: studies.get(c, study_id, target))
 
@@ -136,7 +137,7 @@ class Storage:
         """List all studies, or those of `target`, newest first, without reading their samples.
 
         Args:
-            target: only studies that were asked for this one, each with its decision for it.
+            target: only studies that were asked for this one, each with its decision for it and how that search ended.
             limit: at most so many.
         """
         return self._database.read(lambda c: studies.summaries(c, target, limit))
@@ -198,7 +199,7 @@ class Storage:
 
         Args:
             study_id: the study.
-            state: replaces the stored one.
+            state: replaces the stored one, and goes with the decision.
             decision: replaces the stored one for its target; None keeps it.
             excluded: replaces the stored list.
             seconds: time spent since the last call; added to what is stored.

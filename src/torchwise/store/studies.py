@@ -67,24 +67,26 @@ def add_whole(connection: Connection, study: Study, records: Sequence[dict[str, 
 
 
 def get(connection: Connection, study_id: int, target: str | None = None) -> Study:
-    """Read a study with its trials, and with its last decision or that for `target`."""
+    """Read a study with its trials, and with its last decision, or with that for `target` and how that search ended."""
     require(connection, study_id)
     row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
-    study = load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT)
-    which = _last_target(study_id) if target is None else target
-    made = select(decisions).where(decisions.c.study_id == study_id, decisions.c.target == which)
-    decided = connection.execute(made).one_or_none()
-    decision = _read_decision(decided) if decided else None
-    return replace(
-        study,
+    study = replace(
+        load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT),
         id=study_id,
-        workload=decision.workload if decision and target not in (None, study.workload.target) else study.workload,
         state=StudyState(row.state),
         trials=read_trials(connection, study_id),
         excluded=tuple(json.loads(row.excluded)),
-        decision=decision,
         seconds=row.seconds,
     )
+    which = _last_target(study_id) if target is None else target
+    made = select(decisions).where(decisions.c.study_id == study_id, decisions.c.target == which)
+    decided = connection.execute(made).one_or_none()
+    if decided is None:
+        return study
+    decision = _read_decision(decided)
+    if target is None:
+        return replace(study, decision=decision)
+    return replace(study, decision=decision, workload=decision.workload, state=StudyState(decided.state))
 
 
 def _last_target(study_id: Any) -> Any:
@@ -107,7 +109,7 @@ def summaries(connection: Connection, target: str | None, limit: int | None) -> 
             (studies.c.target if target is None else which).label("target"),
             studies.c.device,
             studies.c.mode,
-            studies.c.state,
+            (studies.c.state if target is None else func.coalesce(decisions.c.state, studies.c.state)).label("state"),
             studies.c.created_at,
             decisions.c.plan,
             decisions.c.speedup_low,
@@ -162,7 +164,7 @@ def conclude(
     if asked is not None:
         _ask(connection, study_id, *asked)
     if decision is not None:
-        _decide(connection, study_id, decision)
+        _decide(connection, study_id, decision, state)
     changed = {"state": state.value, "excluded": json.dumps(list(excluded)), "seconds": studies.c.seconds + seconds}
     connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
 
@@ -175,7 +177,7 @@ def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: 
     connection.execute(update(studies).where(studies.c.id == study_id).values(changed))
 
 
-def _decide(connection: Connection, study_id: int, decision: Decision) -> None:
+def _decide(connection: Connection, study_id: int, decision: Decision, state: StudyState) -> None:
     """Put `decision` in the place of the study's former one for the same target."""
     interval = decision.speedup
     row = {
@@ -189,6 +191,7 @@ def _decide(connection: Connection, study_id: int, decision: Decision) -> None:
         "speedup_high": interval.high if interval else None,
         "format": decision.schema,
         "record": dump(decision),
+        "state": state.value,
     }
     same = (decisions.c.study_id == study_id, decisions.c.target == row["target"])
     connection.execute(delete(decisions).where(*same))

@@ -29,7 +29,7 @@ class Request:
         structure: of a live Python model, worked out where its source code is; None for a target.
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.
-        fresh: forget what is stored for this workload and measure anew.
+        fresh: forget the stored study, which targets of one structure share, and measure anew.
     """
 
     workload: WorkloadSpec

@@ -35,9 +35,10 @@ def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: 
 
 
 def rulings_on(study: Study, storage: Storage) -> list[Ruling]:
-    """Return the rulings on a study's target, and then those on others that were decided for by the same study.
+    """Return the rulings on a study's target, and then those on others that were decided for with its model and inputs.
 
-    A study is called by the target that was asked for last, and rulings are kept by the target that it was then.
+    Such targets may share the study, which is called by the one that was asked for last; rulings are kept by the one
+    that it was called by then.
     """
     decided = storage.decisions(identity=study.inspection.identity)
     targets = dict.fromkeys((study.workload.target, *(decision.workload.target for decision in decided)))
