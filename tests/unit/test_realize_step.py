@@ -304,6 +304,23 @@ def test_two_plans_may_hold_one_optimizer_whose_own_form_is_known_throughout(
     assert optimizer not in _GIVEN
 
 
+def test_what_the_user_hung_on_an_optimizer_is_called_and_hangs_there_again() -> None:
+    model, added = Blocks(), []
+    optimizer = adam(model.enter.parameters())
+    add = optimizer.add_param_group
+
+    def own(group: dict[str, Any]) -> None:
+        added.append(group)
+        add(group)
+
+    optimizer.add_param_group = own  # type: ignore[method-assign]
+    held = TunedOptimizer(optimizer, "fused")
+    optimizer.add_param_group({"params": list(model.leave.parameters())})
+    held.undo()
+    assert len(added) == 1
+    assert vars(optimizer)["add_param_group"] is own
+
+
 def test_an_optimizer_that_is_held_may_still_be_forgotten() -> None:
     optimizer = adam(Blocks().parameters())
     TunedOptimizer(optimizer, "fused")

@@ -151,6 +151,38 @@ def test_a_view_of_other_numbers_stays_one() -> None:
     assert torch.equal(whole, torch.arange(3.0).to(torch.complex64))
 
 
+def test_arrays_that_share_memory_do_so_in_the_copy() -> None:
+    def made() -> dict[str, torch.Tensor]:  # each a storage of its own
+        array = numpy.arange(9.0)
+        return {name: torch.from_numpy(a) for name, a in {"q": array[:3], "p": array[1:8], "both": array[2:]}.items()}
+
+    def step(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        state["p"].add_(1)
+        return state
+
+    answer, expected = torchwise.rollout(step, made(), 2), step(step(made()))
+    assert all(torch.equal(answer[name], value) for name, value in expected.items())
+
+
+def test_a_rollout_may_be_mapped_over_and_differentiated_forwards() -> None:
+    def both(u: torch.Tensor) -> list[torch.Tensor]:
+        return torchwise.rollout(lambda s: [x * x for x in s], [u, u[1:]], 2)
+
+    given = torch.arange(6.0).view(2, 3)
+    mapped = torch.func.vmap(both)(given)
+    assert same(mapped, [given**4, given[:, 1:] ** 4])
+    _, slopes = torch.func.jvp(both, (given[0],), (torch.ones(3),))
+    assert same(slopes, [4 * given[0] ** 3, 4 * given[0][1:] ** 3])
+    with torch.autograd.forward_ad.dual_level():
+        duals = both(torch.autograd.forward_ad.make_dual(given[0], torch.ones(3)))
+        assert same([torch.autograd.forward_ad.unpack_dual(x).tangent for x in duals], slopes)
+
+
+def test_a_state_without_memory_is_copied_as_it_is() -> None:
+    last = torchwise.rollout(lambda s: s, [torch.empty(2, device="meta"), torch.empty(3, device="meta")], 1)
+    assert len({x.untyped_storage()._cdata for x in last}) == 2
+
+
 @pytest.mark.parametrize("given", [{"steps": 2.5}, {"steps": "3"}, {"steps": 4, "every": 1.5}])
 def test_a_number_of_steps_is_a_whole_number(given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="whole number"):
@@ -192,6 +224,42 @@ def test_replays_answer_as_a_loop_does(machine: Machine, name: str, every: int) 
     assert loop.reason is None
     assert machine.replayed > 0
     assert machine.recorded == 2, "one graph of many steps and one of a single step, recorded once"
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_state_that_shares_memory_is_not_replayed_by_what_was_recorded_for_another(
+    machine: Machine, gradients: bool
+) -> None:
+    def halves(both: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"both": both, "q": other[:2], "p": other[2:]}
+
+    roll = Rollout(turned)
+    with torch.set_grad_enabled(gradients):
+        roll(halves(torch.zeros(4), torch.arange(4.0)), 10)
+        assert (machine.replayed > 0, roll.reason) == (True, None)
+        u, expected = torch.arange(4.0), halves(v := torch.arange(4.0), v)
+        answer = roll(halves(u, u), 10)
+    for _ in range(10):
+        expected = turned(expected)
+    assert all(torch.equal(answer[name], value) for name, value in expected.items())
+    assert "share memory" in str(roll.reason)
+
+
+def test_a_state_of_one_tensor_twice_is_replayed_once_its_places_part(machine: Machine) -> None:
+    def step(state: list[torch.Tensor]) -> list[torch.Tensor]:
+        state[0].add_(1)  # to both, at first
+        return [state[0], state[1] * 2]
+
+    roll = Rollout(step)
+    with torch.no_grad():
+        for _ in range(2):
+            u, v = torch.ones(3), torch.ones(3)
+            replayed, expected = machine.replayed, [v, v]
+            answer = roll([u, u], 10)
+            for _ in range(10):
+                expected = step(expected)
+            assert same(answer, expected)
+            assert (machine.replayed > replayed, roll.reason) == (True, None)
 
 
 def test_answers_are_the_callers_to_keep(machine: Machine) -> None:

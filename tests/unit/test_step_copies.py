@@ -12,6 +12,7 @@ import torch
 from step_samples import Blocks, a_step, batch, everything, same
 
 from torchwise.errors import WorkloadError
+from torchwise.realize.optimizer import TunedOptimizer
 from torchwise.trial.loading import save
 from torchwise.workload import Example, Workload
 
@@ -174,6 +175,14 @@ def test_an_optimizer_that_holds_a_function_steps_in_copies() -> None:
         assert copied(*batch(8, seed)) == step(*batch(8, seed))
     assert same(everything(copied), everything(step))
     assert "step" not in vars(a_step(optimizer=Lion).copy().optimizer)
+
+
+def test_what_a_plan_hangs_on_an_optimizer_stays_with_it() -> None:
+    step = a_step(optimizer=torch.optim.Adam)
+    held = TunedOptimizer(step.optimizer, "fused")
+    copied = step.copy()
+    held.undo()
+    assert "add_param_group" not in vars(copied.optimizer)
 
 
 def test_a_scheduler_that_cannot_be_put_back_is_refused() -> None:

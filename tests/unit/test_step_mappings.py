@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import UserDict
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from live_decisions import decided
 from torchwise.errors import WorkloadError
 from torchwise.plan import Plan
 from torchwise.realize import signature_of
+from torchwise.realize.signature import opaque_leaves
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.workload import trees
 from torchwise.workload.identity import describe_example
@@ -25,6 +27,10 @@ FUSED = Plan(optimizer="fused")
 
 class Kind(dict[str, Any]):
     """A dict of somebody's own."""
+
+    @functools.cached_property
+    def rows(self) -> int:
+        return len(self["x"])
 
 
 class WithAttributes(dict[str, Any]):
@@ -99,6 +105,29 @@ def test_other_shapes_are_other_signatures_and_not_proven(kind: Any) -> None:
     fast(given(kind, 6))
     assert fast.statistics.optimized == 1
     assert fast.statistics.original == {NOT_PROVEN: 1}
+
+
+@pytest.mark.parametrize("kind", [UserDict, Kind, Encoding])
+def test_what_hangs_beside_the_items_counts(kind: Any) -> None:
+    def scaled(scale: Any) -> Any:
+        found = given(kind)
+        found.scale = scale
+        return found
+
+    for other in (2.0, 1, [1.0]):
+        assert signature_of((scaled(1.0),), {}) != signature_of((scaled(other),), {})
+        assert describe_example(Example((scaled(1.0),))) != describe_example(Example((scaled(other),)))
+    assert opaque_leaves(scaled(object())), "from which nothing may be concluded"
+    assert trees.is_leaf(scaled([torch.ones(1)])), "whose copy would have the tensor of the original"
+    private = scaled(1.0)
+    private._notes = object()
+    assert getattr(private, "rows", 8) == 8  # which is then kept beside
+    assert signature_of((private,), {}) == signature_of((scaled(1.0),), {})
+    step = a_step(Rows(), loss=None)
+    fast = torchwise.apply(step, decided(step, FUSED, scaled(1.0)))
+    for scale in (1.0, 2.0):
+        fast(scaled(scale))
+    assert (fast.statistics.optimized, fast.statistics.original) == (1, {NOT_PROVEN: 1})
 
 
 @pytest.mark.parametrize("kind", [MappingProxyType, WithAttributes])

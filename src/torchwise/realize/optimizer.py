@@ -25,6 +25,7 @@ FORMS: Mapping[str, dict[str, bool]] = {
 """What a group must say for each form that a plan may ask for."""
 _SCALES = "_step_supports_amp_scaling"
 """Set on an optimizer that a `GradScaler` may leave the skipping to: the fused ones, which do it without waiting."""
+_ADD = "add_param_group"
 
 
 class TunedOptimizer:
@@ -84,12 +85,12 @@ class _Given:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._wanted: list[_Wanted] = []
         self._kept = [_settings(group) for group in optimizer.param_groups]
-        self._scaled = vars(optimizer).get(_SCALES)
+        self._own = {name: vars(optimizer).get(name) for name in (_SCALES, _ADD)}
         self._hooks = (
             optimizer.register_state_dict_post_hook(self._as_given),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         )
-        vars(optimizer)["add_param_group"] = functools.partial(self._added, optimizer, optimizer.add_param_group)
+        vars(optimizer)[_ADD] = functools.partial(self._added, optimizer, optimizer.add_param_group)
 
     def take(self, optimizer: torch.optim.Optimizer, wanted: _Wanted) -> None:
         """Give the optimizer the form that is wanted, above those of others."""
@@ -102,17 +103,19 @@ class _Given:
         for group, kept in zip(optimizer.param_groups, self._kept, strict=False):
             group.update({**kept, "lr": _rate(group["lr"], kept["lr"])})
             _place_counts(optimizer, group)
-        if self._scaled is None:
-            vars(optimizer).pop(_SCALES, None)
-        else:
-            vars(optimizer)[_SCALES] = self._scaled
+        self._give_back(optimizer, _SCALES)
         if self._wanted:
             self._apply(optimizer)
             return
         for hook in self._hooks:
             hook.remove()
-        vars(optimizer).pop("add_param_group", None)
+        self._give_back(optimizer, _ADD)
         del _GIVEN[optimizer]
+
+    def _give_back(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        vars(optimizer).pop(name, None)
+        if (own := self._own[name]) is not None:
+            vars(optimizer)[name] = own
 
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         for wanted in self._wanted:

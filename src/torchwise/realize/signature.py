@@ -23,9 +23,9 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
     Whether a tensor is negated or conjugated lazily counts, too: compiled code and graphs read memory as it is.
 
-    Dataclasses and kinds of dict count by what is in them, other objects by their type alone: nothing may be concluded
-    from two calls that have one and share a signature (`opaque_leaves`). Flat positional arguments take a short cut,
-    and tuples, lists and dicts a longer one, because this runs on every call.
+    Dataclasses and kinds of dict count by what is in them, public attributes included, other objects by their type
+    alone: nothing may be concluded from two calls that have one and share a signature (`opaque_leaves`). Flat
+    positional arguments take a short cut, and tuples, lists and dicts a longer one, because this runs on every call.
     """
     if not kwargs:
         keys: list[Any] = []
@@ -202,4 +202,7 @@ def _leaf_key(leaf: Any) -> Any:
     if is_plain(leaf):
         return plain_key(leaf)
     held = trees.held_by(leaf)
-    return type(leaf) if held is None else (type(leaf), _tree_key(held))
+    if held is None:
+        return type(leaf)
+    beside = trees.beside_items(leaf)
+    return (type(leaf), _tree_key(held), _tree_key(beside) if beside else None)

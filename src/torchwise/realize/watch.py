@@ -115,6 +115,7 @@ class ModuleWatch:
         """Take what the module is now as what it should be."""
         self._places = places_of(self._module)
         self._seen = fingerprint(self._places)
+        self._addresses = frozenset(self._seen[2]) if self._seen is not None else frozenset()
         self._ties = _ties(self._places)
         self._unchanged = glance_at(self._module) if self._module is not None else lambda: True
 
@@ -147,9 +148,9 @@ class ModuleWatch:
 
         def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             watch = this()
-            if watch is not None and watch._steps is not None and watch._seen is not None:
+            if watch is not None and watch._steps is not None:
                 trained = (_address(tensor) for group in optimizer.param_groups for tensor in group["params"])
-                watch._steps += not set(watch._seen[2]).isdisjoint(trained)
+                watch._steps += not watch._addresses.isdisjoint(trained)
 
         weakref.finalize(self, register_optimizer_step_post_hook(after_step).remove)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from torchwise.errors import InputError
-from torchwise.realize.capture.loop import span
+from torchwise.realize.capture.loop import overlapping, span
 from torchwise.realize.signature import is_plain, is_strided, plain_key
 from torchwise.workload import trees
 
@@ -112,41 +112,52 @@ def copies(state: Any) -> Any:
     """Copy every tensor, through which gradients flow.
 
     One tensor in two places stays one, and what overlaps does so in the copy: halves of a vector may be its views.
-    Views that require gradients are copied apart, as nothing may write to them in place.
+    Views that are differentiated, or mapped over by `torch.func`, are copied apart.
     """
-    copied = {id(tensor): tensor.clone() for tensor in trees.tensors(state)}
-    for several in _overlapping(trees.tensors(state)):
+    copied: dict[int, torch.Tensor] = {}
+    for several in tied(state):
         copied |= zip(map(id, several), _copied_together(several), strict=True)
-    return trees.map_tensors(lambda tensor: copied[id(tensor)], state)
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copied:
+            copied[id(tensor)] = tensor.clone()
+        return copied[id(tensor)]
+
+    return trees.map_tensors(copy, state)
 
 
-def _overlapping(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """List groups of two and more whose memory overlaps, each in the order of memory."""
-    found: list[list[torch.Tensor]] = []
-    end = 0
-    for tensor in sorted({id(t): t for t in tensors if _lies_plainly(t)}.values(), key=torch.Tensor.data_ptr):
-        first, last = span(tensor)
-        if first < end:
-            found[-1].append(tensor)
-        else:
-            found.append([tensor])
-        end = max(end, last)
-    return [several for several in found if len(several) > 1]
+def tied(state: Any) -> list[list[torch.Tensor]]:
+    """List groups of tensors in a state whose memory overlaps, each in the order of memory."""
+    return overlapping([tensor for tensor in trees.tensors(state) if _lies_plainly(tensor)])
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:
-    read_as_it_lies = is_strided(tensor) and not tensor.is_conj() and not tensor.is_neg()
-    return read_as_it_lies and not tensor.requires_grad and tensor.numel() > 0
+    """Whether the numbers in its memory say all of a tensor: where they lie, and that nothing else follows them."""
+    if not is_strided(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
+        return False
+    if forward_ad.unpack_dual(tensor).tangent is not None:
+        return False
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # `torch.func` wraps tensors, and has no address for them
+        return False
+    return address != 0 and address % tensor.element_size() == 0  # on the meta device, all have address 0
 
 
 def _copied_together(several: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    starts = [int(tensor.storage_offset()) * tensor.element_size() for tensor in several]
-    begin = starts[0] - starts[0] % ALIGNMENT
-    length = max(map(span, several), key=itemgetter(1))[1] - several[0].data_ptr() + starts[0] - begin
-    memory = _view(several[0].untyped_storage(), torch.uint8, begin, (length,), (1,)).clone().untyped_storage()
+    """Copy the bytes that each reaches: they may lie in several storages, such as those of arrays of NumPy."""
+    begin, end = several[0].data_ptr() // ALIGNMENT * ALIGNMENT, max(last for _, last in map(span, several))
+    memory = torch.empty(end - begin, dtype=torch.uint8, device=several[0].device)
+    for tensor in several:
+        first, last = span(tensor)
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        memory[first - begin : last - begin] = _view(
+            tensor.untyped_storage(), torch.uint8, offset, (last - first,), (1,)
+        )
+    whole = memory.untyped_storage()
     return [
-        _view(memory, tensor.dtype, (start - begin) // tensor.element_size(), tensor.size(), tensor.stride())
-        for tensor, start in zip(several, starts, strict=True)
+        _view(whole, tensor.dtype, (tensor.data_ptr() - begin) // tensor.element_size(), tensor.size(), tensor.stride())
+        for tensor in several
     ]
 
 

@@ -18,7 +18,7 @@ from torchwise.realize.capture.situation import Situation, on_gpu, settings_now,
 from torchwise.realize.capture.surroundings import differing, surroundings_of
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.watch import ModuleWatch
-from torchwise.runtime.course import Course, copies
+from torchwise.runtime.course import Course, copies, tied
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.workload import trees
 
@@ -35,7 +35,8 @@ class Rollout:
 
     Where the state lies on CUDA and no gradient is asked for, the first steps run as written, and then up to a hundred
     iterations become one CUDA graph that reads and writes one static state. A step that cannot be captured is run one
-    by one; `reason` says why, and the log does once.
+    by one; `reason` says why, and the log does once. So is a state whose tensors still share memory after
+    the first step.
 
     Python runs in the steps taken as written only. Numbers that the step keeps there from call to call are found in its
     closure, its globals and the object it is bound to, and keep it from being captured; in lists and dicts they are not
@@ -114,7 +115,7 @@ class Rollout:
             if self._plans() != self._standing:
                 self._forget()
             key = situation_of((course.state,), {})
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or tied(course.state):  # as in `(u, u)`, which part with the first step
                 course.advance(self._step)
                 if any(t.requires_grad for t in trees.tensors(course.state)):
                     self.reason = "gradients flow through the steps"  # which is as asked, and not for the log

@@ -27,8 +27,6 @@ logger = logging.getLogger("torchwise")
 
 FIRST_CALLS = 2
 """Calls of a kind of batch by which something is compiled and then captured: before each, the state is copied."""
-
-
 MADE_OF = ("model", "loss", "optimizer", "accumulate", "autocast", "scaler")
 """Attributes of a step that a plan is made of, and does not look at again."""
 RECORDED = ("clip_norm", "clip_value")

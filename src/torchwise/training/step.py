@@ -11,7 +11,6 @@ import torch
 from torchwise import api, environment
 from torchwise.decide import History, decide
 from torchwise.realize import signature_of
-from torchwise.realize.signature import opaque_leaves
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
@@ -20,7 +19,6 @@ from torchwise.study.ruled import in_force
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.training.wrapped import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.workload import Example
-from torchwise.workload.identity import describe_example
 from torchwise.workload.step import TrainStep, sharded_parts
 
 logger = logging.getLogger("torchwise")
@@ -139,8 +137,7 @@ class RankedStep(OptimizedStep):
         return False  # `_taken` holds the kind that the ranks met on, and none may begin another alone
 
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
-        is_proven = describe_example(Example(batch)) in self.decision.inputs and not opaque_leaves(batch)
-        holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
+        holds, can_try = ranks.everywhere(self._refusal is None, super()._is_proven(batch))
         if not holds:
             self._end_meeting(self._refusal or ELSEWHERE)
         elif can_try:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FORM = ("foreach", "fused", "capturable")
 """What groups say of how an optimizer steps, which no step changes, though a plan does."""
-HUNG = {"step", "zero_grad"}
-"""Methods that others wrap on the very optimizer."""
+HUNG = {"step", "zero_grad", "add_param_group"}
+"""Methods that others, and plans, wrap on the very optimizer."""
 
 
 class StepState:
@@ -92,7 +92,7 @@ class StepState:
 def lost_attributes(optimizer: Any) -> dict[str, Any]:
     """Return the attributes that an optimizer has in no copy: its own way to be copied knows of three alone.
 
-    Left out are what `torch.optim` itself makes anew, and what schedulers wrap, which belongs to the original.
+    Left out are what `torch.optim` itself makes anew, and what schedulers and plans wrap: it belongs to the original.
     """
     if not hasattr(optimizer, "__getstate__"):
         return {}

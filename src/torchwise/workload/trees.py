@@ -50,6 +50,8 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
                 found += named_leaves(value, f"{name}.{field}")
         else:
             found += named_leaves(held, name)
+            for attribute, value in beside_items(leaf).items():
+                found += named_leaves(value, f"{name}.{attribute}")
     return found
 
 
@@ -191,8 +193,17 @@ def held_by(leaf: Any) -> dict[Any, Any] | None:
         return {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if hasattr(leaf, f.name)}
     if not isinstance(leaf, (dict, UserDict)):
         return None
-    attributes = getattr(leaf, "__dict__", {}).values()
-    return None if any(isinstance(value, torch.Tensor) for value in attributes) else dict(leaf)
+    own = any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values())
+    return None if own or tensors(beside_items(leaf)) else dict(leaf)
+
+
+def beside_items(leaf: Any) -> dict[str, Any]:
+    """Return the public attributes that a kind of dict has beside its items, and that a model may read."""
+    if dataclasses.is_dataclass(leaf):  # whose attributes are what it holds
+        return {}
+    found = getattr(leaf, "__dict__", {})
+    held = "data" if isinstance(leaf, UserDict) else ""
+    return {n: value for n, value in found.items() if n != held and not n.startswith("_") and not _is_cached(leaf, n)}
 
 
 def _with(leaf: Any, held: dict[Any, Any]) -> Any:
@@ -208,6 +219,10 @@ def _with(leaf: Any, held: dict[Any, Any]) -> Any:
     for name, value in held.items():
         write(copied, name, value)
     for name in {*getattr(copied, "__dict__", ())}.difference(held):
-        if isinstance(getattr(type(leaf), name, None), functools.cached_property):
+        if _is_cached(leaf, name):
             del copied.__dict__[name]
     return copied
+
+
+def _is_cached(leaf: Any, name: str) -> bool:
+    return isinstance(getattr(type(leaf), name, None), functools.cached_property)

@@ -4,8 +4,7 @@ replays, and one launch does the work of a hundred steps.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -74,8 +73,14 @@ class CapturedLoop:
         self._one = self._many if length == 1 else self._recorded(1, 0, pool, stream)
 
     def enter(self, state: Any) -> None:
-        """Take on the values of a state."""
-        for kept, given in zip(self._tensors, trees.tensors(state), strict=True):
+        """Take on the values of a state.
+
+        Raises:
+            UnsupportedError: two tensors of it share memory: a step that writes to one would change the other, too.
+        """
+        tensors = trees.tensors(state)
+        _check_apart(tensors)
+        for kept, given in zip(self._tensors, tensors, strict=True):
             kept.copy_(given)
 
     def many(self) -> list[Any]:
@@ -102,9 +107,7 @@ class CapturedLoop:
             raise UnsupportedError("a tensor of the state is sparse or nested: a graph needs strided memory")
         if any(t.requires_grad for t in tensors):
             raise UnsupportedError("a tensor of the state requires gradients, which no graph carries on: detach it")
-        spans = sorted(span(t) for t in tensors if t.numel())
-        if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
-            raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
+        _check_apart(tensors)
 
     def _recorded(self, length: int, inside: int, pool: Any, stream: torch.cuda.Stream) -> Graph:
         recording = False
@@ -157,6 +160,25 @@ class CapturedLoop:
 
 def _storages(tensors: list[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _check_apart(tensors: list[torch.Tensor]) -> None:
+    if overlapping(tensors):
+        raise UnsupportedError("two tensors of the state share memory, and a graph has a copy of each: clone one")
+
+
+def overlapping(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """List groups of two and more strided tensors whose memory overlaps, each in the order of memory."""
+    found: list[list[torch.Tensor]] = []
+    end = 0
+    for tensor in sorted((t for t in tensors if t.numel()), key=torch.Tensor.data_ptr):
+        first, last = span(tensor)
+        if first < end:
+            found[-1].append(tensor)
+        else:
+            found.append([tensor])
+        end = max(end, last)
+    return [several for several in found if len(several) > 1]
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -152,9 +152,8 @@ class _Rewriter:
         old = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
         outputs = [self._returned(one) for one in old]
         writes = [self._to_write(write) for write in self._writes]
-        with (
-            self._recorder
-        ):  # when all is computed: parts are views of inputs, which are read after where a write stood
+        # When all is computed: parts are views of inputs, which are read after where a write stood.
+        with self._recorder:
             for target, source in writes:
                 aten.copy_(target, source)
         self._complex_outputs = tuple(i for i, one in enumerate(old) if isinstance(self._new_of(one), Pair))
@@ -224,9 +223,9 @@ class _Rewriter:
 
     def _copied(self, node: torch.fx.Node) -> Any:
         """Copy a real node; where its operands lie otherwise than before, find out anew how its result lies."""
-        given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
         if _reads_memory(node):
             return self._graph.node_copy(node, self._laid_out)
+        given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
         moved = [source for source, new in given.items() if _lies_otherwise(source, new)]
         if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # which nothing here works out anew
             given |= {source: self._arranged(source, given[source]) for source in moved}
