@@ -16,10 +16,7 @@ from torchwise.realize import realize  # noqa: E402
 from torchwise.trial.arena import held_beside_inputs, held_since  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CAPTURE = Plan(capture="call")
 

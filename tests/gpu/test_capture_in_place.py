@@ -16,10 +16,7 @@ from torchwise.realize import realize  # noqa: E402
 from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS  # noqa: E402
 from torchwise.workload import Example, trees  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,7 @@ from torchwise.zoo.draws import Request  # noqa: E402
 from torchwise.zoo.ivhl import build_field_superposition  # noqa: E402
 from zoo_checks import run, worst_error  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 COMPLEX = {"backend": "inductor", "transforms": ("complex_to_real",)}
 
 

@@ -19,7 +19,6 @@ from torchwise.store import open_storage  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 CAPTURED = [
     Plan(capture="call"),

@@ -14,7 +14,6 @@ from torchwise.records.explanation import Basis, Explanation  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
 

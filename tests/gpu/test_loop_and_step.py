@@ -16,10 +16,7 @@ import torchwise  # noqa: E402
 from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.workload import trees  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def plain(step: Callable[[Any], Any], state: Any, steps: int, every: int) -> tuple[Any, list[Any]]:

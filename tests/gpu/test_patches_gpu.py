@@ -19,10 +19,7 @@ from torchwise.verify.trainee import Trainee  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import load  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 EARLY = (("triton.enable_pdl", True),)
 
 

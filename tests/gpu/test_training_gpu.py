@@ -19,10 +19,7 @@ from torchwise.verify import StepSubject, verify_step  # noqa: E402
 from torchwise.verify.trainee import Maker, Trainee  # noqa: E402
 from torchwise.workload import Example, Workload, trees  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CAPTURED = Plan(optimizer="fused", capture="step")
 

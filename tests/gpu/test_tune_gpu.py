@@ -20,7 +20,6 @@ from torchwise.workload import WorkloadSpec  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
 

@@ -15,10 +15,7 @@ from torchwise.verify.trainee import ReferenceTrainee, Trainee  # noqa: E402
 from torchwise.workload import Example, Workload  # noqa: E402
 from torchwise.zoo import Entry, list_workloads, load  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 STEPS = [entry for entry in list_workloads() if entry.is_step]
 
 

@@ -11,10 +11,7 @@ from torchwise.workload import Workload  # noqa: E402
 from torchwise.zoo import Entry, list_workloads, load  # noqa: E402
 from zoo_checks import continuous, least_agreement, losses, run, worst_error  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 SIZES = ["small", "medium", pytest.param("large", marks=pytest.mark.slow)]
 LEEWAY = 10
 """Times the tolerance of the small size: errors grow with the number of terms."""
