@@ -52,7 +52,9 @@ def graph_of(call: Callable[..., Any], *inputs: Tensor, mode: str = "fake") -> t
 
 
 def laid_out(graph: torch.fx.GraphModule) -> list[Tensor]:
-    return [node.meta["val"] for node in graph.graph.nodes if "force_stride_order" in str(node.target)]
+    found = [node for node in graph.graph.nodes if "force_stride_order" in str(node.target)]
+    assert all(node.meta["val"].stride() == tuple(node.args[1]) for node in found)
+    return [node.meta["val"] for node in found]
 
 
 # ---- what is read across
@@ -120,6 +122,12 @@ def test_dimensions_ahead_of_the_rows_keep_their_order() -> None:
     assert tensor.stride() == (160, 1, 320)
 
 
+def test_rows_with_something_between_them_are_laid_out_too() -> None:
+    graph = graph_of(distances, torch.randn(80, 4)[:, :3], OTHERS)
+    assert lay_out(graph.graph) == 1
+    assert [tensor.stride() for tensor in laid_out(graph)] == [(1, 80)]
+
+
 def test_what_is_computed_inside_is_laid_out_too() -> None:
     graph = graph_of(lambda x, y: (x.tanh()[:, None] - y).sum(-1), POINTS, OTHERS)
     assert lay_out(graph.graph) == 1
@@ -133,8 +141,9 @@ def test_what_is_computed_inside_is_laid_out_too() -> None:
         lambda x: x[:40, None] - x[:8],
         lambda x: x.T.contiguous()[:, :, None] - x[0, 0].expand(3, 80, 9),
         lambda x: x.view(-1)[::3][:, None] - x[0, 0].expand(80, 9),  # three apart, but no rows
+        lambda x: x.view(1, 240)[:, ::3, None] - x[0, 0].expand(1, 80, 9),  # rows, but long ones
     ],
-    ids=["once", "no pointwise operator", "few", "arrays already", "every third element"],
+    ids=["once", "no pointwise operator", "few", "arrays already", "no rows", "long rows"],
 )
 def test_what_would_gain_nothing_is_left_as_it_is(call: Callable[..., Any]) -> None:
     graph = graph_of(call, POINTS)

@@ -130,9 +130,9 @@ def _is_known(tensor: Any) -> bool:
 
 def _as_arrays(rows: Any) -> list[int] | None:
     """Return the strides of rows with their last dimension outermost; None for what does not lie as rows."""
-    if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT or not rows.is_contiguous():
+    if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT or rows.stride(-1) != 1:
         return None
-    return [*(stride // rows.shape[-1] for stride in rows.stride()[:-1]), rows.numel() // rows.shape[-1]]
+    return [math.prod(rows.shape[dim + 1 : -1]) for dim in range(rows.dim() - 1)] + [math.prod(rows.shape[:-1])]
 
 
 def _view_again(
