@@ -130,7 +130,7 @@ def _is_known(tensor: Any) -> bool:
 
 def _as_arrays(rows: Any) -> list[int] | None:
     """Return the strides of rows with their last dimension outermost; None for what does not lie as rows."""
-    if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT or rows.stride(-1) != 1:
+    if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT:
         return None
     return [math.prod(rows.shape[dim + 1 : -1]) for dim in range(rows.dim() - 1)] + [math.prod(rows.shape[:-1])]
 
