@@ -98,7 +98,7 @@ __all__ = [
     "watch",
 ]
 
-_PACKAGES = ("artefact", "lock", "shapes", "training")
+_PACKAGES = ("artefact", "errors", "lock", "shapes", "training", "zoo")
 """Parts with names of their own, such as `torchwise.training.tune`."""
 _load = attributes(__name__, _HOMES)
 

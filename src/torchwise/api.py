@@ -35,8 +35,9 @@ class Study:
         record: everything, as it is stored.
     """
 
-    def __init__(self, record: StudyRecord) -> None:
+    def __init__(self, record: StudyRecord, store: str | None = None) -> None:
         self.record = record
+        self._store = store  # where it is kept, if not where commands look by themselves
 
     @property
     def decision(self) -> Decision:
@@ -57,7 +58,7 @@ class Study:
         """Write a self-contained page."""
         from torchwise.report import write_html
 
-        write_html(self.record, Path(path))
+        write_html(self.record, Path(path), store=self._store)
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.study/1`."""
@@ -68,12 +69,12 @@ class Study:
     def __rich__(self) -> Any:
         from torchwise.report import render_study
 
-        return render_study(self.record)
+        return render_study(self.record, store=self._store)
 
     def _repr_html_(self) -> str:
         from torchwise.report import render_html
 
-        return render_html(self.record)
+        return render_html(self.record, store=self._store)
 
     def __repr__(self) -> str:
         return f"<Study {self.record.id} of {self.record.workload.target}: {self.decision.reason}>"
@@ -159,7 +160,8 @@ def tune(
             save(workload, str(request.source))
         shown: AbstractContextManager[Any] = Progress() if progress else nullcontext(Silent())
         with shown as listener:
-            return Study(run_study(request, storage, ProcessLauncher(), listener))
+            found = run_study(request, storage, ProcessLauncher(), listener)
+            return Study(found, storage.place if store else None)
 
 
 def _asked(
@@ -190,6 +192,8 @@ def _asked(
     from torchwise.trial import ProcessSettings
     from torchwise.workload.identity import structure
 
+    if isinstance(plans, Plan):
+        raise InputError("plans is one Plan, but must be several, or one in a list: plans=[plan]")
     model = model if isinstance(model, (str, Workload)) else unwrap(model)
     workload = given(model, args, kwargs, examples)
     if workload is not None and workload.step:

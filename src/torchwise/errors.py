@@ -72,6 +72,11 @@ class RefusedPlanError(TorchwiseError):
     """What people decided about plans (pinned, approved, rejected) permits none that is proven for this model."""
 
 
+def is_positive(value: object) -> bool:
+    """Whether it is a number above 0: text, which Python cannot compare with one, is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
 def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
     """Return the end of a message about an unknown word that asks for its near misses; empty where there are none.
 

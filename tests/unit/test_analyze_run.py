@@ -173,6 +173,7 @@ def test_batches_are_tried_quickly_and_the_plan_as_carefully_as_asked() -> None:
     [
         ({"effort": "much"}, "effort is 'much', but must be one of quick, standard, thorough"),
         ({"limit_s": 0.0}, "limit is 0.0 s, but must be above 0"),
+        ({"limit_s": "60"}, "limit is '60' s, but must be above 0"),
         ({"batches": (1, 0)}, "batch size is 0, but must be a whole number of at least 1"),
         ({"batches": (True,)}, "batch size is True, but must be a whole number of at least 1"),
     ],

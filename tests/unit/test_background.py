@@ -134,6 +134,19 @@ def test_it_answers_before_anything_is_found(child: Callable[..., None], caplog:
     assert fast.background.state == "stopped"
 
 
+@pytest.mark.parametrize("last", [DONE, codec.to_json(News("failed", "no memory"))])
+def test_calls_after_a_search_that_found_nothing_are_not_counted_as_during_it(
+    child: Callable[..., None], last: str
+) -> None:
+    model = Model().eval()
+    child(codec.to_json(News("stays", "Stay with eager.")), last)
+    with torch.no_grad():
+        fast = optimized(model)
+        assert fast.background.wait(30)
+        torch.testing.assert_close(fast(X), model(X))
+    assert fast.statistics.original == {"tuning in the background is over, and no plan was swapped in": 1}
+
+
 def test_eight_threads_call_while_plans_are_swapped(child: Callable[..., None]) -> None:
     """Every answer is right, and none raises."""
     model = Model().eval()

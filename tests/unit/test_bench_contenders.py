@@ -160,7 +160,7 @@ def test_those_without_a_backward_pass_say_so() -> None:
 
 
 def test_an_unknown_contender_is_answered_with_near_misses() -> None:
-    with pytest.raises(InputError, match="contender is 'defualt'; did you mean default"):
+    with pytest.raises(InputError, match=r"contender is 'defualt', but there are .*, all; did you mean default\?$"):
         find(["defualt"])
     assert [c.name for c in find(["torchwise", "eager"])] == ["eager", "torchwise"], "Torchwise runs last"
     assert len(find(["all"])) >= len(BUILT_IN)

@@ -281,6 +281,7 @@ def test_a_plan_is_the_sum_of_its_choices() -> None:
         ({"what": "odd"}, "what is 'odd', but must be one of auto, wrong, nan, crash, hang, slow"),
         ({"limit_s": 0}, "limit is 0 s, but must be above 0"),
         ({"budget_s": -1.0}, "budget is -1.0 s"),
+        ({"budget_s": "60"}, "budget is '60' s, but must be above 0"),
         ({"limit_s": float("nan")}, "limit is nan s"),
         ({"repro": "r.txt"}, "must be a .py file"),
     ],

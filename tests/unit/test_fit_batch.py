@@ -73,6 +73,8 @@ def test_it_is_json() -> None:
     ("call", "said"),
     [
         (lambda: fitted(Device(), memory_limit=0), "memory limit is 0 bytes, but must be above 0"),
+        (lambda: fitted(Device(), memory_limit="8G"), "memory limit is '8G' bytes, but must be above 0"),
+        (lambda: fitted(Device(), largest=3), "largest is 3, but must be a number of at least 4"),
         (lambda: torchwise.fit_batch("zoo:tutorial.branch"), "but must be the step, module, function or Workload"),
         (lambda: torchwise.fit_batch(torch.add, (X, X[0])), "the inputs differ in dimension 0"),
     ],

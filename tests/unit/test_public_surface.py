@@ -58,8 +58,9 @@ def child(code: str) -> str:
 
 
 def test_parts_with_names_of_their_own_need_no_import_of_theirs() -> None:
-    names = ", ".join(f"torchwise.{name}.__name__" for name in ("training.tune", "shapes", "artefact"))
-    assert child(f"import torchwise; print({names})") == "tune torchwise.shapes torchwise.artefact"
+    parts = ("training.tune", "zoo.load", "errors.InputError", "shapes", "artefact")
+    names = ", ".join(f"torchwise.{name}.__name__" for name in parts)
+    assert child(f"import torchwise; print({names})") == "tune load InputError torchwise.shapes torchwise.artefact"
 
 
 def test_the_public_names_are_these() -> None:

@@ -6,16 +6,22 @@ import ast
 import inspect
 import itertools
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from builders import a_plan, a_study, some_trials
 from torchwise import api
+from torchwise.cli.report import report
 from torchwise.cli.tune import tune
 from torchwise.plan import Plan
-from torchwise.records import StudyState
+from torchwise.records import Study, StudyState
+from torchwise.report import write_json
 from torchwise.report.commands import BREAK, folded, next_steps, reproduce
+from torchwise.store import open_storage
 from torchwise.workload import WorkloadSpec
 
 HOSTILE = "a b/$(touch x);'\".py:make"
@@ -99,6 +105,34 @@ def test_a_decided_plan_is_to_be_applied_and_eager_may_be_left_with_reduced_prec
 def test_the_page_is_always_within_reach() -> None:
     for study in (a_study(), a_study(decided=-1), a_study(decided=None), a_study([])):
         assert next_steps(study)[-1].command == "torchwise report 7 --html report.html"
+
+
+@pytest.mark.parametrize(
+    "study",
+    [a_study(), a_study(decided=-1), a_study(decided=None, state=StudyState.INTERRUPTED)],
+    ids=["decided", "eager", "interrupted"],
+)
+def test_what_is_kept_elsewhere_is_looked_for_there(study: Study) -> None:
+    for step in next_steps(study, store="/data/a team.db"):
+        words = shlex.split(step.command)
+        assert words[words.index("--store") + 1] == "/data/a team.db", step.command
+    assert "--store" not in "".join(step.command for step in next_steps(study))
+
+
+def test_next_steps_name_the_store_or_file_that_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    app = typer.Typer()
+    app.command()(report)
+    with open_storage("mine.db") as storage:
+        kept = storage.import_study(a_study())
+    write_json(kept, Path("study.json"))
+    stored = f"{kept.id} --store {tmp_path / 'mine.db'}"
+    for words, named in ((["latest", "--store", "mine.db"], stored), (["study.json"], "study.json")):
+        done = CliRunner().invoke(app, [*words, "--html", "page.html"], catch_exceptions=False)
+        for text in (done.output, Path("page.html").read_text()):
+            assert f"torchwise plans show {named}" in text
+            assert f"torchwise report {named} --html report.html" in text
 
 
 @pytest.mark.parametrize("width", range(35, 90))

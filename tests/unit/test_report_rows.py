@@ -197,6 +197,13 @@ def test_losing_to_the_decided_plan_says_to_which_and_by_what() -> None:
     assert sentences[3].endswith("but compiling it costs more than that saves")
 
 
+def test_a_lower_speed_is_not_told_as_a_gain_because_intervals_overlap() -> None:
+    best, slower = a_trial(0, speedup=1.7), a_trial(1, a_plan(threads=1), 1.69, costs=CHEAP)
+    sentence = row_of(a_study((best, slower), decided=0), 1).why
+    assert sentence.startswith("measured slower than inductor (1.6")
+    assert sentence.endswith("though their intervals overlap")
+
+
 def test_what_passes_a_memory_limit_is_out_for_that() -> None:
     spec = WorkloadSpec("zoo:vision.resnet50", device="cuda", memory_limit=150 << 20)
     heavy = a_trial(0, a_plan(), 1.5, costs=Costs(0.001, 0.0, 200 << 20, 280 << 20))

@@ -43,6 +43,7 @@ COMPILER = (
     "torch._functorch._aot_autograd.aot_autograd_result",
 )
 ENDING_S = 10.0
+OVER = "tuning in the background is over, and no plan was swapped in"
 SWITCH_S = 1e-4
 """Seconds after which a thread gives way, while a plan is loaded."""
 
@@ -124,6 +125,9 @@ class Tuning:
         finally:
             self._end()
             shutil.rmtree(self._folder, ignore_errors=True)
+            answering = dispatcher_of(self._optimized())
+            if answering is not None and not self.is_promoted:
+                answering.close(OVER)  # or calls were counted as if the search went on
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from torchwise import __version__
 from torchwise.cli.analyze import analyze
@@ -27,8 +28,23 @@ from torchwise.cli.tune import tune
 from torchwise.cli.zoo import zoo
 from torchwise.errors import TorchwiseError
 
+
+class Commands(TyperGroup):
+    """The commands; what is refused as no number is named, which Typer itself may leave out."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            for found in getattr(error.__cause__, "errors", list)():
+                error.message = f"{found['msg']}; it is {found['input']!r}"
+            raise
+
+
 app = typer.Typer(
     name="torchwise",
+    cls=Commands,
     help="Find the fastest proven-correct way to run a PyTorch model on this machine, and what it is worth.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

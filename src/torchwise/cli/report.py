@@ -22,12 +22,15 @@ def report(
     from torchwise.cli.lookup import find_study
     from torchwise.cli.tune import check_writable
     from torchwise.report import render_study, write_html, write_json
+    from torchwise.store.location import place_of
 
     for file in (json, html):
         check_writable(file)
     found = find_study(study, store)
-    Console().print(render_study(found))
+    # The number in a file is that of the store it was written from.
+    named = {"name": study} if study.endswith(".json") else {"store": place_of(store) if store else None}
+    Console().print(render_study(found, **named))
     if json:
         write_json(found, json)
     if html:
-        write_html(found, html)
+        write_html(found, html, **named)

@@ -92,11 +92,12 @@ def tune(
         choice.opened(launcher, device, address, progress.note) as (opened, here),
     ):
         study = run_study(request, storage, opened, progress, here)
-    Console().print(render_study(study))
+        place = storage.place if store else None
+    Console().print(render_study(study, store=place))
     if json:
         write_json(study, json)
     if html:
-        write_html(study, html)
+        write_html(study, html, store=place)
 
 
 def check_writable(file: Path | None) -> None:

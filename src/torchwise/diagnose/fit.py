@@ -11,7 +11,7 @@ from torchwise.diagnose.analysis.job import Scaling
 from torchwise.diagnose.analysis.plans import plan_of
 from torchwise.diagnose.analysis.scale import batch_of
 from torchwise.diagnose.sending import sent, specified
-from torchwise.errors import InputError, WorkloadError
+from torchwise.errors import InputError, WorkloadError, is_positive
 from torchwise.plan import Plan
 from torchwise.records import Decision, Failure, Outcome, codec
 from torchwise.records.batchfit import BatchFit, SizeTried
@@ -59,9 +59,11 @@ def fit_batch(
     workload = given(model if isinstance(model, Workload) else unwrap(model), args, None, None)
     if workload is None:
         raise InputError(f"model is {model!r}, but must be the step, module, function or Workload itself")
-    if memory_limit is not None and not memory_limit > 0:
+    if memory_limit is not None and not is_positive(memory_limit):
         raise WorkloadError(f"memory limit is {memory_limit!r} bytes, but must be above 0")
     start = batch_of(workload.examples[0], 0).size
+    if not is_positive(largest) or largest < start:
+        raise InputError(f"largest is {largest!r}, but must be a number of at least {start}, the batch that is given")
     mode = "training" if workload.step else "inference"
     spec = specified(model, workload, None, mode=mode, objective="throughput", calls=1, restarts=1)
     chosen = plan_of(plan, None)
@@ -89,7 +91,7 @@ class _Search:
 
     def run(self, start: int, largest: int) -> tuple[SizeTried, ...]:
         size, good, bad = start, 0, None
-        while size <= max(largest, start):
+        while size <= largest:
             if self._try(size).problem:
                 bad = size
                 break

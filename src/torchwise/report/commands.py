@@ -44,16 +44,24 @@ def reproduce(study: Study, plan: Plan) -> str:
     )
 
 
-def next_steps(study: Study) -> list[Step]:
-    """Return what to type next; the most useful first."""
+def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[Step]:
+    """Return what to type next; the most useful first.
+
+    Args:
+        study: what was found.
+        name: what the study was asked for by, such as a file; None for its number in the store.
+        store: where the store is that was named for it; None for the one that every command finds by itself.
+    """
     live, decision = is_live(study), study.decision
     effort = () if study.effort == "standard" else ("--effort", study.effort)
+    kept = () if store is None else ("--store", store)
+    named = shlex.join([str(study.id) if name is None else name, *kept])
     steps = []
     if study.state is StudyState.INTERRUPTED:
-        again = "the same torchwise.tune(...) call" if live else _tune(study, *effort)
+        again = "the same torchwise.tune(...) call" if live else _tune(study, *effort, *kept)
         steps.append(Step(again, "resumes the search: finished trials are kept"))
     elif decision and decision.plan.is_eager and study.allow in (Legality.EXACT, Legality.REORDERED):
-        typed = command_line("tune", asked(study), *effort, allow=Legality.REDUCED)
+        typed = command_line("tune", asked(study), *effort, *kept, allow=Legality.REDUCED)
         reduced = 'torchwise.tune(..., allow="reduced")' if live else typed
         steps.append(Step(reduced, "tries lower precision as well, if answers may move that far"))
     if decision and not decision.plan.is_eager:
@@ -61,9 +69,9 @@ def next_steps(study: Study) -> list[Step]:
         steps.append(
             Step(applied, "runs the model by the decided plan")
             if live
-            else Step(f"torchwise plans show {study.id}", "the decision as JSON, for torchwise.apply in your program")
+            else Step(f"torchwise plans show {named}", "the decision as JSON, for torchwise.apply in your program")
         )
-    return [*steps, Step(f"torchwise report {study.id} --html report.html", "plots, and a command for each trial")]
+    return [*steps, Step(f"torchwise report {named} --html report.html", "plots, and a command for each trial")]
 
 
 def folded(command: str, width: int) -> list[str]:

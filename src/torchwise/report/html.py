@@ -19,18 +19,24 @@ from torchwise.report.template import Theme, render, render_part
 TEMPLATE = "report.html.j2"
 
 
-def write_html(study: Study, path: str | Path) -> Path:
-    """Write a study as a page to `path`, whole or not at all; return the path.
+def write_html(study: Study, path: str | Path, name: str | None = None, store: str | None = None) -> Path:
+    """Write a study as a page to `path`, whole or not at all; return the path. See `render_html`.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(render_html(study), path)
+    return write_whole(render_html(study, name, store), path)
 
 
-def render_html(study: Study) -> str:
-    """Return a study as a page. The same study always gives the same page."""
-    return render(TEMPLATE, **_context(study))
+def render_html(study: Study, name: str | None = None, store: str | None = None) -> str:
+    """Return a study as a page. The same study always gives the same page.
+
+    Args:
+        study: what was found.
+        name: what the commands on the page call it, and with `store` where they look; see `next_steps`.
+        store: the place of the store.
+    """
+    return render(TEMPLATE, **{**_context(study), "steps": next_steps(study, name, store)})
 
 
 def render_html_part(study: Study, theme: Theme) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from torchwise.records import Decision, Study, StudyState
 from torchwise.report import format as show
 from torchwise.report import layout
-from torchwise.report.commands import folded, next_steps
+from torchwise.report.commands import Step, folded, next_steps
 from torchwise.report.facts import asked_for, besides, notes
 from torchwise.report.rows import Row, rows
 from torchwise.report.throughput import throughputs
@@ -51,8 +51,14 @@ _WIDE: tuple[Column, ...] = (
 )
 
 
-def render_study(study: Study) -> RenderableType:
-    """Return a study: decision, candidates with why each lost, what was not tried, notes, and the next command."""
+def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
+    """Return a study: decision, candidates with why each lost, what was not tried, notes, and the next command.
+
+    Args:
+        study: what was found.
+        name: what the next command calls it, and with `store` where that looks; see `next_steps`.
+        store: the place of the store.
+    """
     parts: list[RenderableType] = [
         render_decision(study.decision) if study.decision else _undecided(study),
         Text(asked_for(study), style="dim"),
@@ -63,7 +69,7 @@ def render_study(study: Study) -> RenderableType:
         parts.append(_excluded(study.excluded))
     if found := notes(study):
         parts.append(_listed("Worth knowing", [_hanging(text) for text in found]))
-    parts.append(_listed("Next", _steps(study)))
+    parts.append(_listed("Next", _steps(next_steps(study, name, store))))
     return Group(*parts)
 
 
@@ -134,8 +140,8 @@ class Command:
             yield Text(f"  {line}", style="cyan", overflow="fold")
 
 
-def _steps(study: Study) -> Iterator[RenderableType]:
-    for step in next_steps(study):
+def _steps(steps: Iterable[Step]) -> Iterator[RenderableType]:
+    for step in steps:
         yield Command(step.command)
         yield Padding(Text(step.purpose, style="dim"), (0, 0, 0, 4))
 

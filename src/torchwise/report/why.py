@@ -154,6 +154,8 @@ def _against_decided(trial: Trial, decision: Decision) -> str:
     figures = f"{show.ratio(speedup.mid)} against {show.ratio(best.mid)}"
     if speedup.low > best.high:
         return f"faster per call than {decision.plan} ({figures}), but compiling it costs more than that saves"
+    if speedup.overlaps(best) and speedup.mid < best.mid:
+        return f"measured slower than {decision.plan} ({figures}), though their intervals overlap"
     if speedup.overlaps(best):
         return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
     return f"slower than {decision.plan}: {figures}"

@@ -59,6 +59,15 @@ def locate(text: str) -> URL:
     return _file(url.database)
 
 
+def place_of(text: str) -> str:
+    """Return the store that `text` means as commands and messages name it in any folder: a file, or a server's URL.
+
+    Raises:
+        StorageError: it means no database that Torchwise can use.
+    """
+    return str(file_of(text) or shown(locate(text)))
+
+
 def file_of(text: str) -> Path | None:
     """Return the file that `text` means, by its form alone; None for a server's URL."""
     scheme, separator, path = text.partition("://")

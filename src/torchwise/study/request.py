@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_positive
 from torchwise.plan import Legality, Plan, check_is_plan
 from torchwise.plan.space import EFFORTS, legality_of
 from torchwise.trial import ProcessSettings
@@ -45,7 +45,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
-        if self.budget_s is not None and not self.budget_s > 0:
+        if self.budget_s is not None and not is_positive(self.budget_s):
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
         for plan in self.plans or ():
             check_is_plan(plan)

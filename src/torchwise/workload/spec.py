@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from torchwise.errors import WorkloadError
+from torchwise.errors import WorkloadError, is_positive
 
 Mode = Literal["inference", "training"]
 Objective = Literal["latency", "throughput", "memory"]
@@ -57,5 +57,5 @@ class WorkloadSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise WorkloadError(f"{name} is {value!r}, but must be a whole number of at least 1")
-        if self.memory_limit is not None and not self.memory_limit > 0:
+        if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")

@@ -78,5 +78,5 @@ def find(names: Iterable[str]) -> list[Contender]:
     for name in wanted:
         if name not in known():
             hint = did_you_mean(name, known())
-            raise InputError(f"contender is {name!r}{hint}, but there are {', '.join(known())}, all")
+            raise InputError(f"contender is {name!r}, but there are {', '.join(known())}, all{hint}")
     return [contender for name, contender in known().items() if name in wanted]

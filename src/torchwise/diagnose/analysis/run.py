@@ -12,7 +12,7 @@ from torchwise.diagnose.analysis.advice import advise
 from torchwise.diagnose.analysis.job import Look, Scaling
 from torchwise.diagnose.analysis.plans import DEFAULT
 from torchwise.diagnose.analysis.scale import Found, check_sizes
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
 from torchwise.records import Failure, Inspection, Outcome, Trial, TrialState, codec
 from torchwise.records.analysis import Analysis, Batch, Steady
@@ -53,7 +53,7 @@ class AnalyzeRequest:
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
-        if not self.limit_s > 0:
+        if not is_positive(self.limit_s):
             raise InputError(f"limit is {self.limit_s!r} s, but must be above 0")
         check_sizes(self.batches)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_positive
 from torchwise.plan import EAGER, Plan, check_is_plan
 from torchwise.records.bisection import Symptom
 from torchwise.trial import ProcessSettings
@@ -46,7 +46,7 @@ class BisectRequest:
         check_is_plan(self.plan)
         for name in ("limit_s", "budget_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not is_positive(value):
                 raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")
         if self.repro is not None and not self.repro.endswith(".py"):
             raise InputError(f"the repro is {self.repro!r}, but must be a .py file")
