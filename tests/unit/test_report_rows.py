@@ -283,6 +283,27 @@ def test_where_eager_was_held_up_when_it_was_looked_at_every_figure_is_from_besi
     assert said in notes(study)
 
 
+def test_what_differs_in_its_figures_alone_is_said_once_and_by_the_decided_plan_first() -> None:
+    def noted(number: int, mode: str, *said: str) -> Trial:
+        trial = a_trial(number, a_plan(mode=mode))
+        assert trial.measurement is not None
+        return replace(trial, measurement=replace(trial.measurement, notes=said))
+
+    trials = (
+        noted(0, "default", "eager drifted by -12% from first to last", "the clocks fell"),
+        noted(1, "max-autotune", "eager drifted by +31.5% from first to last", "the clocks fell"),
+        noted(2, "reduce-overhead", "eager drifted by +7% from first to last", "the model was looked at"),
+    )
+    looked_at = replace(an_inspection(), notes=("the model was looked at",))
+    study = a_study(trials, decided=1, inspection=looked_at)
+    assert notes(study) == [
+        "the model was looked at",
+        "eager drifted by +31.5% from first to last (inductor max-autotune; the like of inductor, inductor "
+        "reduce-overhead)",
+        "the clocks fell (inductor max-autotune, inductor)",
+    ]
+
+
 def test_a_report_goes_by_the_baseline_of_its_decision_whatever_was_tried_since() -> None:
     first, since = a_trial(0), a_trial(1, a_plan(mode="max-autotune"))
     assert since.measurement is not None

@@ -76,6 +76,7 @@ def laid_out(graph: torch.fx.GraphModule) -> list[Tensor]:
         (POINTS[:, None].expand(80, 7, 3), 7, True),  # counted is what lies in memory
         (POINTS[:, None].expand(80, 3, 3), 3, False),
         (torch.tensor(1.0), 640, False),
+        (torch.empty(80, 0, 3), 8, False),
     ],
 )
 def test_short_rows_that_are_read_again(tensor: Tensor, times: int, answer: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -12,6 +13,8 @@ from torchwise.report.costs import asked
 from torchwise.report.throughput import throughputs
 
 Fact = tuple[str, str]
+
+_FIGURES = re.compile(r"[-+±]?\d[\d,.]*")
 
 
 def asked_for(study: Study) -> str:
@@ -47,14 +50,22 @@ def break_even(decision: Decision) -> str:
 
 
 def notes(study: Study) -> list[str]:
-    """Return what inspection and measurements say against themselves, each once, with the plans it is about."""
+    """Return what inspection and measurements say against themselves, with the plans it is about.
+
+    What differs in its figures alone is said once: on a noisy machine each trial has the like to say. The decided plan
+    speaks first.
+    """
     inspection = study.inspection
     found = list(dict.fromkeys([*inspection.notes, *inspection.measurement.notes, *_held_up(study)]))
-    about: dict[str, list[str]] = {}
-    for trial in study.trials:
-        for note in dict.fromkeys(trial.measurement.notes if trial.measurement else ()):
-            about.setdefault(note, []).append(str(trial.plan))
-    found += [f"{note} ({_some(plans)})" for note, plans in about.items() if note not in found]
+    about: dict[str, dict[str, list[str]]] = {}
+    decided = study.decision and study.decision.plan
+    for trial in sorted(study.trials, key=lambda trial: trial.plan != decided):
+        own = dict.fromkeys(trial.measurement.notes if trial.measurement else ())
+        for note in (note for note in own if note not in found):
+            about.setdefault(_FIGURES.sub("", note), {}).setdefault(note, []).append(str(trial.plan))
+    for (note, plans), *others in (list(alike.items()) for alike in about.values()):
+        like = [plan for _, some in others for plan in some]
+        found.append(f"{note} ({_some(plans)}{f'; the like of {_some(like)}' if like else ''})")
     return [show.one_line(note) for note in found]
 
 

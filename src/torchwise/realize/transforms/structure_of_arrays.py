@@ -58,7 +58,7 @@ def reads_across(operator: Any, tensor: Any, result: Any) -> bool:
     spread = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     length, apart = max(spread, default=(1, 1))
     elements = math.prod(size for size, _ in spread)
-    return length >= LANES and apart in SHORT and result.numel() >= AGAIN * elements
+    return length >= LANES and apart in SHORT and result.numel() >= AGAIN * elements > 0
 
 
 def lay_out(graph: torch.fx.Graph) -> int:
