@@ -141,7 +141,7 @@ def _watched(call: Callable[[], Any]) -> frozenset[str]:
             nonlocal is_complex, has_short_rows
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
-            has_short_rows |= any(reads_across(func, t, result) for t in trees.tensors(args))
+            has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
             if len(labels) < MOST_OPERATORS:
                 labels.append(hash((func, _form((args, kwargs)))))
             return result

@@ -1,0 +1,26 @@
+"""The page of what is tried names every choice as the search knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchwise.plan.choice import ANY, Choice, load_choices
+
+PAGE = Path(__file__).parents[2] / "docs" / "choices.md"
+PLACES = {("cpu", "cuda"): "CPU, GPU", ("cpu",): "CPU", ("cuda",): "GPU"}
+
+
+def row(choice: Choice) -> str:
+    field, value = choice.value if choice.field == "options" else choice.key
+    named = f"`{field}`" if value is True else f"`{field}: {value}`"
+    modes = "" if len(choice.modes) == 2 else f", {choice.modes[0]}"
+    needs = ", ".join(need.replace("_", " ") for need in choice.needs) or "–"
+    where = PLACES[choice.devices] + modes
+    return f"| {named} | {choice.summary} | {where} | {choice.legality} | {choice.effort} | {needs} |"
+
+
+def test_every_choice_is_on_the_page_as_it_is() -> None:
+    # How many threads there are to choose from depends on the machine.
+    choices = [choice for choice in load_choices().values() if choice.field != "threads" or choice.value == ANY]
+    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert table == [row(choice) for choice in choices], "\n" + "\n".join(map(row, choices))
