@@ -299,7 +299,12 @@ def test_the_command_copies_and_says_what(urls: tuple[str, str], source: Storage
     assert said.startswith("Copied to ")
     assert run("copy", "--to", urls[1], "--store", urls[0]).endswith(": 0 of 3 studies and 0 trials were new there.\n")
     with open_storage(urls[1]) as there:
+        one, *others = there.list_studies()
         assert run("info", "--store", urls[1]) == f"Store {there.place}: 3 studies, 3 trials, schema {there.schema}.\n"
+        for other in others:
+            there.delete_study(other.id)
+        held = f"1 study, {one.trials} trial{'s' * (one.trials != 1)}"
+        assert run("info", "--store", urls[1]) == f"Store {there.place}: {held}, schema {there.schema}.\n"
 
 
 def test_one_store_is_not_copied_to_itself(tmp_path: Path) -> None:

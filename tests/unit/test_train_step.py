@@ -504,6 +504,7 @@ def refused(**changes: Any) -> str:
     [
         ({"model": print}, "model is of type builtin_function_or_method, but must be a torch.nn.Module"),
         ({"loss": 3}, "loss is 3, but must be a function of the outputs and the targets, or None"),
+        ({"loss": torch.nn.MSELoss}, "loss is the class MSELoss, but must be a function or an instance: MSELoss()"),
         ({"optimizer": "adam"}, "optimizer is of type str, but must be a torch.optim.Optimizer"),
         ({"scaler": 2.0}, "scaler is of type float, but must be a torch.amp.GradScaler or None"),
         ({"ema": 0.9}, "ema is of type float, but must be a torch.optim.swa_utils.AveragedModel or None"),

@@ -14,11 +14,13 @@ store = typer.Typer(help="Where studies are kept: info, copy, downgrade.", no_ar
 @store.command("info")
 def info(store: Store = None) -> None:
     """Say which store is in use, what it holds, and of which schema it is."""
+    from torchwise.report.format import counted
     from torchwise.store import open_storage
 
     with open_storage(store, existing=True) as storage:
-        count, trials = storage.size()
-        typer.echo(f"Store {storage.place}: {count} studies, {trials} trials, schema {storage.schema}.")
+        studies, trials = storage.size()
+        held = f"{counted(studies, 'study')}, {counted(trials, 'trial')}"
+        typer.echo(f"Store {storage.place}: {held}, schema {storage.schema}.")
 
 
 @store.command("copy")

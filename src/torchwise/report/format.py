@@ -71,8 +71,9 @@ def count(value: float | None) -> str:
 
 
 def counted(value: float, noun: str) -> str:
-    """Return such as "1 call" or "1,000 calls"."""
-    return f"{count(value)} {noun if value == 1 else noun + 's'}"
+    """Return such as "1 call", "1,000 calls" or "2 studies"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count(value)} {noun if value == 1 else plural}"
 
 
 def relative_error(value: float | None) -> str:

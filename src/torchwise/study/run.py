@@ -130,7 +130,7 @@ class _Loop:
                     else:
                         break
             if not self._tried and self._history().trials:
-                self._listener.note("decided from what is stored; --fresh measures anew")
+                self._listener.note("decided from what is stored; --fresh, or fresh=True, measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             with suppress(StorageError):  # a store that is lost holds what is finished all the same
                 self._conclude(StudyState.INTERRUPTED)

@@ -24,6 +24,9 @@ def check(step: TrainStep) -> None:
         raise WorkloadError(f"model is of type {type(step.model).__name__}, but must be a torch.nn.Module")
     if step.loss is not None and not callable(step.loss):
         raise WorkloadError(f"loss is {step.loss!r}, but must be a function of the outputs and the targets, or None")
+    if isinstance(step.loss, type):
+        name = step.loss.__name__
+        raise WorkloadError(f"loss is the class {name}, but must be a function or an instance: {name}()")
     if not hasattr(step.optimizer, "param_groups"):
         raise WorkloadError(
             f"optimizer is of type {type(step.optimizer).__name__}, but must be a torch.optim.Optimizer"
