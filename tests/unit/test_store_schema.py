@@ -133,7 +133,7 @@ def test_a_decision_that_does_not_say_how_its_search_ended_is_of_the_study_s_las
     with open_storage(url) as storage:
         study = create(storage)
         storage.conclude(study.id, state=state, decision=a_decision(), excluded=[], seconds=1)
-    downgrade_storage(url, "0004")
+    downgrade_storage(url, "0003")
     with open_storage(url) as again:
         assert again.get_study(study.id, a_decision().workload.target).state is state
 

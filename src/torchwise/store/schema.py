@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
-HEAD = "0005"
+HEAD = "0004"
 """The newest migration: the schema that this version reads and writes."""
 
 VERSION_TABLE = "torchwise_schema"

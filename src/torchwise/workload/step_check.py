@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchwise.errors import WorkloadError
+from torchwise.errors import WorkloadError, is_positive
 from torchwise.workload import closure, trees
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def check(step: TrainStep) -> None:
         raise WorkloadError(f"accumulate is {step.accumulate!r}, but must be a whole number of at least 1")
     for name in ("clip_norm", "clip_value"):
         value = getattr(step, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        if value is not None and not is_positive(value):
             raise WorkloadError(f"{name} is {value!r}, but must be above 0, or None")
     for scheduler in step.schedulers:
         if not hasattr(scheduler, "step") or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -1,4 +1,4 @@
-"""One decision for each target of a study: targets of one structure share what was measured, and not what is asked."""
+"""One decision for each target of a study, and how its search ended: targets of one structure share measurements alone."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,8 @@ INDEXES = (("torchwise_decisions_target", ["target", "decided_at"]), ("torchwise
 
 
 def upgrade() -> None:
-    _keyed_by("study_id", "target")
+    of_the_study = "(SELECT state FROM torchwise_studies WHERE id = study_id)"
+    _made_anew("study_id", "target", state=of_the_study)
 
 
 def downgrade() -> None:
@@ -21,11 +22,11 @@ def downgrade() -> None:
         f"WHERE later.study_id = {DECISIONS}.study_id AND (later.decided_at > {DECISIONS}.decided_at "
         f"OR later.decided_at = {DECISIONS}.decided_at AND later.target > {DECISIONS}.target))"
     )
-    _keyed_by("study_id")
+    _made_anew("study_id")
 
 
-def _keyed_by(*key: str) -> None:
-    """Make the table anew with another primary key: SQLite changes none in place, and one way serves both."""
+def _made_anew(*key: str, **added: str) -> None:
+    """Make the table anew with another primary key, and columns filled by SQL: SQLite changes no key in place."""
     for name, _columns in INDEXES:
         op.drop_index(name, DECISIONS)
     anew = op.create_table(
@@ -40,11 +41,13 @@ def _keyed_by(*key: str) -> None:
         sa.Column("speedup_high", sa.Double),
         sa.Column("format", sa.Text, nullable=False),
         sa.Column("record", sa.Text, nullable=False),
+        *(sa.Column(name, sa.Text, nullable=False) for name in added),
         # A name of its own: on PostgreSQL that of the table that is still there is taken.
         sa.PrimaryKeyConstraint(*key, name="_".join((DECISIONS, *key))),
     )
-    columns = ", ".join(anew.c.keys())
-    op.execute(f"INSERT INTO {DECISIONS}_anew ({columns}) SELECT {columns} FROM {DECISIONS}")
+    columns = anew.c.keys()
+    values = [added.get(name, name) for name in columns]
+    op.execute(f"INSERT INTO {DECISIONS}_anew ({', '.join(columns)}) SELECT {', '.join(values)} FROM {DECISIONS}")
     op.drop_table(DECISIONS)
     op.rename_table(f"{DECISIONS}_anew", DECISIONS)
     for name, columns_of_index in INDEXES:
