@@ -115,12 +115,13 @@ def tune(
         restarts: process starts over that lifetime.
         allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
         effort: "quick", "standard" or "thorough".
-        budget: seconds of search after which no further trial starts; None for the effort's own.
+        budget: seconds of search after which no further trial starts; None for the effort's own, and for no end where
+            plans are named.
         objective: "latency", "throughput" or "memory".
         mode: "inference" or "training": with a backward pass, or whole steps where it is a `TrainStep`, which is always
             tuned so.
         device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
-        plans: try exactly these instead of searching.
+        plans: try exactly these instead of searching; each may take as long as with effort "thorough".
         memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs; plans that take
             more are not decided for.
         store: URL or file of the store; by default in the user's data directory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -76,3 +77,30 @@ def test_kernels_that_start_early_answer_the_same(operation: str) -> None:
         realized.close()
     assert ("gdc_wait" in code) is (torch.cuda.get_device_capability() >= (9, 0))
     assert verdict.outcome is Outcome.PASS, verdict.reason
+
+
+KERNEL = re.compile(r"async_compile\.triton\('\w+', '''(.*?)'''", re.DOTALL)
+
+
+def between(x: Any, index: Any) -> Any:
+    """Sum rows into places: what fills those with zeros runs between the kernel that sums and the one that adds."""
+    summed = torch.softmax(x, dim=1).square().sum(1)
+    return x.new_zeros(1000).index_add(0, index, summed * summed.max())
+
+
+def test_a_kernel_that_loads_nothing_waits_as_the_others_do() -> None:
+    index = torch.arange(3000, device="cuda") % 1000
+    draws = torch.Generator("cuda").manual_seed(0)
+    examples = [Example((torch.rand(3000, 3000, device="cuda", generator=draws), index)) for _ in range(2)]
+    with torch.no_grad():
+        made = realize(between, Plan(backend="inductor", options=EARLY), examples[0], device="cuda", mode="inference")
+        _, [code] = run_and_get_code(made.call, *examples[0].args)
+        right = [between(example.args[0].double(), index) for example in examples]
+        for number in range(200):
+            which = number % 2  # so that what is read too soon is the other's
+            torch.testing.assert_close(made.call(*examples[which].args).double(), right[which], rtol=1e-4, atol=0)
+        made.close()
+    bodies = [text.split("@triton.jit")[1] for text in KERNEL.findall(code)]
+    firsts = [re.search(r"gdc_wait|tl\.load|tl\.store|atomic_add", body) for body in bodies]
+    assert len(bodies) >= 3
+    assert {first.group() for first in firsts if first} == {"gdc_wait"}

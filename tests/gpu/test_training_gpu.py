@@ -251,11 +251,18 @@ def test_a_right_plan_is_proven_trajectories_included(plan: Plan) -> None:
     assert {"gradients", "state", "held loss", "trajectories", "weights"} <= {check.name for check in verdict.checks}
 
 
+class Steeper(torch.nn.Linear):
+    """One whose own gradients are 1 % too large, and whose answer is right: not by hooks, as no replay runs them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = (1.01 * p - 0.01 * p.detach() for p in (self.weight, self.bias))
+        return torch.nn.functional.linear(x, weight, bias)
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_one_percent_of_a_gradient_is_caught(plan: Plan) -> None:
     def spoil(step: Any) -> None:
-        for parameter in step.model.blocks[1].linear.parameters():
-            parameter.register_hook(lambda gradient: gradient * 1.01)
+        step.model.blocks[1].linear.__class__ = Steeper
 
     assert failed(judged(a_step(), plan, spoil)).startswith("gradients")
 

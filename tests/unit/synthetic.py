@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from sketches import FAILED, PASSED, an_inspection, measured
 
 from torchwise.decide import History, Sampler, StagedSampler
+from torchwise.decide.history import BETWEEN_S
 from torchwise.plan import EAGER, Legality, Plan, PlanSpace
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.plan.space import compile_factor_of
@@ -35,7 +37,7 @@ class Machine:
 
     Attributes:
         seed: of everything.
-        device: "cpu" or "cuda"; only the latter has gaps between kernels.
+        device: "cpu" or "cuda"; only with the latter are the gaps between kernels long, and measured.
         baseline_s: seconds per call of eager.
         failing: share of the compiled plans that die.
         wrong: share of the plans that give a wrong answer.
@@ -50,13 +52,18 @@ class Machine:
     compile_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        launch = self._draw("launch", 0.0, 0.8) if self.device == "cuda" else 0.0
+        launch = self._draw("launch", 0.0, 0.8 if self.device == "cuda" else 0.1)
         gemm = (1 - launch) * self._draw("gemm", 0.05, 0.9)
         self.shares = {"gemm": gemm, "conv": gemm * self._draw("conv", 0.0, 1.0), "launch": launch}
         self.compile_s = self._draw("compile", 3.0, 40.0)
 
     def _draw(self, name: str, low: float, high: float) -> float:
         return low + (high - low) * _uniform(f"{self.seed} {name}")
+
+    @property
+    def operators(self) -> int:
+        """Of one call: on a CPU their number bounds the gaps, under every plan."""
+        return math.ceil(1.5 * self.shares["launch"] * self.baseline_s / BETWEEN_S)
 
     def parts(self, plan: Plan) -> tuple[float, float]:
         """Return the seconds per call of work and of gaps."""
@@ -77,8 +84,10 @@ class Machine:
             gemm *= draw("autotune", 0.6, 1.0)
         if plan.option("freezing"):
             gemm *= draw("freezing", 0.5, 1.1)
-        for name in ("max_autotune_pointwise", "coordinate_descent_tuning", "cpp_wrapper"):
+        for name in ("max_autotune_pointwise", "coordinate_descent_tuning"):
             point *= draw(name, 0.8, 1.05) if plan.option(name) else 1.0
+        if plan.option("cpp_wrapper"):
+            launch *= draw("cpp_wrapper", 0.3, 1.05)
         if plan.option("combo_kernels"):
             launch *= draw("combo_kernels", 0.5, 1.1)
         if plan.scope == "regional":
@@ -148,7 +157,10 @@ class Search:
 
     def __post_init__(self) -> None:
         spec = WorkloadSpec("live:model", device=self.machine.device, calls=self.calls, restarts=self.restarts)  # type: ignore[arg-type]
-        inspection = an_inspection(self.machine.baseline_s, traits=self.space.traits, shares=self.machine.shares)
+        machine = self.machine
+        inspection = an_inspection(
+            machine.baseline_s, traits=self.space.traits, shares=machine.shares, operators=machine.operators
+        )
         self.history = History(spec, inspection, ())
 
     def run(self, sampler: Sampler | None = None, each: Callable[[History, Plan], None] | None = None) -> History:

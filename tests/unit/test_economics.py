@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sketches import CAPTURE, INDUCTOR, a_history, a_trial, an_inspection, measured
 
-from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S, WARM_SHARE
+from torchwise.decide.history import BESIDE_S, BETWEEN_S, PLAIN_COMPILE_S, WARM_SHARE
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.choice import load_choices
 from torchwise.records import Economics, Interval, TrialState
@@ -161,8 +161,16 @@ def test_a_trial_takes_one_cold_compile_and_what_trials_take_beside() -> None:
 def test_the_gaps_between_kernels() -> None:
     # The plan takes half a second a call, and its kernels run for 0.2 s of it.
     profiled = a_trial(INDUCTOR, measurement=measured(2.0, busy_s=0.2))
-    history = a_history(profiled, inspection=an_inspection(1.0, shares={"launch": 0.4}))
+    history = a_history(profiled, inspection=an_inspection(1.0, shares={"launch": 0.4}), device="cuda")
     assert history.launch_gap_s(INDUCTOR) == pytest.approx(0.3)
     assert history.launch_gap_s(EAGER) == pytest.approx(0.4)
-    assert a_history(a_trial(INDUCTOR, 2.0)).launch_gap_s(INDUCTOR) == 0.0  # never profiled
-    assert a_history().launch_gap_s(EAGER) == 0.0
+    assert a_history(a_trial(INDUCTOR, 2.0), device="cuda").launch_gap_s(INDUCTOR) == 0.0  # never profiled
+    assert a_history(device="cuda").launch_gap_s(EAGER) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("operators", "gap_s"), [(1000, 1000 * BETWEEN_S), (0, 0.0), (10**6, 0.5), (None, 0.5)], ids=str
+)
+def test_a_cpu_computes_nothing_between_operators_for_so_long_at_the_most(operators: int | None, gap_s: float) -> None:
+    history = a_history(a_trial(INDUCTOR, 2.0), inspection=an_inspection(1.0, operators=operators), device="cpu")
+    assert history.launch_gap_s(INDUCTOR) == pytest.approx(gap_s)

@@ -321,6 +321,29 @@ def test_gaps_that_a_plan_left_are_what_a_capture_can_save() -> None:
         assert (str(captured) in found) is is_left_out
 
 
+CPP = Plan(backend="inductor", options=(("cpp_wrapper", True),))
+
+
+@pytest.mark.parametrize(("operators", "tried"), [(60, True), (2, False), (None, True)])
+def test_cpp_around_the_kernels_is_tried_where_python_may_take_long_between_them(
+    operators: int | None, tried: bool
+) -> None:
+    # A call takes 0.5 ms compiled, of which 2 operators leave 10 µs to Python at the most.
+    inspection = an_inspection(1e-3, traits=TRAITS, operators=operators)
+    history = a_history(a_trial(INDUCTOR, 2.0), inspection=inspection, calls=MANY, device="cpu")
+    assert (CPP in ever_asked(history, device="cpu", effort="thorough")) is tried
+    assert (str(CPP) in excluded(history, device="cpu", effort="thorough")) is not tried
+
+
+def test_cpp_around_the_kernels_gains_nothing_where_a_graph_replays_them() -> None:
+    leader = a_trial(Plan(backend="inductor", capture="call"), measurement=measured(4.0, busy_s=0.99 * 0.25))
+    history = known(leader, a_trial(INDUCTOR, 2.0), a_trial(CAPTURE, 1.5), shares={"launch": 0.5})
+    found = excluded(history, effort="thorough")
+    assert found["inductor + cpp_wrapper + capture call"].startswith(
+        "it acts on the gaps between kernels, and could save"
+    )
+
+
 def test_the_gaps_of_a_compiled_plan_that_lost_are_still_worth_removing() -> None:
     lost = a_trial(INDUCTOR, measurement=measured(0.8, busy_s=1.25 * 0.1))
     history = known(lost, shares={"gemm": 0.1, "conv": 0.1, "launch": 0.0})

@@ -329,6 +329,22 @@ def test_named_plans_are_decided_among_themselves(storage: Storage, table: Table
     assert study.decision.plan == EAGER
 
 
+def test_named_plans_are_all_tried_for_as_long_as_a_thorough_search_would(storage: Storage, spent_clock: Any) -> None:
+    class Slow(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task == "try":
+                assert limits.time_s >= TRIAL_S["thorough"]
+                on_stage("compile")
+                spent_clock.now += 1000
+            return super().run(job, limits, on_stage)
+
+    named = (INDUCTOR, Plan(threads=1), Plan(threads=9))
+    for budget, tried in ((None, 3), (1500, 2)):
+        table = Slow()
+        run_study(request(effort="quick", plans=named, budget_s=budget, fresh=True), storage, table, Silent())
+        assert len(table.tried()) == tried
+
+
 def test_a_gain_within_a_tie_leaves_eager_alone(storage: Storage, table: Table) -> None:
     table.known[Plan(threads=9)] = (1.015, 0.0, GOOD)
     study = run_study(request(plans=(Plan(threads=9),)), storage, table, Silent())

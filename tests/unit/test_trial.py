@@ -291,7 +291,9 @@ def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyP
         for _ in range(40):
             torch.empty(0).set_(x.untyped_storage(), 0, (4,)).mul(2)
 
-    assert "repeats" in _watched(shares)
+    traits, operators = _watched(shares)
+    assert "repeats" in traits
+    assert operators == 3 * 40
 
 
 def test_the_largest_example_is_called_first() -> None:

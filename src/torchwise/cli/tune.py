@@ -29,7 +29,7 @@ def tune(
     effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds after which no further trial starts.", show_default="by effort"),
+        typer.Option(help="Seconds after which no further trial starts.", show_default="by effort; none with --plan"),
     ] = None,
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     memory_limit: Annotated[

@@ -12,7 +12,8 @@ from torchwise.plan.legality import Legality
 
 Acts = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
 """Which part of the time a choice can act on: all of it, matrix products and convolutions, convolutions alone,
-the time the device waits for the host, only the time it takes to compile, or none, as it saves memory alone."""
+the time between kernels (a GPU waits for the host, a CPU runs Python), only the time it takes to compile, or none,
+as it saves memory alone."""
 
 Effort = Literal["quick", "standard", "thorough"]
 

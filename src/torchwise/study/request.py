@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torchwise.errors import InputError, is_positive
@@ -24,8 +25,10 @@ class Request:
         workload: what is run, for how many calls, to what end.
         allow: the furthest legality.
         effort: "quick", "standard" or "thorough".
-        budget_s: seconds of search after which no further trial starts; None for the effort's own.
-        plans: try exactly these instead of searching; None to search.
+        budget_s: seconds of search after which no further trial starts; None for the effort's own, and for no end where
+            plans are named.
+        plans: try exactly these instead of searching; None to search. Whoever names a plan wants to know what it is
+            worth: all of them are tried, and each may take as long as with effort "thorough".
         structure: of a live Python model, worked out where its source code is; None for a target.
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.
@@ -55,9 +58,11 @@ class Request:
     @property
     def search_s(self) -> float:
         """Seconds of search after which no further trial starts."""
-        return BUDGET_S[self.effort] if self.budget_s is None else self.budget_s
+        if self.budget_s is not None:
+            return self.budget_s
+        return BUDGET_S[self.effort] if self.plans is None else math.inf
 
     @property
     def trial_s(self) -> float:
         """Seconds after which one worker is ended."""
-        return TRIAL_S[self.effort]
+        return TRIAL_S[self.effort if self.plans is None else "thorough"]

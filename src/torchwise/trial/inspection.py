@@ -57,7 +57,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
         stochastic, unsteady = _is_stochastic(workload, calls[0])
-        seen = _watched(calls[0])
+        seen, operators = _watched(calls[0])
         work = work_of(workload, calls[0]) if workload.step else None
         stage("measure")
         mix = mix_of(calls, workload)
@@ -79,6 +79,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first_call_s=max(first - steady, 0.0),
         peak_memory=memory,
         shares=shares,
+        operators=operators,
         notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady)),
         work=work,
     )
@@ -125,20 +126,22 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
     return writes
 
 
-def _watched(call: Callable[[], Any]) -> frozenset[str]:
-    """Return the traits that only a look at every operator of a call tells.
+def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
+    """Return the traits that only a look at every operator of a call tells, and how many there are.
 
     It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; or rows
     of a few elements are read again and again.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    is_complex = has_short_rows = False
+    is_complex = has_short_rows = is_whole = False
+    operators = 0
     labels: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex, has_short_rows
+            nonlocal is_complex, has_short_rows, operators
+            operators += 1
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
@@ -149,8 +152,9 @@ def _watched(call: Callable[[], Any]) -> frozenset[str]:
     # Some operators refuse to be watched, with any error; the model itself ran before, and what was seen counts.
     with contextlib.suppress(Exception), Watch():  # type: ignore[no-untyped-call]
         call()
+        is_whole = True
     found = {"complex": is_complex, "short_rows": has_short_rows, "repeats": _repeats(labels)}
-    return frozenset(name for name, present in found.items() if present)
+    return frozenset(name for name, present in found.items() if present), operators if is_whole else None
 
 
 def _compatible(traits: frozenset[str]) -> frozenset[str]:

@@ -114,7 +114,7 @@ register(
         ("triton.enable_pdl", True),
         Legality.REORDERED,
         complexity=1,
-        summary="a kernel starts while the one before it ends (programmatic dependent launch, from Hopper on)",
+        summary="a kernel is launched while the one before it ends, and waits for that (programmatic dependent launch, from Hopper on)",
         devices=("cuda",),
         needs=("dependent_launch",),
         on=ON_INDUCTOR,
@@ -135,6 +135,7 @@ register(
         on=ON_INDUCTOR,
         effort="thorough",
         compile_factor=2.0,
-        keeps=0.8,
+        acts="launch",
+        keeps=0.3,
     )
 )

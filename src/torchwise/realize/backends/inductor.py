@@ -13,7 +13,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
-from torchwise.realize import rolled
+from torchwise.realize import dependent_launch, rolled
 from torchwise.realize.cache_key import tell_autocasts_apart
 from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
@@ -199,6 +199,8 @@ def _options(plan: Plan) -> dict[str, Any]:
                 f"Inductor takes one pass over its graphs, and this program has set its own: {other}"
             )
         options["post_grad_custom_pre_pass"] = graph_pass
+    if options.get(dependent_launch.OPTION):
+        dependent_launch.wait_first()
     known = torch._inductor.list_options()
     for name in options:
         if name not in known:

@@ -1,0 +1,70 @@
+"""Kernels that start early wait before they touch memory, as not all do by Inductor's `triton.enable_pdl`.
+
+By a programmatic dependent launch a kernel starts while the one before it still runs, and `gdc_wait` holds it until
+that one has ended and its writes are seen (PTX ISA, `griddepcontrol`). That is only sound where every kernel waits:
+one that has waited for the kernel before it knows that all earlier ones have ended as well. Inductor has a kernel wait
+where it touches what the very kernel before it does, or else after its first load, and not at all where it loads
+nothing, such as one that fills a tensor with zeros, or draws a mask from a seed. Such a kernel may end before the one
+ahead of it, and the next, which waits for it alone, reads what is not written yet (torch 2.11 to 2.15,
+`TritonKernel._handle_pdl_before_access`). Proofs need not see it: whether it happens is a matter of microseconds.
+
+So each kernel waits first of all here. What is left of the early start is the launch itself, which is most of it where
+kernels are short.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.private import look_up
+
+OPTION = "triton.enable_pdl"
+WHO = f"Inductor's {OPTION}"
+KERNEL = ("torch._inductor.codegen.triton", "TritonKernel")
+MEMBERS = ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")
+DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
+
+
+@functools.cache
+def wait_first() -> None:
+    """Have every kernel that is written from now on, and may start early, begin by waiting; others stay as they are.
+
+    Code that was compiled without it is not taken from a cache.
+
+    Raises:
+        UnsupportedError: this torch writes such kernels otherwise.
+    """
+    kernel, details = look_up(WHO, KERNEL), look_up(WHO, DETAILS)
+    for member in MEMBERS:
+        if not hasattr(kernel, member):
+            import torch
+
+            raise UnsupportedError(f"{WHO} needs {KERNEL[1]}.{member}, which torch {torch.__version__} does not have")
+    _write_waits(kernel)
+    _note_in_keys(details)
+
+
+def _write_waits(kernel: Any) -> None:
+    finish = kernel._filter_pdl
+
+    def waiting_first(self: Any, code: Any) -> None:
+        finish(self, code)
+        if self._enable_pdl_codegen():
+            code._lines.insert(0, self.GDC_WAIT)
+
+    kernel._filter_pdl = waiting_first
+
+
+def _note_in_keys(details: Any) -> None:
+    make = details.__init__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        from torch._inductor import config
+
+        if config.triton.enable_pdl:
+            self.kernels_wait_first = True
+
+    details.__init__ = noting

@@ -1,0 +1,102 @@
+"""A kernel that may start early waits before it touches memory, and compiled code tells whether it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.codegen.triton import TritonKernel
+from torch._inductor.utils import IndentedBuffer
+
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import dependent_launch, private
+from torchwise.realize.backends import inductor
+
+WAIT, LAUNCH = TritonKernel.GDC_WAIT, TritonKernel.GDC_LAUNCH
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    dependent_launch.wait_first.cache_clear()
+    yield
+    dependent_launch.wait_first.cache_clear()
+
+
+class Details:
+    """The key of compiled code."""
+
+    def __init__(self) -> None:
+        self.graph = "graph"
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a kind of Inductor's own kernels, which all start early, that `wait_first` changes in their place."""
+    kind = type("Early", (TritonKernel,), {"_enable_pdl_codegen": staticmethod(lambda: True)})
+    details = type("Key", (Details,), {"__init__": Details.__init__})
+    found = {dependent_launch.KERNEL: kind, dependent_launch.DETAILS: details}
+    monkeypatch.setattr(dependent_launch, "look_up", lambda _, name: found[name])
+    dependent_launch.wait_first()
+    dependent_launch.wait_first()
+    kind.details = details
+    return kind
+
+
+def written(kernel: Any, *lines: str) -> list[str]:
+    """Return the body that a kernel ends with, from the lines that Inductor has written so far."""
+    code = IndentedBuffer()
+    for line in lines:
+        code.writeline(line)
+    kernel._filter_pdl(kernel.__new__(kernel), code)
+    return [str(line) for line in code._lines]
+
+
+def test_what_only_stores_waits_too(kernel: Any) -> None:
+    assert written(kernel, "zero = 0.0", "tl.store(out, zero)") == [WAIT, "zero = 0.0", "tl.store(out, zero)"]
+
+
+def test_the_wait_comes_before_the_first_load_and_others_may_start_after_the_last(kernel: Any) -> None:
+    loads = ("a = tl.load(x)", WAIT, LAUNCH, "b = tl.load(y)", WAIT, LAUNCH)
+    lines = written(kernel, *loads, "tl.store(out, a + b)")
+    assert lines[0] == WAIT
+    assert lines.count(LAUNCH) == 1
+    assert lines.index(LAUNCH) == lines.index("b = tl.load(y)") + 1
+
+
+def test_what_does_not_start_early_stays_as_it_is(kernel: Any) -> None:
+    kernel._enable_pdl_codegen = staticmethod(lambda: False)
+    assert written(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"]
+
+
+def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any) -> None:
+    assert vars(kernel.details()) == {"graph": "graph"}, "what is in a cache already stays found"
+    with config.patch({dependent_launch.OPTION: True}):
+        assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_first": True}
+
+
+def test_this_torch_writes_kernels_so() -> None:
+    private.check("a test", (dependent_launch.KERNEL, dependent_launch.DETAILS))
+    assert all(hasattr(TritonKernel, member) for member in dependent_launch.MEMBERS)
+
+
+def test_a_torch_that_writes_them_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependent_launch, "look_up", lambda *_: object)
+    with pytest.raises(UnsupportedError, match=r"triton\.enable_pdl needs TritonKernel\._filter_pdl, which torch"):
+        dependent_launch.wait_first()
+
+
+@pytest.mark.parametrize(("value", "asks"), [(True, True), (False, False)])
+def test_every_plan_that_starts_kernels_early_has_them_wait(
+    monkeypatch: pytest.MonkeyPatch, value: bool, asks: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(dependent_launch, "wait_first", lambda: asked.append(True))
+    plan = Plan(backend="inductor", options=((dependent_launch.OPTION, value),))
+    for compiler in (lambda plan: inductor.compile(torch.sin, plan), inductor.graph_compiler, inductor.ahead_backend):
+        asked.clear()
+        compiler(plan)
+        assert bool(asked) is asks
