@@ -88,6 +88,7 @@ class Workers:
     Attributes:
         contends: what a contest finds.
         plain: what the inspection of a target ends with, where it ends with no inspection.
+        duels: what a duel finds, by the rival; `duel` otherwise.
         jobs: a word for each job that was run, in order.
         after: called after each job.
     """
@@ -96,6 +97,7 @@ class Workers:
     plain: dict[str, Answer] = field(default_factory=dict)
     warm: float | Failure = 4.1
     duel: Measurement | Failure = field(default_factory=lambda: a_measurement(1.13))
+    duels: dict[str, Measurement | Failure] = field(default_factory=dict)
     peaks: Peaks | Failure = PEAKS
     jobs: list[str] = field(default_factory=list)
     after: Callable[[str], None] = lambda _: None
@@ -120,7 +122,8 @@ class Workers:
         target, name = job.job.workload.target, job.contender
         if task == "contend":
             return f"{target} {name}", self.contends.get((target, name), self.contends.get(name, a_performance()))
-        return f"{task} {target} {name}" + (f" {job.rival}" if job.rival else ""), getattr(self, task)
+        answer = self.duels.get(job.rival, self.duel) if task == "duel" else self.warm
+        return f"{task} {target} {name}" + (f" {job.rival}" if job.rival else ""), answer
 
 
 class Heard:

@@ -11,7 +11,7 @@ from bench_samples import PEAKS, ROOFLINE, a_benchmark, a_row, a_spec, ours, som
 from builders import EAGER_S, UNCLEAR, WRONG
 from torchwise.errors import InputError
 from torchwise.records import Measurement
-from torchwise.records.benchmark import Benchmark, Peaks, RowState, rival_of
+from torchwise.records.benchmark import Benchmark, Peaks, RowState, rival_of, rivals_of
 from torchwise.report.bench import read_benchmark
 from torchwise.workload import Roofline
 
@@ -89,6 +89,17 @@ def test_the_rival_is_the_fastest_right_contender_of_the_same_class() -> None:
     assert rival_of((*rows, lowered), rows[-1]) is rival
     assert rival_of((*rows, lowered), ours(precision="bf16")) is lowered
     assert rival_of(rows, ours(precision="tf32")) is None
+
+
+def test_a_quicker_call_makes_a_second_rival() -> None:
+    rows = (a_row("default", 1.4), a_row("max-autotune", 1.5), ours())
+    assert rivals_of(rows, rows[-1]) == [rows[1]]
+    in_a_tie, quicker = (a_row("default", 1.4, slowness=slowness) for slowness in (1.4 / 1.5 * 0.99, 0.8))
+    assert rivals_of((in_a_tie, *rows[1:]), rows[-1]) == [rows[1]]
+    assert rivals_of((quicker, *rows[1:]), rows[-1]) == [rows[1], quicker]
+    wrong = a_row("default", 1.4, slowness=0.8, verdict=WRONG)
+    assert rivals_of((wrong, *rows[1:]), rows[-1]) == [rows[1]]
+    assert rivals_of(rows[-1:], rows[-1]) == []
 
 
 def test_the_roofline_is_the_slower_of_bytes_and_operations() -> None:

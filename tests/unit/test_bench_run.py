@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench_samples import CRASH, HANG, PEAKS, Heard, Workers, a_benchmark, a_performance, a_row, a_spec
-from builders import WRONG
+from builders import WRONG, a_measurement
 from torchwise import environment
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.contenders import BUILT_IN, DEFAULT, known
@@ -262,6 +262,38 @@ def test_a_duel_that_fails_costs_the_duel_alone() -> None:
     assert (row.state, row.rival, row.duel) == (RowState.TIMED, "eager", None)
     assert row.reason == f"beside eager: {HANG}"
     assert row.performance
+
+
+UNSTEADY = {
+    "eager": a_performance(1.0, slowness=0.5),
+    "default": a_performance(1.6),  # the fastest by its speed over eager, which took twice as long meanwhile
+    "max-autotune": a_performance(1.2, slowness=0.5),
+    "torchwise": a_performance(1.7),
+}
+
+
+@pytest.mark.parametrize(
+    ("beside_default", "beside_other", "worse"), [(1.3, 1.1, "max-autotune"), (1.05, 1.1, "default")]
+)
+def test_where_two_others_may_be_the_fastest_the_worse_duel_counts(
+    beside_default: float, beside_other: float, worse: str
+) -> None:
+    duels = {"default": a_measurement(beside_default), "max-autotune": a_measurement(beside_other)}
+    workers = Workers(contends=UNSTEADY, duels=duels)
+    row = run(workers, contenders=WITH_OURS)["torchwise"]
+    assert (row.rival, row.duel, row.reason) == (worse, duels[worse], "")
+    assert [job for job in workers.jobs if job.startswith("duel")] == [
+        f"duel {ONE} torchwise default",
+        f"duel {ONE} torchwise max-autotune",
+    ]
+
+
+@pytest.mark.parametrize("fails", ["default", "max-autotune"])
+def test_of_two_duels_one_may_fail(fails: str) -> None:
+    workers = Workers(contends=UNSTEADY, duels={fails: HANG})
+    row = run(workers, contenders=WITH_OURS)["torchwise"]
+    [other] = {"default", "max-autotune"} - {fails}
+    assert (row.rival, row.duel, row.reason) == (other, workers.duel, f"beside {fails}: {HANG}")
 
 
 def test_each_contender_starts_from_empty_caches_and_a_duel_from_those_of_both() -> None:

@@ -17,7 +17,7 @@ from torchwise.bench.job import Contest, Step, Survey
 from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError
 from torchwise.records import Failure, Measurement, codec
-from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rival_of
+from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.report.why import why
 from torchwise.study import Silent, run_study
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
@@ -198,18 +198,28 @@ class _Loop:
     def _with_duel(self, row: Row, contest: Contest, caches: Mapping[str, str]) -> Row:
         """Hold our choice against the fastest of the others once more, both in one process.
 
-        Both find what they compiled before: these very kernels were timed, and compiling is no part of a duel.
+        Where it is not sure which that is, beside each of the two in its turn; what is kept is the worse for us.
         """
-        rival = rival_of(self._benchmark.of(row.workload), row)
-        if rival is None or not row.is_right:
+        if not row.is_right:
             return row
-        if rival.contender in caches:
+        for rival in rivals_of(self._benchmark.of(row.workload), row):
+            answer = self._duel(contest, rival.contender, caches)
+            if isinstance(answer, Failure):
+                row = replace(row, rival=row.rival or rival.contender, reason=f"beside {rival.contender}: {answer}")
+            elif row.duel is None or answer.speedup.mid < row.duel.speedup.mid:
+                row = replace(row, rival=rival.contender, duel=answer)
+        return row
+
+    def _duel(self, contest: Contest, rival: str, caches: Mapping[str, str]) -> Measurement | Failure:
+        """Time both in one process.
+
+        They find what they compiled before: these very kernels were timed, and compiling is no part of a duel.
+        """
+        if rival in caches:
             with contextlib.suppress(OSError):  # what cannot be copied is compiled anew
-                shutil.copytree(caches[rival.contender], caches[row.contender], dirs_exist_ok=True)
-        answer = self._ask(replace(_at("duel", contest), rival=rival.contender))
-        if isinstance(answer, Failure):
-            return replace(row, rival=rival.contender, reason=f"beside {rival.contender}: {answer}")
-        return replace(row, rival=rival.contender, duel=codec.from_json(answer, Measurement))
+                shutil.copytree(caches[rival], caches[contest.contender], dirs_exist_ok=True)
+        answer = self._ask(replace(_at("duel", contest), rival=rival))
+        return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
 
     def _ask(self, contest: Assignment) -> str | Failure:
         return self._launcher.run(contest, self._limits(), self._listener.stage)

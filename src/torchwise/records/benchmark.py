@@ -17,6 +17,8 @@ from torchwise.records.verdict import Outcome, Verdict
 from torchwise.workload import Roofline, WorkloadSpec
 
 SCHEMA = "torchwise.bench/1"
+TIED = 0.02
+"""Share of a call's time by which two contenders must differ for one to be taken for the faster."""
 
 
 class RowState(StrEnum):
@@ -81,7 +83,8 @@ class Row:
         plan: for Torchwise, what was decided.
         search_s: for Torchwise, seconds of search; None where it was given the plans to choose from.
         searched: for Torchwise, every plan that was tried or left out, with what became of it or why.
-        rival: for Torchwise, the fastest other contender of its class that answers rightly.
+        rival: for Torchwise, the fastest other contender of its class that answers rightly; where two may be that, the
+            one beside which Torchwise does worse.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.
         refused: whether the target itself cannot be used: that is bad input, and the contender was not tried.
     """
@@ -182,7 +185,23 @@ def _has_samples(measurement: Measurement) -> bool:
 
 def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:
     """Return the fastest other contender of our precision class whose answers are right, by speed-up over eager."""
-    others = [
-        row for row in rows if row.contender != ours.contender and row.precision == ours.precision and row.is_right
-    ]
-    return max(others, key=lambda row: row.speedup.mid if row.speedup else 0.0, default=None)
+    return max(_others(rows, ours), key=lambda row: row.speedup.mid if row.speedup else 0.0, default=None)
+
+
+def rivals_of(rows: tuple[Row, ...], ours: Row) -> list[Row]:
+    """Return the one or two other contenders that may be the fastest: by speed-up over eager, and by time per call.
+
+    Each can mislead, as every contender has a process of its own: a speed-up has eager's time in it, which an unsteady
+    host changes by half from one process to the next, and a time has whatever held the host up meanwhile.
+    """
+    by_speedup = rival_of(rows, ours)
+    if by_speedup is None or by_speedup.time is None:
+        return []
+    quickest = min(_others(rows, ours), key=lambda row: row.time.mid if row.time else math.inf)
+    if quickest.time is None or quickest.time.mid >= (1 - TIED) * by_speedup.time.mid:
+        return [by_speedup]
+    return [by_speedup, quickest]
+
+
+def _others(rows: tuple[Row, ...], ours: Row) -> list[Row]:
+    return [row for row in rows if row.contender != ours.contender and row.precision == ours.precision and row.is_right]

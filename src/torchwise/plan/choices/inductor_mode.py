@@ -114,7 +114,7 @@ register(
         ("triton.enable_pdl", True),
         Legality.REORDERED,
         complexity=1,
-        summary="a kernel is launched while the one before it ends, and waits for that (programmatic dependent launch, from Hopper on)",
+        summary="a kernel is launched before the one ahead has ended (programmatic dependent launch, from Hopper on)",
         devices=("cuda",),
         needs=("dependent_launch",),
         on=ON_INDUCTOR,

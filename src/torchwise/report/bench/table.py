@@ -163,7 +163,8 @@ def _memory(performance: Performance | None) -> str:
 def _doubts(row: Row) -> list[str]:
     alone = row.performance.measurement.notes if row.performance else ()
     beside = row.duel.notes if row.duel else ()
-    return [*alone, *(f"beside {row.rival}: {note}" for note in beside)]
+    failed = [row.reason] if row.duel and row.is_timed and row.reason else []  # another duel than the one that is shown
+    return [*alone, *(f"beside {row.rival}: {note}" for note in beside), *failed]
 
 
 def _search(row: Row) -> str:
