@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import json
 import os
 import re
@@ -40,8 +39,9 @@ from torchwise.plan.space import choices_of
 from torchwise.realize import realize
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
-from torchwise.trial.arena import SETTLING_CALLS
-from torchwise.workload import Workload, target
+from torchwise.trial.arena import Arena
+from torchwise.trial.inspection import mix_of
+from torchwise.trial.job import Job
 
 CALLS = 10**12
 """Expected calls: compile time does not matter beside them."""
@@ -68,6 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     name = re.sub("[:@,/]", "-", options.target)
+    name += "" if options.effort == "standard" else f"-{options.effort}"
     options.stem = options.out / f"{options.date}-{options.label or options.device}-time-to-decide-{name}"
     if options.try_all:
         search = stored(options, "search")
@@ -86,7 +87,8 @@ def main() -> None:
     begun = time.monotonic()
     tune(options, "search")
     run_again("--try-all", options.date, lanes, options.budget - (time.monotonic() - begun))
-    run_again("--finals", options.date, lanes[:1])
+    if not run_again("--finals", options.date, lanes[:1]):
+        raise SystemExit("the plans near the best could not be timed in one process")
     print(report(options))
 
 
@@ -105,8 +107,8 @@ def tune(options: argparse.Namespace, store: str, plans: list[Plan] | None = Non
     )
 
 
-def path_of(options: argparse.Namespace, store: str) -> Path:
-    return Path(f"{options.stem}.{store}.db")
+def path_of(options: argparse.Namespace, part: str, kind: str = "db") -> Path:
+    return Path(f"{options.stem}.{part}.{kind}")
 
 
 def stored(options: argparse.Namespace, store: str) -> Study:
@@ -132,42 +134,42 @@ def meant(space: list[Plan], search: Study, most: int | None) -> list[Plan]:
     return [plan for plan in space if most is None or len(choices_of(plan)) <= most or plan in tried]
 
 
-def run_again(part: str, date: str, lanes: list[Lane], budget: float = 1.0) -> None:
-    """Start this once more on each lane, with the same options: the date may be another by then."""
+def run_again(part: str, date: str, lanes: list[Lane], budget: float = 1.0) -> bool:
+    """Start this once more on each lane, with the same options: the date may be another by then.
+
+    Returns:
+        Whether all of them came to their end.
+    """
     command = [sys.executable, *sys.argv, part, "--date", date, "--budget", f"{max(budget, 1):.0f}"]
     runs = [start_on(lane, command) for lane in lanes]
-    for run in runs:
-        run.wait()
+    ended = [run.wait() for run in runs]
+    return not any(ended)
 
 
 def finals(options: argparse.Namespace) -> None:
     """Time the plans near the best beside it, in this process, and write down how fast they are of its speed."""
-    import torch
-
-    search, speeds = stored(options, "search"), speeds_of(stored(options, "all"))
+    search, everything = stored(options, "search"), stored(options, "all")
+    speeds = speeds_of(everything)
     best = max(speeds, key=speeds.__getitem__)
     near = sorted((p for p in speeds if speeds[p] >= (1 - NEAR) * speeds[best]), key=lambda p: -speeds[p])[:MOST_NEAR]
     decided = search.decision.plan if search.decision else EAGER
     near += [decided] if decided in speeds and decided not in near else []
-    workload = target.load(options.target, device=options.device)
-    clock = Clock(options.device)
-    ratios = {}
-    with torch.no_grad():
-        mixes = {plan: mix(workload, plan, options.device) for plan in near}
+    arena = Arena(Job("try", everything.workload, traits=everything.inspection.traits))
+    clock = Clock(arena.device)
+    ratios = {str(best): 1.0}
+    with arena.gradients():
+        mixes = {plan: mix(arena, plan) for plan in near}
         for plan in near[1:]:
             ratios[str(plan)] = measure_pair(mixes[plan], mixes[best], clock, FINALS).speedup.mid
-    Path(f"{options.stem}.finals.json").write_text(json.dumps({"best": str(best), "ratios": ratios}, indent=1))
+    path_of(options, "finals", "json").write_text(json.dumps({"best": str(best), "ratios": ratios}, indent=1))
 
 
-def mix(workload: Workload, plan: Plan, device: str) -> Mix:
-    """Return a target's calls under a plan, each made before as often as a CUDA graph needs."""
-    made = realize(workload.call, plan, workload.examples[0], device=device, mode="inference").call
-    calls = [functools.partial(made, *example.args, **example.kwargs) for example in workload.examples]
-    for call in calls:
-        for _ in range(SETTLING_CALLS):
-            call()
-    total = sum(example.weight for example in workload.examples)
-    return Mix(tuple(calls), tuple(example.weight / total for example in workload.examples))
+def mix(arena: Arena, plan: Plan) -> Mix:
+    """Return a target's calls under a plan, compiled, as a trial makes and calls them."""
+    example = arena.workload.examples[0]
+    calls = arena.runners(realize(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
+    arena.first_calls(calls)
+    return mix_of(calls, arena.workload)
 
 
 def speeds_of(everything: Study) -> dict[Plan, float]:
@@ -175,12 +177,20 @@ def speeds_of(everything: Study) -> dict[Plan, float]:
     return {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
 
 
+def once_more(speeds: dict[Plan, float], ratios: dict[str, float]) -> dict[Plan, float]:
+    """Return the speed-up over eager of the plans that were timed beside the best, from their ratios to it.
+
+    Where eager is one of them they need no trial to say how fast the best is, and eager stays 1.
+    """
+    best = 1 / ratios[str(EAGER)] if str(EAGER) in ratios else max(speeds.values())
+    return {plan: best * ratios[str(plan)] for plan in speeds if str(plan) in ratios}
+
+
 def report(options: argparse.Namespace) -> str:
     search, everything = stored(options, "search"), stored(options, "all")
     speeds = speeds_of(everything)
-    again = json.loads(Path(f"{options.stem}.finals.json").read_text())
-    by_trial = max(speeds.values())
-    speeds |= {plan: by_trial * again["ratios"][str(plan)] for plan in speeds if str(plan) in again["ratios"]}
+    again = json.loads(path_of(options, "finals", "json").read_text())
+    speeds |= once_more(speeds, again["ratios"])
     space, known = space_of(search), {trial.plan for trial in everything.trials}
     to_try = meant(space, search, options.choices)
     unfinished = [plan for plan in to_try if plan not in known]
@@ -200,7 +210,7 @@ def report(options: argparse.Namespace) -> str:
         if reached is not None
         else "- it never came within 2 % of the best",
     ]
-    lines += [f"- the {1 + len(again['ratios'])} plans near the best were timed in one process, beside {again['best']}"]
+    lines += [f"- the {len(again['ratios'])} plans near the best were timed in one process, beside {again['best']}"]
     if len(to_try) < len(space):
         lines += [f"- of {len(space)} plans those of at most {options.choices} choices were to be tried, {len(to_try)}"]
     lines += [f"- {len(unfinished)} plans are left to try: give the same command again"] if unfinished else []

@@ -89,6 +89,8 @@ def between(x: Any, index: Any) -> Any:
 
 
 def test_a_kernel_that_loads_nothing_waits_as_the_others_do() -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("kernels start early from Hopper on")
     index = torch.arange(3000, device="cuda") % 1000
     draws = torch.Generator("cuda").manual_seed(0)
     examples = [Example((torch.rand(3000, 3000, device="cuda", generator=draws), index)) for _ in range(2)]

@@ -346,6 +346,13 @@ def test_what_a_measurement_says_against_itself_is_shown() -> None:
         assert "autotune: noise" in text
 
 
+def test_a_duel_that_failed_is_named_beside_the_one_that_is_shown() -> None:
+    row = ours(reason="beside default: timed out in measure: 300 s")
+    for text in (shown(a_benchmark((row,))), to_markdown(a_benchmark((row,)))):
+        assert "the best other (max-autotune)" in words(text)
+        assert "beside default: timed out in measure: 300 s" in words(text)
+
+
 def test_measurements_of_one_round_are_shown() -> None:
     once = a_measurement(1.5, 1)
     assert "passed" in shown(a_benchmark((a_row(measurement=once),)))

@@ -19,6 +19,7 @@ from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Outcome
 from torchwise.records.benchmark import Benchmark, Row, RowState
+from torchwise.study.request import TRIAL_S
 
 ONE, TWO = "zoo:tutorial.fusion_demo@small", "zoo:tutorial.branch@small"
 THREE = ("eager", "default", "max-autotune")
@@ -294,6 +295,20 @@ def test_of_two_duels_one_may_fail(fails: str) -> None:
     row = run(workers, contenders=WITH_OURS)["torchwise"]
     [other] = {"default", "max-autotune"} - {fails}
     assert (row.rival, row.duel, row.reason) == (other, workers.duel, f"beside {fails}: {HANG}")
+
+
+def test_two_duels_that_fail_are_both_told() -> None:
+    row = run(Workers(contends=UNSTEADY, duel=HANG), contenders=WITH_OURS)["torchwise"]
+    assert (row.rival, row.duel) == ("default", None)
+    assert row.reason == f"beside default: {HANG}; beside max-autotune: {HANG}"
+
+
+def test_the_limit_of_a_contender_is_that_of_each_plan_that_is_given() -> None:
+    given = a_request(contenders=WITH_OURS, plans=(Plan(threads=1),), limit_s=77.0)
+    searched = a_request(contenders=WITH_OURS, limit_s=77.0)
+    spec = given.workload(ONE)
+    assert given.study(spec).trial_s == 77.0
+    assert searched.study(spec).trial_s == TRIAL_S[searched.effort]
 
 
 def test_each_contender_starts_from_empty_caches_and_a_duel_from_those_of_both() -> None:

@@ -34,8 +34,8 @@ class Details:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a kind of Inductor's own kernels, which all start early, that `wait_first` changes in their place."""
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give a kind of Inductor's own kernels, which all start early, that `wait_first` changes in their place."""
     kind = type("Early", (TritonKernel,), {"_enable_pdl_codegen": staticmethod(lambda: True)})
     details = type("Key", (Details,), {"__init__": Details.__init__})
     found = {dependent_launch.KERNEL: kind, dependent_launch.DETAILS: details}
@@ -43,7 +43,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     dependent_launch.wait_first()
     dependent_launch.wait_first()
     kind.details = details
-    return kind
+    with config.patch({dependent_launch.OPTION: True}):
+        yield kind
 
 
 def written(kernel: Any, *lines: str) -> list[str]:
@@ -72,10 +73,15 @@ def test_what_does_not_start_early_stays_as_it_is(kernel: Any) -> None:
     assert written(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"]
 
 
+def test_what_starts_early_without_the_option_stays_as_it_is(kernel: Any) -> None:
+    with config.patch({dependent_launch.OPTION: False}):
+        assert written(kernel, "tl.store(out, 0)") == ["tl.store(out, 0)"], "as its key does not tell it apart"
+
+
 def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any) -> None:
-    assert vars(kernel.details()) == {"graph": "graph"}, "what is in a cache already stays found"
-    with config.patch({dependent_launch.OPTION: True}):
-        assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_first": True}
+    assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_first": True}
+    with config.patch({dependent_launch.OPTION: False}):
+        assert vars(kernel.details()) == {"graph": "graph"}, "what is in a cache already stays found"
 
 
 def test_this_torch_writes_kernels_so() -> None:
@@ -89,14 +95,20 @@ def test_a_torch_that_writes_them_otherwise_is_named(monkeypatch: pytest.MonkeyP
         dependent_launch.wait_first()
 
 
-@pytest.mark.parametrize(("value", "asks"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("value", "set_by_the_user", "asks"), [(1, 0, True), (0, 0, False), (None, 1, True)])
 def test_every_plan_that_starts_kernels_early_has_them_wait(
-    monkeypatch: pytest.MonkeyPatch, value: bool, asks: bool
+    monkeypatch: pytest.MonkeyPatch, value: int | None, set_by_the_user: int, asks: bool
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(dependent_launch, "wait_first", lambda: asked.append(True))
-    plan = Plan(backend="inductor", options=((dependent_launch.OPTION, value),))
-    for compiler in (lambda plan: inductor.compile(torch.sin, plan), inductor.graph_compiler, inductor.ahead_backend):
-        asked.clear()
-        compiler(plan)
-        assert bool(asked) is asks
+    options = () if value is None else ((dependent_launch.OPTION, bool(value)),)
+    plan = Plan(backend="inductor", options=options)
+    with config.patch({dependent_launch.OPTION: bool(set_by_the_user)}):
+        for compiler in (
+            lambda plan: inductor.compile(torch.sin, plan),
+            inductor.graph_compiler,
+            inductor.ahead_backend,
+        ):
+            asked.clear()
+            compiler(plan)
+            assert bool(asked) is asks

@@ -22,6 +22,7 @@ from torchwise.dynamo.options import Options
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.store import open_storage
+from torchwise.study.request import TRIAL_S
 from torchwise.workload.identity import structure
 
 THREADS = Plan(threads=torch.get_num_threads() + 1)
@@ -127,6 +128,13 @@ def test_a_graph_of_many_sizes_is_tried_with_dynamic_shapes_alone() -> None:
         other = captured_of(torch.sin, torch.ones(3), dynamic=False)
     assert decide._request(one, Options()).plans == decide.DYNAMIC
     assert decide._request(other, Options()).plans is None
+
+
+def test_no_graph_takes_longer_than_the_effort_allows() -> None:
+    with torch.no_grad():
+        captured = [captured_of(torch.sin, torch.ones(3), dynamic=dynamic) for dynamic in (True, False)]
+    for graph in captured:
+        assert decide._request(graph, Options()).trial_s == TRIAL_S["quick"], "the user waits, and named no plan"
 
 
 def test_a_graph_travels_with_what_takes_no_tensor() -> None:

@@ -335,6 +335,31 @@ def test_cpp_around_the_kernels_is_tried_where_python_may_take_long_between_them
     assert (str(CPP) in excluded(history, device="cpu", effort="thorough")) is not tried
 
 
+def test_a_gap_that_was_not_measured_is_counted_on_by_half() -> None:
+    inspection = an_inspection(1e-3, traits=TRAITS, operators=60)  # 0.3 ms at the most, of which C++ leaves 30 %
+    history = a_history(a_trial(INDUCTOR, 2.0), inspection=inspection, calls=200_000, device="cpu")
+    found = excluded(history, device="cpu", effort="thorough")
+    assert found[str(CPP)].startswith("over 200,000 calls it is counted on to save 21 s")
+
+
+@pytest.mark.parametrize(
+    ("plan", "counted"), [(Plan(backend="inductor", capture="call"), 1.0), (CPP, 0.7 * HOPE)], ids=str
+)
+def test_a_graph_closes_the_gaps_and_cpp_some_of_them(plan: Plan, counted: float) -> None:
+    leader = a_trial(INDUCTOR, measurement=measured(2.0, busy_s=0.4), cold_s=10.0, seconds=12.0)  # gaps of a fifth
+    inspection = an_inspection(1e-3, traits=TRAITS)
+
+    def is_left_out(saved_s: float) -> bool:
+        trial_s = compile_factor_of(plan) * 10.0 + 2.0
+        calls = round((compile_factor_of(plan) * 10.0 - 10.0 + trial_s) * saved_s / (counted * 0.1e-3))
+        return str(plan) in excluded(
+            a_history(leader, inspection=inspection, calls=calls, device="cuda"), effort="thorough"
+        )
+
+    assert is_left_out(0.9)
+    assert not is_left_out(1.1)
+
+
 def test_cpp_around_the_kernels_gains_nothing_where_a_graph_replays_them() -> None:
     leader = a_trial(Plan(backend="inductor", capture="call"), measurement=measured(4.0, busy_s=0.99 * 0.25))
     history = known(leader, a_trial(INDUCTOR, 2.0), a_trial(CAPTURE, 1.5), shares={"launch": 0.5})

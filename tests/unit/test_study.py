@@ -28,7 +28,7 @@ from torchwise.records import (
 )
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, Silent, run_study
-from torchwise.study.request import TRIAL_S
+from torchwise.study.request import INSPECTIONS, TRIAL_S
 from torchwise.trial import WAITING, Job, Limits
 from torchwise.trial.job import Attempt
 from torchwise.workload import WorkloadSpec
@@ -332,6 +332,8 @@ def test_named_plans_are_decided_among_themselves(storage: Storage, table: Table
 def test_named_plans_are_all_tried_for_as_long_as_a_thorough_search_would(storage: Storage, spent_clock: Any) -> None:
     class Slow(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task == "inspect":
+                assert limits.time_s == INSPECTIONS * TRIAL_S["quick"], "which is about the model, and no plan"
             if job.task == "try":
                 assert limits.time_s >= TRIAL_S["thorough"]
                 on_stage("compile")

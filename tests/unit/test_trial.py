@@ -158,6 +158,8 @@ def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
     assert any("training mode" in note for note in found.notes)
     assert len(found.measurement.candidate_s) == len(found.measurement.baseline_s) >= 3
     assert found.shares["conv"] > 0.01, "more on a machine that has nothing else to do"
+    assert found.operators is not None
+    assert found.operators > 10
 
 
 @pytest.mark.parametrize(("operation", "has_form"), [("dynamic_rollout", True), ("rollout", False)])

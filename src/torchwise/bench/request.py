@@ -69,7 +69,8 @@ class BenchRequest:
         Raises:
             InputError: a plan may not be tried here.
         """
-        return Request(workload, self.allow, self.effort, plans=self.plans or None)
+        limit_s = self.limit_s if self.plans else None  # a search has the limits of its effort
+        return Request(workload, self.allow, self.effort, plans=self.plans or None, limit_s=limit_s)
 
     def workload(self, target: str) -> WorkloadSpec:
         """Return what is asked for on one target.

@@ -205,7 +205,8 @@ class _Loop:
         for rival in rivals_of(self._benchmark.of(row.workload), row):
             answer = self._duel(contest, rival.contender, caches)
             if isinstance(answer, Failure):
-                row = replace(row, rival=row.rival or rival.contender, reason=f"beside {rival.contender}: {answer}")
+                failed = "; ".join(filter(None, [row.reason, f"beside {rival.contender}: {answer}"]))
+                row = replace(row, rival=row.rival or rival.contender, reason=failed)
             elif row.duel is None or answer.speedup.mid < row.duel.speedup.mid:
                 row = replace(row, rival=rival.contender, duel=answer)
         return row

@@ -21,7 +21,7 @@ from torchwise.report import Progress
 from torchwise.runtime import stale_because
 from torchwise.store import Storage, StudyKey, open_storage
 from torchwise.study import Request, Silent, run_study
-from torchwise.study.request import BUDGET_S
+from torchwise.study.request import BUDGET_S, TRIAL_S
 from torchwise.study.ruled import ruled
 from torchwise.trial import Job, ProcessLauncher, ProcessSettings
 from torchwise.trial.loading import save
@@ -70,6 +70,7 @@ def _request(captured: Captured, asked: Options) -> Request:
         Legality.of(asked.allow),
         asked.effort,
         plans=DYNAMIC if captured.dynamic else None,
+        limit_s=TRIAL_S[asked.effort],  # the user named no plan, and waits
         structure=digest,
         settings=ProcessSettings.of_this_process(),
     )

@@ -29,7 +29,7 @@ DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
 
 @functools.cache
 def wait_first() -> None:
-    """Have every kernel that is written from now on, and may start early, begin by waiting; others stay as they are.
+    """Have every kernel that is written with the option from now on begin by waiting; others stay as they are.
 
     Code that was compiled without it is not taken from a cache.
 
@@ -51,7 +51,8 @@ def _write_waits(kernel: Any) -> None:
 
     def waiting_first(self: Any, code: Any) -> None:
         finish(self, code)
-        if self._enable_pdl_codegen():
+        # What torch 2.15 starts early after some products, without the option, stays as it is: its key has no note.
+        if _is_asked_for() and self._enable_pdl_codegen():
             code._lines.insert(0, self.GDC_WAIT)
 
     kernel._filter_pdl = waiting_first
@@ -62,9 +63,13 @@ def _note_in_keys(details: Any) -> None:
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        from torch._inductor import config
-
-        if config.triton.enable_pdl:
+        if _is_asked_for():
             self.kernels_wait_first = True
 
     details.__init__ = noting
+
+
+def _is_asked_for() -> bool:
+    from torch._inductor import config
+
+    return bool(config.triton.enable_pdl)

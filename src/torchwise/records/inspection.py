@@ -42,7 +42,7 @@ class Inspection:
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
         shares: share of eager's time by kind of work: "gemm", "conv", "launch"; from PyTorch's profiler.
-        operators: how many a call runs; None where they could not be counted.
+        operators: how many a call runs, of the examples the most; None where they could not be counted.
         notes: what the user should know, such as a model left in training mode.
         work: of one step, where a training step is tuned.
     """

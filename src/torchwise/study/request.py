@@ -15,6 +15,8 @@ BUDGET_S = {"quick": 120.0, "standard": 900.0, "thorough": 7200.0}
 """Seconds of search per effort, where the user names none: it ends sooner when nothing more can pay."""
 TRIAL_S = {"quick": 120.0, "standard": 600.0, "thorough": 1800.0}
 """Seconds after which one candidate is ended; the longest compile among the reference workloads took 238 s."""
+INSPECTIONS = 3
+"""Times the effort's limit of a trial that the look at the plain model may take: it knows not yet how slow that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Request:
             plans are named.
         plans: try exactly these instead of searching; None to search. Whoever names a plan wants to know what it is
             worth: all of them are tried, and each may take as long as with effort "thorough".
+        limit_s: seconds after which one trial is ended; None for the effort's own, or where plans are named for those
+            of effort "thorough".
         structure: of a live Python model, worked out where its source code is; None for a target.
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.
@@ -44,6 +48,7 @@ class Request:
     settings: ProcessSettings | None = None
     fresh: bool = False
     structure: str | None = None
+    limit_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
@@ -64,5 +69,12 @@ class Request:
 
     @property
     def trial_s(self) -> float:
-        """Seconds after which one worker is ended."""
+        """Seconds after which one trial is ended."""
+        if self.limit_s is not None:
+            return self.limit_s
         return TRIAL_S[self.effort if self.plans is None else "thorough"]
+
+    @property
+    def inspection_s(self) -> float:
+        """Seconds after which the look at the plain model is ended."""
+        return INSPECTIONS * TRIAL_S[self.effort]

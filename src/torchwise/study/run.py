@@ -28,8 +28,6 @@ from torchwise.trial.job import EFFORTS as CARE
 
 HEARTBEAT_S = 30.0
 WAIT_S = 1.0
-INSPECTIONS = 3
-"""Times the limit of a trial that the inspection may take: it cannot know yet how slow the model is."""
 CALLS_PER_TRIAL = 100
 """Calls of eager that a trial may take on top of its limit: a slow model is verified and timed as well."""
 
@@ -58,7 +56,7 @@ def run_study(
     listener.inspecting()
     spent = Spent(listener.stage)
     inspection = inspect_workload(
-        launcher, _job(request, "inspect"), Limits.of_this_machine(INSPECTIONS * request.trial_s), spent.stage
+        launcher, _job(request, "inspect"), Limits.of_this_machine(request.inspection_s), spent.stage
     )
     listener.inspected(inspection)
     draft = Study(0, request.workload, here, inspection, request.allow, request.effort, created_at=time.time())

@@ -57,7 +57,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
         stochastic, unsteady = _is_stochastic(workload, calls[0])
-        seen, operators = _watched(calls[0])
+        seen, counted = _watched(calls[0])
+        counts = [counted, *(_watched(call)[1] for call in calls[1:])]
         work = work_of(workload, calls[0]) if workload.step else None
         stage("measure")
         mix = mix_of(calls, workload)
@@ -79,7 +80,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first_call_s=max(first - steady, 0.0),
         peak_memory=memory,
         shares=shares,
-        operators=operators,
+        operators=None if None in counts else max(count for count in counts if count is not None),
         notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady)),
         work=work,
     )

@@ -55,8 +55,8 @@ class _Option:
         if self.gain_s < LEAST_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
             return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
-        measured = self.choice.acts == "launch" and history.workload.device == "cuda"  # and capture closes these gaps
-        hope = 1.0 if measured else HOPE
+        closes = self.choice.acts == "launch" and self.choice.field != "options"  # gaps that are measured, by a graph
+        hope = 1.0 if closes else HOPE
         saved = hope * self.gain_s * history.workload.calls
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
         if saved < dearer + self.trial_s:

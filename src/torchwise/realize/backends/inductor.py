@@ -199,7 +199,7 @@ def _options(plan: Plan) -> dict[str, Any]:
                 f"Inductor takes one pass over its graphs, and this program has set its own: {other}"
             )
         options["post_grad_custom_pre_pass"] = graph_pass
-    if options.get(dependent_launch.OPTION):
+    if options.get(dependent_launch.OPTION) or torch._inductor.config.triton.enable_pdl:  # or the user's own setting
         dependent_launch.wait_first()
     known = torch._inductor.list_options()
     for name in options:

@@ -1,0 +1,75 @@
+"""How soon a search is as good as trying everything: plans near the best are timed once more, in one process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from sketches import a_trial, an_inspection
+
+from torchwise.measure import Precision
+from torchwise.plan import EAGER, Plan
+from torchwise.workload import WorkloadSpec
+
+ONE, TWO, SLOW = Plan(threads=1), Plan(threads=2), Plan(threads=3)
+STEP = """
+import torch
+import torchwise
+
+def make():
+    model = torch.nn.Linear(4, 4)
+    step = torchwise.TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.01))
+    return step, (torch.ones(2, 4), torch.zeros(2, 4))
+"""
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return importlib.import_module("time_to_decide")
+
+
+def test_plans_beside_the_best_have_their_speeds_from_there(program: ModuleType) -> None:
+    speeds = {EAGER: 1.0, ONE: 2.0, TWO: 1.9, SLOW: 1.5}
+    assert program.once_more(speeds, {str(ONE): 1.0, str(TWO): 1.05}) == {ONE: 2.0, TWO: pytest.approx(2.1)}
+
+
+def test_eager_stays_eager_where_it_is_near_the_best(program: ModuleType) -> None:
+    speeds = {EAGER: 1.0, ONE: 1.04, TWO: 1.02}
+    found = program.once_more(speeds, {str(ONE): 1.0, str(TWO): 1.01, str(EAGER): 0.99})
+    assert found == {EAGER: 1.0, ONE: pytest.approx(1 / 0.99), TWO: pytest.approx(1.01 / 0.99)}
+
+
+@pytest.mark.parametrize(
+    ("target", "mode"),
+    [("{}:make", "training"), ("zoo:tutorial.fusion_demo@small", "inference")],
+    ids=["step", "model"],
+)
+def test_those_near_the_best_are_timed_as_a_trial_times_them(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, mode: str
+) -> None:
+    file = tmp_path / "step.py"
+    file.write_text(STEP)
+    spec = WorkloadSpec(target.format(file), mode=mode)  # type: ignore[arg-type]
+    trials = (a_trial(ONE, 2.0), a_trial(TWO, 1.95), a_trial(SLOW, 1.5))
+    study = SimpleNamespace(trials=trials, workload=spec, inspection=an_inspection(), decision=None)
+    monkeypatch.setattr(program, "stored", lambda *_: study)
+    monkeypatch.setattr(program, "FINALS", Precision(1.0, 0.01))
+    program.finals(Namespace(stem=tmp_path / "found", target=spec.target, device="cpu"))
+    found = json.loads((tmp_path / "found.finals.json").read_text())
+    assert found["best"] == str(ONE)
+    assert set(found["ratios"]) == {str(plan) for plan in (ONE, TWO, EAGER)}, "eager is what was decided for"
+    assert found["ratios"][str(ONE)] == 1.0
+
+
+def test_a_process_that_fails_is_told(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = program.Lane("", {0}, own=False)
+    monkeypatch.setattr(
+        program, "start_on", lambda _, command: SimpleNamespace(wait=lambda: int("--finals" in command))
+    )
+    assert program.run_again("--try-all", "2026-11-23", [lane])
+    assert not program.run_again("--finals", "2026-11-23", [lane])
