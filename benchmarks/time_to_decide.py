@@ -27,28 +27,27 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from run_suite import Lane, lanes_on, start_on
 
 from torchwise.decide import History
-from torchwise.measure import LEAST_ROUND_S, Clock, Mix, Precision, measure_pair
 from torchwise.plan import EAGER, Legality, Plan, PlanSpace
 from torchwise.plan.space import choices_of
 from torchwise.realize import realize
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
-from torchwise.trial.arena import Arena
-from torchwise.trial.inspection import mix_of
-from torchwise.trial.job import Job
+from torchwise.trial.arena import Arena, Calls
+from torchwise.trial.job import EFFORTS, Job
 
 CALLS = 10**12
 """Expected calls: compile time does not matter beside them."""
 NEAR = 0.06
 """Share of the best speed-up within which plans are timed beside it."""
 MOST_NEAR = 6
-FINALS = Precision(half_width=0.005, budget_s=30.0, block_s=LEAST_ROUND_S)
+FINALS = replace(EFFORTS["thorough"], half_width=0.005, measure_s=30.0)
 
 
 def main() -> None:
@@ -154,22 +153,21 @@ def finals(options: argparse.Namespace) -> None:
     near = sorted((p for p in speeds if speeds[p] >= (1 - NEAR) * speeds[best]), key=lambda p: -speeds[p])[:MOST_NEAR]
     decided = search.decision.plan if search.decision else EAGER
     near += [decided] if decided in speeds and decided not in near else []
-    arena = Arena(Job("try", everything.workload, traits=everything.inspection.traits))
-    clock = Clock(arena.device)
+    arena = Arena(Job("try", everything.workload, effort=FINALS, traits=everything.inspection.traits))
     ratios = {str(best): 1.0}
     with arena.gradients():
-        mixes = {plan: mix(arena, plan) for plan in near}
+        calls = {plan: calls_of(arena, plan) for plan in near}
         for plan in near[1:]:
-            ratios[str(plan)] = measure_pair(mixes[plan], mixes[best], clock, FINALS).speedup.mid
+            ratios[str(plan)] = arena.measure(calls[plan], calls[best]).speedup.mid
     path_of(options, "finals", "json").write_text(json.dumps({"best": str(best), "ratios": ratios}, indent=1))
 
 
-def mix(arena: Arena, plan: Plan) -> Mix:
-    """Return a target's calls under a plan, compiled, as a trial makes and calls them."""
+def calls_of(arena: Arena, plan: Plan) -> Calls:
+    """Return the arena's calls under a plan, compiled, as a trial makes them."""
     example = arena.workload.examples[0]
     calls = arena.runners(realize(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
     arena.first_calls(calls)
-    return mix_of(calls, arena.workload)
+    return calls
 
 
 def speeds_of(everything: Study) -> dict[Plan, float]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from sketches import a_trial, an_inspection
 
-from torchwise.measure import Precision
 from torchwise.plan import EAGER, Plan
 from torchwise.workload import WorkloadSpec
 
@@ -58,7 +58,7 @@ def test_those_near_the_best_are_timed_as_a_trial_times_them(
     trials = (a_trial(ONE, 2.0), a_trial(TWO, 1.95), a_trial(SLOW, 1.5))
     study = SimpleNamespace(trials=trials, workload=spec, inspection=an_inspection(), decision=None)
     monkeypatch.setattr(program, "stored", lambda *_: study)
-    monkeypatch.setattr(program, "FINALS", Precision(1.0, 0.01))
+    monkeypatch.setattr(program, "FINALS", replace(program.FINALS, half_width=1.0, measure_s=0.01))
     program.finals(Namespace(stem=tmp_path / "found", target=spec.target, device="cpu"))
     found = json.loads((tmp_path / "found.finals.json").read_text())
     assert found["best"] == str(ONE)

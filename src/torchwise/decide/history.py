@@ -19,8 +19,8 @@ BESIDE_S = 2.0
 TIE = 0.02
 """Expected costs that differ by less than this share are tied, and the simpler plan wins: eager is the simplest."""
 BETWEEN_S = 5e-6
-"""Seconds of a CPU between two operators, at the most. Inductor's Python spends up to 1 µs on each (chains of small
-products and ReLUs, torch 2.13, Xeon); the margin is for slower hosts, and for what a call costs once."""
+"""Seconds of a CPU between two operators, at the most. C++ around the kernels saved half a microsecond each where there
+was hardly any work (`benchmarks/cpp_wrapper.py`, torch 2.13, Xeon); the margin is for slower hosts and short calls."""
 RESTRIDED = "restrided"
 """The trait of a workload whose outputs the compiler lays out otherwise than eager does."""
 WARM_SHARE = 0.3

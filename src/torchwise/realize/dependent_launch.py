@@ -17,13 +17,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torchwise.errors import UnsupportedError
-from torchwise.realize.private import look_up
+from torchwise.realize.private import check, look_up
 
 OPTION = "triton.enable_pdl"
 WHO = f"Inductor's {OPTION}"
 KERNEL = ("torch._inductor.codegen.triton", "TritonKernel")
-MEMBERS = ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")
+MEMBERS = [(KERNEL[0], f"{KERNEL[1]}.{name}") for name in ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")]
 DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
 
 
@@ -36,14 +35,9 @@ def wait_first() -> None:
     Raises:
         UnsupportedError: this torch writes such kernels otherwise.
     """
-    kernel, details = look_up(WHO, KERNEL), look_up(WHO, DETAILS)
-    for member in MEMBERS:
-        if not hasattr(kernel, member):
-            import torch
-
-            raise UnsupportedError(f"{WHO} needs {KERNEL[1]}.{member}, which torch {torch.__version__} does not have")
-    _write_waits(kernel)
-    _note_in_keys(details)
+    check(WHO, MEMBERS)
+    _write_waits(look_up(WHO, KERNEL))
+    _note_in_keys(look_up(WHO, DETAILS))
 
 
 def _write_waits(kernel: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torchwise.errors import UnsupportedError
 
 Name = tuple[str, str]
-"""A module, and what is to be found in it."""
+"""A module, and what is to be found in it, or in a class of it, as `Class.member`."""
 
 
 def look_up(who: str, name: Name) -> Any:
@@ -22,7 +23,7 @@ def look_up(who: str, name: Name) -> Any:
     """
     module, attribute = name
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(
             f"{who} needs {module}.{attribute}, which torch {torch.__version__} does not have"
