@@ -36,10 +36,10 @@ from run_suite import Lane, lanes_on, start_on
 from torchwise.decide import History
 from torchwise.plan import EAGER, Legality, Plan, PlanSpace
 from torchwise.plan.space import choices_of
-from torchwise.realize import realize
 from torchwise.records import Study, Trial
 from torchwise.store import open_storage
-from torchwise.trial.arena import Arena, Calls
+from torchwise.trial.arena import Arena
+from torchwise.trial.candidate import calls_of
 from torchwise.trial.job import EFFORTS, Job
 
 CALLS = 10**12
@@ -160,14 +160,6 @@ def finals(options: argparse.Namespace) -> None:
         for plan in near[1:]:
             ratios[str(plan)] = arena.measure(calls[plan], calls[best]).speedup.mid
     path_of(options, "finals", "json").write_text(json.dumps({"best": str(best), "ratios": ratios}, indent=1))
-
-
-def calls_of(arena: Arena, plan: Plan) -> Calls:
-    """Return the arena's calls under a plan, compiled, as a trial makes them."""
-    example = arena.workload.examples[0]
-    calls = arena.runners(realize(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
-    arena.first_calls(calls)
-    return calls
 
 
 def speeds_of(everything: Study) -> dict[Plan, float]:

@@ -29,7 +29,7 @@ from store_samples import (
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Interval, Ruling, Standing, Study, StudyState, TrialState
+from torchwise.records import Duel, Interval, Ruling, Standing, Study, StudyState, TrialState
 from torchwise.store import ExplanationSummary, Owner, Storage, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
@@ -116,6 +116,7 @@ class StorageContract:
         for act in (
             lambda: storage.claim_trial(4711, INDUCTOR, "", ME),
             lambda: storage.finish_trial(4711, finished(claim(storage, study.id))),
+            lambda: storage.amend_trial(4711, finished(claim(storage, study.id, TUNED))),
             lambda: storage.reclaim(4711),
             lambda: storage.delete_study(4711),
             lambda: decided(storage, 4711),
@@ -178,6 +179,17 @@ class StorageContract:
         trial = end(claim(storage, study.id, TUNED))  # type: ignore[operator]
         storage.finish_trial(study.id, trial)
         assert storage.get_study(study.id).trials == (trial,)
+
+    def test_a_finished_trial_may_have_more_known_of_it(self, storage: Storage, study: Study) -> None:
+        other = finished(claim(storage, study.id, TUNED))
+        trial = finished(claim(storage, study.id))
+        storage.amend_trial(study.id, trial)
+        assert storage.get_study(study.id).trials[1].state is TrialState.RUNNING, "a claim is no finished trial"
+        for each in (other, trial):
+            storage.finish_trial(study.id, each)
+        amended = replace(trial, duel=Duel(TUNED, FASTER, 3.0))
+        storage.amend_trial(study.id, amended)
+        assert storage.get_study(study.id).trials == (other, amended)
 
     def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:
         measurement = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))

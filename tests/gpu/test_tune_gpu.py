@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torchwise.plan import Legality, Plan  # noqa: E402
-from torchwise.records import Outcome, TrialState  # noqa: E402
+from torchwise.records import Duel, Outcome, TrialState  # noqa: E402
 from torchwise.store import open_storage  # noqa: E402
 from torchwise.study import Request, Silent, run_study  # noqa: E402
-from torchwise.trial import ProcessLauncher  # noqa: E402
+from torchwise.trial import Job, Limits, ProcessLauncher, hold_duel  # noqa: E402
 from torchwise.workload import WorkloadSpec  # noqa: E402
 
 pytestmark = [
@@ -97,3 +97,19 @@ def test_a_live_model_on_the_gpu_is_tuned_and_applied(tmp_path: Path) -> None:
         assert torch.allclose(fast(given), model(given), atol=1e-5)
     assert fast.statistics.optimized == 1
     assert list(fast.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("target", "mode", "faster", "slower"),
+    [
+        ("zoo:tutorial.many_small_ops", "inference", Plan(capture="call"), Plan(backend="inductor")),
+        ("zoo:training.carrier@small", "training", Plan(capture="step"), Plan(optimizer="foreach")),
+    ],
+    ids=["inference", "training"],
+)
+def test_two_plans_are_timed_beside_each_other(target: str, mode: str, faster: Plan, slower: Plan) -> None:
+    job = Job("try", WorkloadSpec(target, device="cuda", mode=mode), faster)  # type: ignore[arg-type]
+    found = hold_duel(ProcessLauncher(), job, slower, Limits(300, 2**35), lambda _stage: None)
+    assert isinstance(found, Duel), found
+    assert found.measurement.speedup.low > 1.2
+    assert found.measurement.candidate_device_s

@@ -15,6 +15,7 @@ from torchwise import environment
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.contenders import BUILT_IN, DEFAULT, known
 from torchwise.bench.contenders.contender import Setting
+from torchwise.bench.job import Contest
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Outcome
@@ -249,6 +250,20 @@ def test_the_rival_is_of_the_same_precision_class() -> None:
     lowered = a_row("max-autotune", 9.0, precision="bf16", workload=a_spec(ONE, device="cpu"))
     rows = run(Workers(), contenders=WITH_OURS, earlier=a_benchmark((lowered,), environment=here))
     assert rows["torchwise"].rival in ("eager", "default")
+
+
+def test_a_duel_finds_what_both_compiled_and_nobody_else() -> None:
+    class Compiling(Workers):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
+            if isinstance(job, Contest):
+                folder = Path(job.job.cache_dir)
+                self.found = {file.name for file in folder.iterdir()}
+                (folder / job.contender).touch()
+            return super().run(job, limits, on_stage)
+
+    workers = Compiling()
+    run(workers, contenders=("eager", "default", "torchwise"), warm=False)
+    assert workers.found == {"torchwise", "eager"}
 
 
 def test_torchwise_alone_has_no_duel() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from builders import a_failure, a_measurement, a_study, a_trial
+from builders import a_failure, a_measurement, a_plan, a_study, a_trial
 from torchwise.errors import StorageError
-from torchwise.records import FailureKind, Study, StudyState
+from torchwise.records import Duel, FailureKind, Study, StudyState
 from torchwise.records.study import study_from_dict
 from torchwise.report import json_export, write_json
 from torchwise.report.json_export import write_whole
@@ -28,6 +28,7 @@ from torchwise.report.json_export import write_whole
         a_study([], decided=None),
         a_study([a_failure(kind, number) for number, kind in enumerate(FailureKind)], decided=-1),
         a_study([a_trial(measurement=a_measurement(1.5, 1))]),
+        a_study([a_trial(), a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), a_measurement(1.1), 9.0))]),
     ],
 )
 def test_what_was_written_is_read_back_the_same(study: Study, tmp_path: Path) -> None:
@@ -41,6 +42,10 @@ def test_the_schema_and_the_derived_figures_are_in_it(tmp_path: Path) -> None:
     assert data["trials"][3]["speedup"]["mid"] == pytest.approx(1.71, abs=0.02)
     assert data["trials"][5]["verdict"]["outcome"] == "fail"
     assert data["decision"]["plan"]["memory_format"] == "channels_last"
+    dueled = a_study([a_trial(duel=Duel(a_plan(threads=1), a_measurement(1.1)))])
+    duel = json.loads(write_json(dueled, tmp_path / "duel.json").read_text())["trials"][0]["duel"]
+    assert duel["rival"]["threads"] == 1
+    assert duel["speedup"]["mid"] == pytest.approx(1.1, abs=0.02)
 
 
 def test_it_is_json_even_where_a_float_is_not_finite(tmp_path: Path) -> None:

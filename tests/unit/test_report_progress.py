@@ -8,8 +8,8 @@ import time
 import pytest
 from rich.console import Console
 
-from builders import PASSED, WRONG, a_failure, a_plan, a_trial, an_inspection
-from torchwise.records import Interval, Trial
+from builders import PASSED, WRONG, a_failure, a_measurement, a_plan, a_trial, an_inspection
+from torchwise.records import Duel, Interval, Trial
 from torchwise.report import Progress
 from torchwise.report.progress import outcome
 from torchwise.study import Listener
@@ -54,6 +54,20 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         "[   1:05] inductor leads at 1.52× [1.49, 1.56]",
         "[   1:05] note: another process helps",
     ]
+
+
+def test_a_duel_is_told_before_and_after() -> None:
+    file, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=file, width=80), clock=clock)
+    trial = a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), a_measurement(1.1)))
+    with progress:
+        progress.comparing(trial.plan, a_plan())
+        clock.now += 12
+        progress.compared(trial)
+    first, second = file.getvalue().splitlines()
+    assert first == "[   0:00] inductor + 1 thread beside inductor, as their trials cannot tell them apart"
+    assert second.startswith("[   0:12] inductor + 1 thread beside inductor: 1.1")
+    assert second.endswith("] its speed")
 
 
 def test_a_log_line_is_never_wrapped_or_forged() -> None:

@@ -23,6 +23,7 @@ from torchwise.plan import EAGER
 from torchwise.records import (
     Check,
     Costs,
+    Duel,
     FailureKind,
     Outcome,
     Study,
@@ -202,6 +203,21 @@ def test_a_lower_speed_is_not_told_as_a_gain_because_intervals_overlap() -> None
     sentence = row_of(a_study((best, slower), decided=0), 1).why
     assert sentence.startswith("measured slower than inductor (1.6")
     assert sentence.endswith("though their intervals overlap")
+
+
+@pytest.mark.parametrize(
+    ("speed", "start", "end"),
+    [
+        (0.9, "slower than inductor: 0.9", "] its speed, timed beside it in one process"),
+        (1.1, "no clear gain over inductor (1.1", "in one process), which is simpler or costs less to compile"),
+    ],
+)
+def test_a_duel_says_more_than_trials(speed: float, start: str, end: str) -> None:
+    duel = Duel(a_plan(), a_measurement(speed))
+    best, other = a_trial(0, speedup=1.7), a_trial(1, a_plan(threads=1), 1.71, duel=duel)
+    sentence = row_of(a_study((best, other), decided=0), 1).why
+    assert sentence.startswith(start)
+    assert sentence.endswith(end)
 
 
 def test_what_passes_a_memory_limit_is_out_for_that() -> None:

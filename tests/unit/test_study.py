@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -455,3 +456,109 @@ def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(stor
     table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
     run_study(request(), storage, table, Silent())
     assert table.tried().count(INDUCTOR) == 1
+
+
+# ---- duels
+
+
+class Dueling(Table):
+    """Beside each other plans run as `true` says, whatever their trials said."""
+
+    def __init__(self, **true: float) -> None:
+        super().__init__()
+        self.true = true
+        self.caches: list[set[str]] = []
+        self.most = 0
+        self.known = {plan: (speedup, 10.0, GOOD) for plan, speedup in zip(PLANS, (2.0, 1.98, 1.96, 1.2), strict=True)}
+
+    def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+        if job.task != "duel":
+            if job.task == "try":
+                Path(job.cache_dir, job.plan.id).write_text("compiled")
+                self.most = max(self.most, len(list(Path(job.cache_dir).parent.iterdir())))
+            return super().run(job, limits, on_stage)
+        self.ran.append((job.task, job.plan))
+        self.caches.append({path.name for path in Path(job.cache_dir).iterdir()})
+        assert job.rival is not None
+        if not self.true:
+            return Failure(FailureKind.OUT_OF_MEMORY, "compile", "both at once")
+        own, rival = (self.true.get(f"t{plan.threads}", 1.0) for plan in (job.plan, job.rival))
+        return codec.to_json(Measurement(samples(EAGER_S / own), samples(EAGER_S / rival)))
+
+    def dueled(self) -> list[Plan]:
+        return [plan for task, plan in self.ran if task == "duel"]
+
+
+PLANS = tuple(Plan(threads=count) for count in (1, 2, 3, 4))
+ENDLESS = 10**8
+
+
+def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage: Storage) -> None:
+    table = Dueling(t1=2.0, t2=2.06, t3=1.9)
+    study = run_study(request(ENDLESS, plans=PLANS), storage, table, Silent())
+    assert study.decision is not None
+    assert study.decision.plan == PLANS[1]
+    assert table.dueled() == [PLANS[1], PLANS[2]], "the slowest is no matter for a duel"
+    second, third = study.trials[1].duel, study.trials[2].duel
+    assert second is not None
+    assert third is not None
+    assert (second.rival, third.rival) == (PLANS[0], PLANS[1]), "who won meets the next"
+    assert second.measurement.speedup.mid == pytest.approx(1.03)
+    assert "Timed beside" in study.decision.reason
+
+
+def test_a_study_has_as_many_duels_as_its_effort_allows(storage: Storage) -> None:
+    for effort, duels in (("quick", 1), ("quick", 0), ("standard", 1), ("thorough", 0)):
+        table = Dueling(t1=2.0, t2=2.06, t3=1.9)
+        study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Silent())
+        assert len(table.dueled()) == duels, "what is stored is not held again"
+        assert study.decision is not None
+        assert study.decision.plan == PLANS[1]
+
+
+def test_duels_are_held_only_where_they_are_worth_their_time(storage: Storage) -> None:
+    table = Dueling(t2=9.0)
+    assert run_study(request(3_000, plans=PLANS[:3]), storage, table, Silent()).decision is not None
+    assert not table.dueled()
+
+
+def test_a_duel_that_fails_costs_nothing_else(storage: Storage) -> None:
+    heard: list[str] = []
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+    table = Dueling()
+    study = run_study(request(ENDLESS, plans=PLANS), storage, table, Notes())
+    assert study.decision is not None
+    assert study.decision.plan == PLANS[0]
+    assert len(table.dueled()) == 2, "each of the two is asked once"
+    assert all(trial.duel is None for trial in study.trials)
+    assert "could not be timed beside" in heard[0]
+    assert "out of memory in compile: both at once" in heard[0]
+
+
+def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> None:
+    class Slow(Dueling):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            on_stage("compile")
+            spent_clock.now += 10
+            return super().run(job, limits, on_stage)
+
+    table = Slow(t2=9.0)
+    run_study(request(ENDLESS, plans=PLANS[:2], budget_s=19), storage, table, Silent())
+    assert len(table.tried()) == 2
+    assert not table.dueled()
+
+
+def test_duels_start_from_what_trials_compiled_and_nothing_stays(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "here"))
+    table = Dueling(t1=2.0, t2=2.06, t3=1.9)
+    run_study(request(ENDLESS, plans=PLANS, effort="quick"), storage, table, Silent())
+    assert table.caches == [{PLANS[0].id, PLANS[1].id}]
+    assert table.most == 3, "those of the two best, and the last trial's own"
+    assert not list((tmp_path / "here").iterdir())

@@ -22,8 +22,18 @@ import torch
 from torchwise.errors import BaselineError, TargetError, WorkloadError
 from torchwise.measure import turns
 from torchwise.plan import Plan
-from torchwise.records import FailureKind, Outcome, Trial, TrialState
-from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings, inspect_workload, loading, try_plan
+from torchwise.records import Duel, Failure, FailureKind, Outcome, Trial, TrialState
+from torchwise.trial import (
+    Job,
+    Limits,
+    ProcessLauncher,
+    ProcessSettings,
+    hold_duel,
+    inspect_workload,
+    loading,
+    own_caches,
+    try_plan,
+)
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.launcher import WAITING
 from torchwise.workload import WorkloadSpec
@@ -329,3 +339,55 @@ def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch
     told = job("good")
     with pytest.raises(WorkloadError, match="device is 'cuda', but PyTorch"):
         loading.load(replace(told, workload=replace(told.workload, device="cuda")))
+
+
+# ---- duels
+
+
+def dueled(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> Duel | Failure:
+    asked = replace(job(factory), plan=plan)
+    return hold_duel(launcher, asked, rival, Limits(60, 8 * GIB), lambda stage: None)
+
+
+def test_a_duel_is_the_rival_s_time_over_the_plan_s(launcher: ProcessLauncher) -> None:
+    """One thread takes half a millisecond and a little, two take three."""
+    found = dueled(launcher, "wrong", GOOD, Plan(threads=2))
+    assert isinstance(found, Duel), found
+    assert found.rival == Plan(threads=2)
+    assert 2 < found.measurement.speedup.mid < 7
+    assert found.measurement.candidate_time.mid < 0.002 < found.measurement.baseline_time.mid
+    assert found.seconds > 0
+
+
+def test_a_duel_that_dies_is_a_failure(launcher: ProcessLauncher) -> None:
+    found = dueled(launcher, "segfaults", GOOD, BAD)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.stage) == (FailureKind.DIED, "compile")
+
+
+def test_a_duel_is_timed_more_closely_than_a_quick_trial_and_finds_what_both_compiled(tmp_path: Path) -> None:
+    told: list[tuple[Job, set[str]]] = []
+
+    class Spy:
+        def run(self, job: Job, limits: Limits, on_stage: object) -> Failure:
+            told.append((job, {file.name for file in Path(job.cache_dir).iterdir()}))
+            return Failure(FailureKind.DIED, "compile", "")
+
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"of the {name}").touch()
+    caches = [str(tmp_path / name) for name in ("one", "gone", "other")]
+    hold_duel(Spy(), replace(job("wrong"), plan=GOOD), BAD, Limits(60, 8 * GIB), lambda stage: None, caches)
+    [(asked, found)] = told
+    assert (asked.task, asked.plan, asked.rival, asked.effort.half_width) == ("duel", GOOD, BAD, 0.01)
+    assert found == {"of the one", "of the other"}
+    assert not Path(asked.cache_dir).exists()
+    assert (tmp_path / "one").exists()
+
+
+def test_caches_that_somebody_keeps_stay(launcher: ProcessLauncher) -> None:
+    with own_caches() as folder:
+        kept = replace(job("wrong"), cache_dir=folder)
+        try_plan(launcher, kept, Trial(0, GOOD, TrialState.RUNNING), Limits(60, 8 * GIB), lambda stage: None)
+        assert Path(folder).exists()
+    assert not Path(folder).exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -216,10 +215,9 @@ class _Loop:
 
         They find what they compiled before: these very kernels were timed, and compiling is no part of a duel.
         """
-        if rival in caches:
-            with contextlib.suppress(OSError):  # what cannot be copied is compiled anew
-                shutil.copytree(caches[rival], caches[contest.contender], dirs_exist_ok=True)
-        answer = self._ask(replace(_at("duel", contest), rival=rival))
+        with own_caches(caches[name] for name in (contest.contender, rival) if name in caches) as folder:
+            job = replace(contest.job, cache_dir=folder)
+            answer = self._ask(replace(_at("duel", contest), rival=rival, job=job))
         return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
 
     def _ask(self, contest: Assignment) -> str | Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchwise.decide.duels import cheapest
 from torchwise.decide.history import TIE, History
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Legality, Plan
@@ -11,6 +12,7 @@ from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Trial
 from torchwise.records.economics import Economics
 from torchwise.records.figures import seconds
+from torchwise.records.trial import speed_beside
 
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""
@@ -18,7 +20,7 @@ LESS_MEMORY = 0.95
 
 def decide(history: History, environment: Environment) -> Decision:
     """Choose among the proven plans; eager where none surely pays."""
-    chosen = _lightest(history) if history.workload.objective == "memory" else _cheapest(history)
+    chosen = _lightest(history) if history.workload.objective == "memory" else cheapest(history)
     economics = history.economics
     stay = Decision(
         plan=EAGER,
@@ -42,7 +44,7 @@ def decide(history: History, environment: Environment) -> Decision:
     return replace(
         stay,
         plan=chosen.plan,
-        reason=_why(chosen, history) + _loss(chosen),
+        reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen),
         speedup=chosen.measurement.speedup,
         break_even_calls=economics.break_even_calls(chosen),
         saved_s=economics.baseline_cost - economics.cost(chosen).mid,
@@ -50,17 +52,6 @@ def decide(history: History, environment: Environment) -> Decision:
         warm_s=chosen.costs.warm_s,
         error=chosen.verdict.error if chosen.verdict else None,
     )
-
-
-def _cheapest(history: History) -> Trial | None:
-    """Return the simplest of the plans that are tied for the least expected cost; None where none surely pays."""
-    economics = history.economics
-    paying = history.paying()
-    if not paying:
-        return None
-    best = economics.cost(min(paying, key=lambda t: economics.cost(t).mid))
-    tied = [t for t in paying if economics.cost(t).overlaps(best) and economics.cost(t).mid <= best.mid * (1 + TIE)]
-    return min(tied, key=lambda t: (complexity_of(t.plan), economics.cost(t).mid))
 
 
 def _lightest(history: History) -> Trial | None:
@@ -102,6 +93,16 @@ def _why(chosen: Trial, history: History) -> str:
         paid = f"paid back after {_count(break_even.mid)} of your {history.workload.calls:,} calls"
     saved = economics.baseline_cost - economics.cost(chosen).mid
     return f"{speed}, proven right, {paid}; it saves about {seconds(saved)}."
+
+
+def _beside(chosen: Trial, history: History) -> str:
+    """Say how the plan does beside the one that comes closest to it, of those that it met in one process."""
+    ratios = {t.plan: speed_beside(history.trials, chosen.plan, t.plan) for t in history.trials if t.is_proven}
+    met = [(ratio.mid, plan, ratio) for plan, ratio in ratios.items() if ratio]
+    if not met:
+        return ""
+    _, rival, ratio = min(met, key=lambda found: found[0])
+    return f" Timed beside {rival} in one process, it has {ratio} times its speed."
 
 
 def _loss(chosen: Trial) -> str:

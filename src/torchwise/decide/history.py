@@ -140,8 +140,13 @@ class History:
 
     def predicted_trial(self, plan: Plan) -> float:
         """Predict the seconds of a trial: compiling once, and what trials took beside compiling so far."""
+        return self.predicted_cold(plan) + self.beside_compiling_s
+
+    @property
+    def beside_compiling_s(self) -> float:
+        """The least seconds that a trial took so far beside compiling."""
         beside = [t.seconds - (t.costs.cold_s if t.costs else 0.0) for t in self.trials if t.state.is_finished]
-        return self.predicted_cold(plan) + max(min(beside, default=BESIDE_S), 0.0)
+        return max(min(beside, default=BESIDE_S), 0.0)
 
     def predicted_cold(self, plan: Plan) -> float:
         """Predict the seconds of a plan's cold compile, from the compiles seen so far."""

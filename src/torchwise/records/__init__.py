@@ -7,13 +7,14 @@ from torchwise.records.measurement import Measurement
 from torchwise.records.ruling import Ruling, Standing
 from torchwise.records.statistics import Interval
 from torchwise.records.study import Study, StudyState
-from torchwise.records.trial import Costs, Failure, FailureKind, Trial, TrialState
+from torchwise.records.trial import Costs, Duel, Failure, FailureKind, Trial, TrialState
 from torchwise.records.verdict import Check, Outcome, Verdict
 
 __all__ = [
     "Check",
     "Costs",
     "Decision",
+    "Duel",
     "Economics",
     "Failure",
     "FailureKind",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.plan import Plan
 from torchwise.records.measurement import Measurement
+from torchwise.records.statistics import Interval
 from torchwise.records.verdict import Outcome, Verdict
 
 
@@ -78,6 +80,21 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Duel:
+    """A plan against a rival that its trial could not tell it from: both in one process, timed in alternation.
+
+    Attributes:
+        rival: what led when they met.
+        measurement: of the plan, with the rival in eager's place.
+        seconds: wall time that it took, without waiting for others who had the device.
+    """
+
+    rival: Plan
+    measurement: Measurement
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One candidate plan, tried.
 
@@ -92,6 +109,7 @@ class Trial:
         costs: set once compiled.
         seconds: wall time that the trial took, worker start included, without waiting for others who had the device.
         started_at: seconds since the epoch.
+        duel: with a rival that the trial could not tell it from; None where it met none.
     """
 
     number: int
@@ -104,6 +122,7 @@ class Trial:
     costs: Costs | None = None
     seconds: float = 0.0
     started_at: float = 0.0
+    duel: Duel | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -120,3 +139,14 @@ class Trial:
             and self.verdict is not None
             and self.verdict.outcome is Outcome.PASS
         )
+
+
+def speed_beside(trials: Iterable[Trial], plan: Plan, rival: Plan) -> Interval | None:
+    """Return the rival's time over the plan's, of the duel between them; None where they met in none."""
+    for trial in trials:
+        if trial.duel and (trial.plan, trial.duel.rival) == (plan, rival):
+            return trial.duel.measurement.speedup
+        if trial.duel and (trial.plan, trial.duel.rival) == (rival, plan):
+            ratio = trial.duel.measurement.speedup
+            return Interval(1 / ratio.high, 1 / ratio.mid, 1 / ratio.low)
+    return None

@@ -96,6 +96,17 @@ class Progress:
         self._leader = f"{show.one_line(str(plan))} leads{figures}"
         self._say(self._leader)
 
+    def comparing(self, plan: Plan, rival: Plan) -> None:
+        """Two plans that their trials could not tell apart are being timed beside each other."""
+        self._begin(f"{_beside(plan, rival)}, as their trials cannot tell them apart")
+
+    def compared(self, trial: Trial) -> None:
+        """They were."""
+        if trial.duel:
+            speed = show.speedup(trial.duel.measurement.speedup)
+            self._say(f"{_beside(trial.plan, trial.duel.rival)}: {speed} its speed")
+        self._task, self._stage = "", ""
+
     def note(self, text: str) -> None:
         """Say something the user should know."""
         self._say(f"note: {show.one_line(text)}")
@@ -133,6 +144,10 @@ def outcome(trial: Trial) -> str:
     speedup = show.speedup(trial.measurement.speedup) if trial.measurement else ""
     cold = f", first call +{show.seconds(trial.costs.cold_s)}" if trial.costs else ""
     return f"{speedup}, {verdict_word(trial.verdict)}{cold}"
+
+
+def _beside(plan: Plan, rival: Plan) -> str:
+    return show.one_line(f"{plan} beside {rival}")
 
 
 def _cut(text: str, style: str = "") -> Text:

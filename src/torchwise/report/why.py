@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
+from torchwise.records.trial import speed_beside
 from torchwise.report import format as show
 from torchwise.report.costs import asked, baseline_cost, cost_of
 
@@ -133,7 +134,7 @@ def _against_others(trial: Trial, study: Study) -> str:
         return "proven, and pays back"
     if decision.plan.is_eager:
         return "faster, but not by enough to be sure that it earns what compiling it costs"
-    return _against_decided(trial, decision)
+    return _against_decided(trial, decision, study)
 
 
 def _does_not_pay(trial: Trial, study: Study) -> str:
@@ -147,7 +148,12 @@ def _does_not_pay(trial: Trial, study: Study) -> str:
     return f"faster, but does not pay back: {needed}, and {show.count(expected)} are expected"
 
 
-def _against_decided(trial: Trial, decision: Decision) -> str:
+def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
+    if ratio := speed_beside(study.trials, trial.plan, decision.plan):
+        figures = f"{show.speedup(ratio)} its speed, timed beside it in one process"
+        if ratio.mid < 1:
+            return f"slower than {decision.plan}: {figures}"
+        return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
     speedup, best = trial.measurement.speedup if trial.measurement else None, decision.speedup
     if speedup is None or best is None:
         return f"{decision.plan} was decided for"

@@ -75,6 +75,13 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
         connection.execute(_at(update(trials), study_id, row.number).values(record))
 
 
+def amend(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:
+    """Store a finished trial of which more is known by now, in the place of what is stored of it."""
+    require(connection, study_id, lock=True)
+    finished = (trials.c.plan_id == trial.plan.id, trials.c.state != _RUNNING)
+    connection.execute(update(trials).where(trials.c.study_id == study_id, *finished).values(record))
+
+
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:
     """Insert a finished trial that nobody claimed here, with its `record_of`."""
     owner = _owner_values(Owner.current(), now(connection))

@@ -162,6 +162,11 @@ class Storage:
         record = claims.record_of(trial)
         self._database.write(lambda c: claims.finish(c, study_id, trial, record))
 
+    def amend_trial(self, study_id: int, trial: Trial) -> None:
+        """Store a finished trial of which more is known by now, such as a duel; nothing where its plan has none."""
+        record = claims.record_of(trial)
+        self._database.write(lambda c: claims.amend(c, study_id, trial, record))
+
     def release_trial(self, study_id: int, number: int) -> None:
         """Take a claim back, as when its run was interrupted: the plan is as if never claimed.
 

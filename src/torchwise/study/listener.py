@@ -29,6 +29,12 @@ class Listener(Protocol):
     def leading(self, plan: Plan, speedup: Interval | None) -> None:
         """Another plan leads."""
 
+    def comparing(self, plan: Plan, rival: Plan) -> None:
+        """Two plans that their trials could not tell apart are being timed beside each other."""
+
+    def compared(self, trial: Trial) -> None:
+        """They were: the trial has the duel."""
+
     def note(self, text: str) -> None:
         """Something the user should know, such as a stored decision that was reused or is stale."""
 
@@ -52,6 +58,12 @@ class Silent:
         """Say nothing."""
 
     def leading(self, plan: Plan, speedup: Interval | None) -> None:
+        """Say nothing."""
+
+    def comparing(self, plan: Plan, rival: Plan) -> None:
+        """Say nothing."""
+
+    def compared(self, trial: Trial) -> None:
         """Say nothing."""
 
     def note(self, text: str) -> None:

@@ -14,16 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from torchwise import environment
-from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide, prune_below
+from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide, next_duel, prune_below
 from torchwise.environment import Environment
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
-from torchwise.records import Decision, FailureKind, Inspection, Study, StudyState, Trial, TrialState
+from torchwise.records import Decision, Failure, FailureKind, Inspection, Study, StudyState, Trial, TrialState
 from torchwise.store import Owner, Storage, StudyKey
+from torchwise.study.caches import Caches
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
-from torchwise.trial import Job, Launcher, Limits, Spent, inspect_workload, try_plan
+from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS as CARE
 
 HEARTBEAT_S = 30.0
@@ -113,11 +114,12 @@ class _Loop:
         self._end_s = spent.seconds + request.search_s  # the budget is for trials: it does not pay for the inspection
         self._leader = EAGER
         self._tried: set[Plan] = set()
+        self._caches = Caches()
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
         try:
-            with self._heartbeat():
+            with self._heartbeat(), self._caches:
                 while self._spent.seconds < self._end_s:
                     self._storage.reclaim(self._id)
                     proposal = self._sampler.ask(self._history())
@@ -127,7 +129,8 @@ class _Loop:
                         time.sleep(WAIT_S)
                     else:
                         break
-            if not self._tried and self._history().trials:
+                held = self._hold_duels()
+            if not self._tried and not held and self._history().trials:
                 self._listener.note("decided from what is stored; --fresh, or fresh=True, measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             with suppress(StorageError):  # a store that is lost holds what is finished all the same
@@ -179,6 +182,7 @@ class _Loop:
                 self._storage.release_trial(self._id, trial.number)
             raise
         self._storage.finish_trial(self._id, finished)
+        self._caches.keep(self._who_may_duel())
         self._listener.finished(finished)
         self._report_leader()
 
@@ -191,9 +195,43 @@ class _Loop:
             traits=self._traits(history),
             prune_below=self._bound(history),
             baseline_s=history.economics.baseline_s,
+            cache_dir=self._caches.new(trial.plan),
         )
         limits = Limits.of_this_machine(self._limit_s(history))
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
+
+    def _who_may_duel(self) -> list[Plan]:
+        """List the plans of least cost, of which a duel may need the compile caches."""
+        history = self._history()
+        ranked = sorted(history.paying(), key=lambda trial: history.economics.cost(trial).mid)
+        return [trial.plan for trial in ranked[: 1 + CARE[self._request.effort].duels]]
+
+    def _hold_duels(self) -> int:
+        """Time plans that their trials cannot tell apart beside each other, and return how many times.
+
+        That goes on for as long as it is worth its time; a study has as many duels as its effort allows, all told.
+        """
+        met: set[Plan] = set()
+        while self._spent.seconds < self._end_s:
+            history = self._history()
+            held = sum(trial.duel is not None for trial in history.trials)
+            pair = next_duel(history, self._caches.plans, apart=met)
+            if pair is None or held >= CARE[self._request.effort].duels:
+                break
+            challenger, leader = pair
+            self._listener.comparing(challenger.plan, leader.plan)
+            job = replace(_job(self._request, "duel"), plan=challenger.plan, traits=self._traits(history))
+            limits = Limits.of_this_machine(self._limit_s(history))
+            caches = self._caches.of((challenger.plan, leader.plan))
+            found = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
+            met.add(challenger.plan)
+            if isinstance(found, Failure):
+                self._listener.note(f"{challenger.plan} could not be timed beside {leader.plan}: it {found}")
+                continue
+            compared = replace(challenger, duel=found)
+            self._storage.amend_trial(self._id, compared)
+            self._listener.compared(compared)
+        return len(met)
 
     def _traits(self, history: History) -> frozenset[str]:
         """Return the workload's traits, with what earlier trials found out about its noise."""

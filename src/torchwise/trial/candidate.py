@@ -13,7 +13,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.realize import Backend, Realized, realize
 from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.records import Costs, Measurement, Outcome, Verdict
-from torchwise.trial.arena import Arena
+from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.job import Attempt, Job
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.trainee import Maker, Trainee
@@ -48,6 +48,25 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> float:
     with trial.arena.gradients():
         stage("warm compile")
         return trial.first_calls()
+
+
+def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
+    """Time the job's plan against its rival, in alternation; their trials have proven both."""
+    assert job.rival is not None, "a duel is with a rival"
+    arena = Arena(job)
+    with arena.gradients():
+        stage("compile")
+        sides = [calls_of(arena, plan) for plan in (job.plan, job.rival)]
+        stage("measure")
+        return arena.measure(*sides)
+
+
+def calls_of(arena: Arena, plan: Plan) -> Calls:
+    """Return the arena's calls under a plan, compiled, as a trial makes them."""
+    example = arena.workload.examples[0]
+    calls = arena.runners(realize(arena.subject(), plan, example, device=arena.device, mode=arena.mode).call)
+    arena.first_calls(calls)
+    return calls
 
 
 class _Tryout:

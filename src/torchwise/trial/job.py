@@ -10,7 +10,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Measurement, Verdict
 from torchwise.workload import WorkloadSpec
 
-Task = Literal["inspect", "try", "warm"]
+Task = Literal["inspect", "try", "warm", "duel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Effort:
         extra_draws: inputs to verify on, beyond the examples.
         noise_s: seconds for the calls of the distribution tests.
         reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
+        duels: how many times at the most two plans that trials could not tell apart are timed beside each other.
     """
 
     half_width: float
@@ -30,12 +31,13 @@ class Effort:
     extra_draws: int
     noise_s: float
     reproduce_noise: bool = True
+    duels: int = 3
 
 
 EFFORTS = {
-    "quick": Effort(0.05, 2.0, extra_draws=1, noise_s=2.0, reproduce_noise=False),
+    "quick": Effort(0.05, 2.0, extra_draws=1, noise_s=2.0, reproduce_noise=False, duels=1),
     "standard": Effort(0.02, 5.0, extra_draws=2, noise_s=5.0),
-    "thorough": Effort(0.01, 15.0, extra_draws=4, noise_s=10.0),
+    "thorough": Effort(0.01, 15.0, extra_draws=4, noise_s=10.0, duels=5),
 }
 
 
@@ -97,7 +99,7 @@ class Job:
     """What a worker is told.
 
     Attributes:
-        task: "inspect" the plain model, "try" a plan, or start it "warm" from the caches of a try.
+        task: "inspect" the plain model, "try" a plan, start it "warm" from the caches of a try, or time it in a "duel".
         workload: what was asked.
         plan: the candidate.
         source: file with a live Python model, written by this very run; None to load the target.
@@ -109,6 +111,7 @@ class Job:
         settings: of the user's process; None for PyTorch's own defaults.
         structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
         environment: variables to set in the worker, as the worker's server may be older than their values.
+        rival: the other plan of a duel.
     """
 
     task: Task
@@ -123,6 +126,7 @@ class Job:
     settings: ProcessSettings | None = None
     structure: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    rival: Plan | None = None
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from torchwise.errors import BaselineError
-from torchwise.records import Costs, Failure, Inspection, Outcome, Trial, TrialState, codec
+from torchwise.plan import Plan
+from torchwise.records import Costs, Duel, Failure, Inspection, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.trial.job import Attempt, Job
 from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.spent import Spent
+
+DUEL_WIDTH = 0.01
+"""Relative half-width of a duel's interval at which it stops: plans count as tied within 2 %."""
 
 
 def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Inspection:
@@ -36,7 +40,7 @@ def try_plan(
 
     Args:
         launcher: where the workers run.
-        job: of task "try".
+        job: of task "try"; where it names no folder for caches they are deleted at the end.
         trial: as it was claimed, state RUNNING.
         limits: of each worker.
         on_stage: hears the stages as they are entered.
@@ -46,7 +50,7 @@ def try_plan(
         The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
     """
     spent = Spent(on_stage)
-    with own_caches() as folder:
+    with nullcontext(job.cache_dir) if job.cache_dir else own_caches() as folder:
         job = replace(job, task="try", plan=trial.plan, cache_dir=folder)
         answer = launcher.run(job, limits, spent.stage)
         if isinstance(answer, Failure):
@@ -56,6 +60,29 @@ def try_plan(
         if warm and _is_worth_a_warm_start(finished):
             finished = _with_warm_cost(launcher, job, finished, limits, spent.stage)
     return replace(finished, seconds=spent.seconds)
+
+
+def hold_duel(
+    launcher: Launcher, job: Job, rival: Plan, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
+) -> Duel | Failure:
+    """Time `job.plan` beside a rival, both in one worker.
+
+    Args:
+        launcher: where the worker runs.
+        job: of the plan's trial.
+        rival: the other plan, which was proven as well.
+        limits: of the worker.
+        on_stage: hears the stages as they are entered.
+        caches: folders that the trials of both have left; what lies in none is compiled anew.
+    """
+    spent = Spent(on_stage)
+    with own_caches(caches) as folder:
+        effort = replace(job.effort, half_width=min(job.effort.half_width, DUEL_WIDTH))
+        job = replace(job, task="duel", rival=rival, cache_dir=folder, effort=effort)
+        answer = launcher.run(job, limits, spent.stage)
+    if isinstance(answer, Failure):
+        return answer
+    return Duel(rival, codec.from_json(answer, Measurement), spent.seconds)
 
 
 def _judged(trial: Trial, attempt: Attempt) -> Trial:
@@ -88,10 +115,16 @@ def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, 
 
 
 @contextmanager
-def own_caches() -> Iterator[str]:
-    """Give a candidate an empty cache of its own, so that no other candidate's compilation flatters its cold cost."""
+def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
+    """Give a candidate a cache of its own, so that no other candidate's compilation flatters its cold cost.
+
+    It is empty, or filled from these folders; what cannot be copied is compiled anew.
+    """
     folder = tempfile.mkdtemp(prefix="torchwise-cache-")
     try:
+        for other in filled_from:
+            with suppress(OSError):
+                shutil.copytree(other, folder, dirs_exist_ok=True)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -32,6 +32,7 @@ TASKS = {
     "inspect": "torchwise.trial.inspection:inspect",
     "try": "torchwise.trial.candidate:attempt",
     "warm": "torchwise.trial.candidate:start_warm",
+    "duel": "torchwise.trial.candidate:duel",
 }
 """What a job's task means; any other task names its function itself, as `module:function`."""
 

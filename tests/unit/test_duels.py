@@ -1,0 +1,157 @@
+"""Plans that trials cannot tell apart: when a duel between them is worth its time, and what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sketches import HERE, INDUCTOR, a_history, a_trial, measured
+
+from torchwise.decide import decide, next_duel
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Decision, Duel, Interval, Trial
+from torchwise.records.trial import speed_beside
+
+FROZEN = INDUCTOR.with_choice("options", ("freezing", True))
+WRAPPED = FROZEN.with_choice("options", ("cpp_wrapper", True))
+MANY = 100_000
+"""Calls of a second each: a hundredth of them is more than any duel takes."""
+
+
+def met(trial: Trial, rival: Trial | Plan, low: float, high: float | None = None) -> Trial:
+    """Return the trial after a duel in which its plan had so many times the rival's speed."""
+    return replace(trial, duel=Duel(rival if isinstance(rival, Plan) else rival.plan, measured(low, high)))
+
+
+def decided(*trials: Trial, calls: int = MANY) -> Decision:
+    return decide(a_history(*trials, calls=calls), HERE)
+
+
+def plans_of(pair: tuple[Trial, Trial] | None) -> tuple[Plan, Plan] | None:
+    return pair and (pair[0].plan, pair[1].plan)
+
+
+# ---- which is held
+
+
+def test_trials_that_overlap_are_told_apart() -> None:
+    trials = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.01, 2.41)
+    for order in (trials, trials[::-1]):
+        assert plans_of(next_duel(a_history(*order, calls=MANY))) == (FROZEN, INDUCTOR), "the simpler of a tie leads"
+
+
+def test_whom_it_is_best_to_know_more_of_comes_first() -> None:
+    trials = a_trial(INDUCTOR, 2.4, 2.5), a_trial(FROZEN, 2.1, 2.2), a_trial(WRAPPED, 2.3, 2.4)
+    assert plans_of(next_duel(a_history(*trials, calls=MANY))) == (WRAPPED, INDUCTOR)
+
+
+def test_processes_differ_by_more_than_intervals_say() -> None:
+    trials = a_trial(INDUCTOR, 2.50), a_trial(FROZEN, 2.45)
+    assert next_duel(a_history(*trials, calls=MANY)) is not None, "2 % may be two processes' difference"
+    assert next_duel(a_history(a_trial(INDUCTOR, 3.0), a_trial(FROZEN, 2.0), calls=MANY)) is None, "a third may not"
+
+
+def test_a_duel_that_costs_more_than_it_may_save_is_not_held() -> None:
+    trials = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.1, 2.5)
+    assert next_duel(a_history(*trials, calls=200)) is None
+    assert next_duel(a_history(*trials, calls=20_000)) is not None
+
+
+def test_warm_caches_make_it_cheaper() -> None:
+    trials = a_trial(INDUCTOR, 2.0, 2.4, cold_s=300.0, warm_s=1.0), a_trial(FROZEN, 2.1, 2.5, cold_s=300.0, warm_s=1.0)
+    history = a_history(*trials, calls=20_000)
+    assert next_duel(history) is None
+    assert next_duel(history, cached={FROZEN}) is None, "one of the two compiles for minutes all the same"
+    assert next_duel(history, cached={INDUCTOR, FROZEN}) is not None
+
+
+def test_it_takes_two_that_pay() -> None:
+    leader = a_trial(INDUCTOR, 2.0, 2.4)
+    assert next_duel(a_history(leader, calls=MANY)) is None
+    assert next_duel(a_history(calls=MANY)) is None
+    unproven = a_trial(FROZEN, 2.1, 2.5, verdict=None)
+    assert next_duel(a_history(leader, unproven, calls=MANY)) is None
+    slower = a_trial(INDUCTOR, 0.9, 1.1), a_trial(FROZEN, 0.9, 1.2)
+    assert next_duel(a_history(*slower, calls=MANY)) is None, "eager was in their own processes"
+
+
+def test_memory_needs_no_clock() -> None:
+    trials = a_trial(INDUCTOR, 2.0, 2.4, peak=1, eager_peak=9), a_trial(FROZEN, 2.1, 2.5, peak=1, eager_peak=9)
+    assert next_duel(a_history(*trials, calls=MANY, objective="memory")) is None
+
+
+def test_nobody_meets_twice_nor_whoever_cannot() -> None:
+    leader, other, third = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.1, 2.5), a_trial(WRAPPED, 2.0, 2.4)
+    history = a_history(leader, met(other, leader, 0.97), calls=MANY)
+    assert next_duel(history) is None
+    assert next_duel(a_history(leader, other, calls=MANY), apart={INDUCTOR, FROZEN}) is None
+    history = a_history(leader, met(other, leader, 1.1), third, calls=MANY)
+    assert plans_of(next_duel(history)) == (WRAPPED, FROZEN), "who won meets the next"
+
+
+# ---- what it decides
+
+
+def test_a_duel_counts_for_more_than_trials() -> None:
+    leader, other = a_trial(INDUCTOR, 2.2, 2.4), a_trial(FROZEN, 2.1, 2.3)
+    assert decided(leader, other).plan == INDUCTOR
+    assert decided(leader, met(other, leader, 1.05)).plan == FROZEN
+    assert decided(leader, met(other, leader, 0.95)).plan == INDUCTOR
+    assert decided(met(leader, other, 0.95), other).plan == FROZEN, "whoever of them is called the rival"
+
+
+def test_a_duel_that_ends_in_a_tie_goes_to_the_simpler() -> None:
+    leader, other = a_trial(FROZEN, 2.5, 2.7), a_trial(INDUCTOR, 2.3, 2.6)
+    assert decided(leader, other).plan == FROZEN
+    assert decided(leader, met(other, leader, 0.99)).plan == INDUCTOR
+    assert decided(leader, met(other, leader, 0.97)).plan == FROZEN
+
+
+def test_what_is_faster_still_has_to_pay() -> None:
+    leader, other = (
+        a_trial(INDUCTOR, 2.2, 2.4, cold_s=10.0),
+        met(a_trial(FROZEN, 2.1, 2.3, cold_s=900.0), INDUCTOR, 1.1),
+    )
+    assert decided(leader, other, calls=2_000).plan == INDUCTOR
+    assert decided(leader, other, calls=200_000).plan == FROZEN
+
+
+def test_duels_lead_from_one_to_the_next() -> None:
+    first, second = a_trial(INDUCTOR, 2.2, 2.4), a_trial(FROZEN, 2.2, 2.3)
+    third = a_trial(WRAPPED, 2.1, 2.3)
+    chain = first, met(second, first, 1.05), met(third, second, 1.05)
+    for order in (chain, chain[::-1]):
+        assert decided(*order).plan == WRAPPED
+
+
+@pytest.mark.parametrize("calls", [10, MANY])
+def test_a_duel_with_a_plan_that_is_not_asked_about_decides_nothing(calls: int) -> None:
+    other = met(a_trial(FROZEN, 2.1, 2.3), Plan(threads=7), 3.0)
+    expected = EAGER if calls == 10 else FROZEN
+    assert decided(other, a_trial(INDUCTOR, 2.0, 2.05), calls=calls).plan == expected
+
+
+# ---- what is said of it
+
+
+def test_the_reason_names_who_came_closest() -> None:
+    leader = a_trial(INDUCTOR, 2.2, 2.4)
+    others = met(a_trial(FROZEN, 2.1, 2.3), leader, 0.8), met(a_trial(WRAPPED, 2.1, 2.3), leader, 0.9)
+    decision = decided(leader, *others)
+    assert decision.plan == INDUCTOR
+    assert decision.reason.endswith(f"Timed beside {WRAPPED} in one process, it has 1.11 [1.11, 1.11] times its speed.")
+    assert decision.speedup == Interval(2.2, pytest.approx(2.3), 2.4), "its own trial's"
+
+
+def test_without_duels_nothing_is_said_of_them() -> None:
+    assert "beside" not in decided(a_trial(INDUCTOR, 2.2, 2.4)).reason
+
+
+def test_a_duel_reads_both_ways() -> None:
+    leader = a_trial(INDUCTOR, 2.0)
+    trials = leader, met(a_trial(FROZEN, 2.0), leader, 0.8, 1.0)
+    assert speed_beside(trials, FROZEN, INDUCTOR) == Interval(0.8, pytest.approx(0.9), 1.0)
+    back = speed_beside(trials, INDUCTOR, FROZEN)
+    assert back is not None
+    assert (back.low, back.high) == (1.0, 1.25)
+    assert speed_beside(trials, WRAPPED, INDUCTOR) is None
