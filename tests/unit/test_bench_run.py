@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench_samples import CRASH, HANG, PEAKS, Heard, Workers, a_benchmark, a_performance, a_row, a_spec
-from builders import WRONG, a_measurement
+from builders import PASSED, WRONG, a_measurement
 from torchwise import environment
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.contenders import BUILT_IN, DEFAULT, known
@@ -18,9 +18,10 @@ from torchwise.bench.contenders.contender import Setting
 from torchwise.bench.job import Contest
 from torchwise.errors import BaselineError, InputError, TargetError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Outcome
+from torchwise.records import Costs, Outcome, codec
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.study.request import TRIAL_S
+from torchwise.trial.job import Attempt
 
 ONE, TWO = "zoo:tutorial.fusion_demo@small", "zoo:tutorial.branch@small"
 THREE = ("eager", "default", "max-autotune")
@@ -266,6 +267,32 @@ def test_a_duel_finds_what_both_compiled_and_nobody_else() -> None:
     assert workers.found == {"torchwise", "eager"}
 
 
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_the_search_compiled_is_not_compiled_again(warm: bool) -> None:
+    class Compiling(Workers):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
+            if job.task == "try":
+                assert not list(Path(job.cache_dir).iterdir())
+                Path(job.cache_dir, "kernel").touch()
+                self.jobs.append("try")
+                return codec.to_json(Attempt(Costs(38.0), PASSED, a_measurement(1.5)))
+            if job.task == "warm":
+                return codec.to_json(2.4)
+            if isinstance(job, Contest) and job.step == "contend":
+                assert (job.contender == "torchwise") is Path(job.job.cache_dir, "kernel").exists()
+            return super().run(job, limits, on_stage)
+
+    given = Plan(backend="inductor")
+    workers = Compiling(warm=4.1, contends={"torchwise": a_performance(costs=Costs(2.5))})
+    rows = run(workers, contenders=("eager", "torchwise"), plans=(given,), warm=warm, calls=10**9)
+    assert rows["torchwise"].plan == given
+    assert rows["torchwise"].performance is not None
+    costs = rows["torchwise"].performance.costs
+    assert (costs.cold_s, costs.warm_s) == (38.0, 2.5), "cold in its trial, and warm in the contest"
+    assert workers.jobs.count("try") == 1
+    assert not any(job.startswith(f"warm {ONE} torchwise") for job in workers.jobs)
+
+
 def test_torchwise_alone_has_no_duel() -> None:
     workers = Workers()
     row = run(workers, contenders=("torchwise",))["torchwise"]
@@ -358,7 +385,7 @@ def test_a_benchmark_of_another_request_is_not_gone_on_with(change) -> None:
 
 @pytest.mark.parametrize("failure", [BaselineError("it hangs"), RuntimeError("it cannot be")])
 def test_a_search_that_fails_costs_our_row(monkeypatch: pytest.MonkeyPatch, failure) -> None:
-    def search(*_given: Any) -> None:
+    def search(*_given: Any, **_named: Any) -> None:
         raise failure
 
     monkeypatch.setattr("torchwise.bench.run.run_study", search)
@@ -372,7 +399,7 @@ def test_a_search_that_fails_costs_our_row(monkeypatch: pytest.MonkeyPatch, fail
 def test_the_search_is_not_cut_short_by_the_budget_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def search(request: Any, *_given: Any) -> None:
+    def search(request: Any, *_given: Any, **_named: Any) -> None:
         asked.append(request.search_s)
         raise RuntimeError("that is enough")
 

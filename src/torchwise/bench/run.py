@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torchwise.errors import BaselineError, InputError
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.report.why import why
-from torchwise.study import Silent, run_study
+from torchwise.study import Caches, Silent, run_study
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
@@ -149,26 +150,31 @@ class _Loop:
         try:
             if absent := contender.missing(Setting(workload.device, workload.mode)):
                 return replace(row, state=RowState.MISSING, reason=absent)
-            contest = Contest("contend", job, contender.name)
+            contest, cold_s = Contest("contend", replace(job, cache_dir=caches[contender.name]), contender.name), None
             if contender.name == OURS:
-                row, contest = self._decided(row, contest)
+                row, contest, cold_s = self._decided(row, contest)
         except Exception as error:  # a plug-in may raise anything, and a search may fail: it is this row's result
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
-        contest = replace(contest, job=replace(job, cache_dir=caches[contender.name]))
         answer = self._ask(contest)
         if isinstance(answer, Failure):
             return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
-        row = replace(row, performance=codec.from_json(answer, Performance))
-        row = self._with_warm_start(row, contest)
+        performance = codec.from_json(answer, Performance)
+        if cold_s is not None:  # so that this was a warm start
+            costs = replace(performance.costs, cold_s=cold_s, warm_s=performance.costs.cold_s)
+            row = replace(row, performance=replace(performance, costs=costs))
+        else:
+            row = self._with_warm_start(replace(row, performance=performance), contest)
         return self._with_duel(row, contest, caches) if contender.name == OURS else row
 
-    def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest]:
-        """Search, or choose from the plans that were given.
+    def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest, float | None]:
+        """Search, or choose from the plans that were given; return what the plan's first call took in its trial.
 
-        It has a store of its own: what was found before must not flatter the price of finding it.
+        What that trial compiled is not compiled again: it had empty caches, and leaves them to the contest. None where
+        there is nothing to leave.
 
-        The search has its own budget, whatever is left of the benchmark's: one that is cut short shows what time there
-        was, and not what Torchwise finds.
+        The search has a store of its own: what was found before must not flatter the price of finding it. It has a
+        budget of its own, whatever is left of the benchmark's: one that is cut short shows what time there was, and not
+        what Torchwise finds.
         """
         from torchwise.store import open_storage
 
@@ -176,14 +182,19 @@ class _Loop:
         with (
             tempfile.TemporaryDirectory(prefix="torchwise-bench-") as folder,
             open_storage(f"{folder}/s.db") as storage,
+            Caches() as caches,
         ):
-            study = run_study(asked, storage, self._launcher, Silent())
-        assert study.decision is not None
-        plan = study.decision.plan
+            study = run_study(asked, storage, self._launcher, Silent(), caches=caches)
+            assert study.decision is not None
+            plan = study.decision.plan
+            left = caches.of((plan,))
+            for place in left:
+                shutil.copytree(place, contest.job.cache_dir, dirs_exist_ok=True)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
         took = None if self._request.plans else study.seconds
         row = replace(row, plan=plan, precision=plan.precision, search_s=took, searched=(*tried, *study.excluded))
-        return row, replace(contest, decision=study.decision.to_json())
+        contest = replace(contest, decision=study.decision.to_json())
+        return row, contest, study.decision.cold_s if left else None
 
     def _with_warm_start(self, row: Row, contest: Contest) -> Row:
         if not self._request.warm or row.performance is None:

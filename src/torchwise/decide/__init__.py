@@ -1,7 +1,7 @@
 """From evidence to the next plan to try, and to a decision. Pure: no torch, no clock, no input or output."""
 
 from torchwise.decide.decision import decide
-from torchwise.decide.duels import next_duel
+from torchwise.decide.duels import front, next_duel
 from torchwise.decide.history import History
 from torchwise.decide.pruner import prune_below
 from torchwise.decide.samplers import ListedSampler, Proposal, Sampler, StagedSampler
@@ -13,6 +13,7 @@ __all__ = [
     "Sampler",
     "StagedSampler",
     "decide",
+    "front",
     "next_duel",
     "prune_below",
 ]

@@ -56,6 +56,15 @@ def next_duel(
     return (challenger, leader) if challenger is not None and worth[challenger.plan] > 0 else None
 
 
+def front(history: History, count: int) -> list[Plan]:
+    """List the plan that is cheapest as far as is known, and the `count` that come next by their trials."""
+    leader = cheapest(history)
+    if leader is None:
+        return []
+    ranked = sorted(history.paying(), key=lambda trial: history.economics.cost(trial).mid)
+    return [leader.plan, *[trial.plan for trial in ranked if trial is not leader][:count]]
+
+
 def _costs(history: History) -> dict[Plan, float]:
     """Return expected seconds for everything, of the plan that is cheapest by the trials and all that duels tie to it.
 

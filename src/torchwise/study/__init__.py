@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING
 from torchwise.lazy import attributes
 
 if TYPE_CHECKING:
+    from torchwise.study.caches import Caches
     from torchwise.study.listener import Listener, Silent
     from torchwise.study.request import Request
     from torchwise.study.run import run_study
 
 _HOMES = {
+    "Caches": "caches",
     "Listener": "listener",
     "Request": "request",
     "Silent": "listener",
     "run_study": "run",
 }
 
-__all__ = ["Listener", "Request", "Silent", "run_study"]
+__all__ = ["Caches", "Listener", "Request", "Silent", "run_study"]
 
 
 __getattr__ = attributes(__name__, _HOMES)

@@ -10,11 +10,21 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from torchwise import environment
-from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide, next_duel, prune_below
+from torchwise.decide import (
+    History,
+    ListedSampler,
+    Proposal,
+    Sampler,
+    StagedSampler,
+    decide,
+    front,
+    next_duel,
+    prune_below,
+)
 from torchwise.environment import Environment
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
@@ -34,7 +44,12 @@ CALLS_PER_TRIAL = 100
 
 
 def run_study(
-    request: Request, storage: Storage, launcher: Launcher, listener: Listener, here: Environment | None = None
+    request: Request,
+    storage: Storage,
+    launcher: Launcher,
+    listener: Listener,
+    here: Environment | None = None,
+    caches: Caches | None = None,
 ) -> Study:
     """Tune: inspect, try candidates until nothing more is worth it, decide, and store all of it.
 
@@ -47,6 +62,7 @@ def run_study(
         launcher: where candidates run.
         listener: is told of every step.
         here: what the measurements hold for, where the launcher's workers run elsewhere; None for this machine.
+        caches: keeps the compile caches of the decided plan, for whoever goes on with it; None to keep none.
 
     Raises:
         InputError: the target or its inputs cannot be used.
@@ -65,7 +81,8 @@ def run_study(
     if request.fresh and (stored := storage.find_study(key)):
         storage.delete_study(stored.id)
     study = storage.create_study(key, draft)
-    return _Loop(request, storage, launcher, listener, study.id, here, inspection, spent).run()
+    with Caches() if caches is None else nullcontext(caches) as kept:
+        return _Loop(request, storage, launcher, listener, study.id, here, inspection, spent, kept).run()
 
 
 def _job(request: Request, task: str) -> Job:
@@ -101,6 +118,7 @@ class _Loop:
         here: Environment,
         inspection: Inspection,
         spent: Spent,
+        caches: Caches,
     ) -> None:
         self._request = request
         self._storage = storage
@@ -114,12 +132,12 @@ class _Loop:
         self._end_s = spent.seconds + request.search_s  # the budget is for trials: it does not pay for the inspection
         self._leader = EAGER
         self._tried: set[Plan] = set()
-        self._caches = Caches()
+        self._caches = caches
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
         try:
-            with self._heartbeat(), self._caches:
+            with self._heartbeat():
                 while self._spent.seconds < self._end_s:
                     self._storage.reclaim(self._id)
                     proposal = self._sampler.ask(self._history())
@@ -182,7 +200,7 @@ class _Loop:
                 self._storage.release_trial(self._id, trial.number)
             raise
         self._storage.finish_trial(self._id, finished)
-        self._caches.keep(self._who_may_duel())
+        self._caches.keep(front(self._history(), CARE[self._request.effort].duels))
         self._listener.finished(finished)
         self._report_leader()
 
@@ -199,12 +217,6 @@ class _Loop:
         )
         limits = Limits.of_this_machine(self._limit_s(history))
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
-
-    def _who_may_duel(self) -> list[Plan]:
-        """List the plans of least cost, of which a duel may need the compile caches."""
-        history = self._history()
-        ranked = sorted(history.paying(), key=lambda trial: history.economics.cost(trial).mid)
-        return [trial.plan for trial in ranked[: 1 + CARE[self._request.effort].duels]]
 
     def _hold_duels(self) -> int:
         """Time plans that their trials cannot tell apart beside each other, and return how many times.
