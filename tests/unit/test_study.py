@@ -58,6 +58,10 @@ class Table:
         self.ran.append((job.task, job.plan))
         if job.task == "inspect":
             return self.inspect()
+        if job.task == "duel":
+            return codec.to_json(
+                Measurement(samples(EAGER_S / self.speed(job.plan)), samples(EAGER_S / self.speed(job.rival)))
+            )
         self.usual.add(job.baseline_s)
         answer = self.known.get(job.plan, self.default)
         if isinstance(answer, BaseException):
@@ -71,6 +75,11 @@ class Table:
         if timed and job.prune_below and timed.speedup.high < job.prune_below:
             timed = replace(timed, pruned=True)
         return codec.to_json(Attempt(Costs(cold), verdict, timed))
+
+    def speed(self, plan: Plan | None) -> float:
+        """Return the speed-up of a plan that is right, as a duel finds it."""
+        speedup: float = self.known.get(plan or EAGER, self.default)[0]  # type: ignore[index]
+        return speedup
 
     def inspect(self) -> str:
         eager = Measurement(samples(EAGER_S), samples(EAGER_S))
@@ -472,18 +481,20 @@ class Dueling(Table):
         self.known = {plan: (speedup, 10.0, GOOD) for plan, speedup in zip(PLANS, (2.0, 1.98, 1.96, 1.2), strict=True)}
 
     def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
-        if job.task != "duel":
-            if job.task == "try":
-                Path(job.cache_dir, job.plan.id).write_text("compiled")
-                self.most = max(self.most, len(list(Path(job.cache_dir).parent.iterdir())))
-            return super().run(job, limits, on_stage)
-        self.ran.append((job.task, job.plan))
-        self.caches.append({path.name for path in Path(job.cache_dir).iterdir()})
-        assert job.rival is not None
-        if not self.true:
+        here = Path(job.cache_dir)
+        if job.task == "try":
+            (here / job.plan.id).write_text("compiled")
+            self.most = max(self.most, len(list(here.parent.iterdir())))
+        if job.task == "duel":
+            self.caches.append({path.name for path in here.iterdir()})
+        found = super().run(job, limits, on_stage)
+        if job.task == "duel" and not self.true:
             return Failure(FailureKind.OUT_OF_MEMORY, "compile", "both at once")
-        own, rival = (self.true.get(f"t{plan.threads}", 1.0) for plan in (job.plan, job.rival))
-        return codec.to_json(Measurement(samples(EAGER_S / own), samples(EAGER_S / rival)))
+        return found
+
+    def speed(self, plan: Plan | None) -> float:
+        assert plan is not None
+        return self.true.get(f"t{plan.threads}", 1.0)
 
     def dueled(self) -> list[Plan]:
         return [plan for task, plan in self.ran if task == "duel"]
