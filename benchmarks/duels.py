@@ -20,7 +20,7 @@ from pathlib import Path
 import torchwise
 from torchwise import environment
 from torchwise.plan import Plan
-from torchwise.records.trial import speed_beside
+from torchwise.records.trial import speeds_beside
 
 CALLS = 10**12
 """Expected calls: so many that knowing which plan is the faster is worth any duel."""
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, first: Plan, second: Plan) -> dict[str, flo
             progress=False,
         )
     speeds = {trial.plan: trial.measurement.speedup.mid for trial in study.trials if trial.measurement}
-    duel = speed_beside(study.trials, second, first)
+    duel = speeds_beside(study.trials, second).get(first)
     both = speeds[second] / speeds[first] if len(speeds) == 2 else None
     return {"trials": both, "duel": duel.mid if duel else None}
 

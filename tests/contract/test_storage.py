@@ -116,7 +116,7 @@ class StorageContract:
         for act in (
             lambda: storage.claim_trial(4711, INDUCTOR, "", ME),
             lambda: storage.finish_trial(4711, finished(claim(storage, study.id))),
-            lambda: storage.amend_trial(4711, finished(claim(storage, study.id, TUNED))),
+            lambda: storage.keep_duel(4711, INDUCTOR, Duel(TUNED)),
             lambda: storage.reclaim(4711),
             lambda: storage.delete_study(4711),
             lambda: decided(storage, 4711),
@@ -180,16 +180,17 @@ class StorageContract:
         storage.finish_trial(study.id, trial)
         assert storage.get_study(study.id).trials == (trial,)
 
-    def test_a_finished_trial_may_have_more_known_of_it(self, storage: Storage, study: Study) -> None:
+    def test_a_finished_trial_has_one_duel(self, storage: Storage, study: Study) -> None:
         other = finished(claim(storage, study.id, TUNED))
         trial = finished(claim(storage, study.id))
-        storage.amend_trial(study.id, trial)
+        duel, later = Duel(TUNED, FASTER, seconds=3.0), Duel(TUNED, seconds=9.0)
+        storage.keep_duel(study.id, trial.plan, duel)
         assert storage.get_study(study.id).trials[1].state is TrialState.RUNNING, "a claim is no finished trial"
         for each in (other, trial):
             storage.finish_trial(study.id, each)
-        amended = replace(trial, duel=Duel(TUNED, FASTER, 3.0))
-        storage.amend_trial(study.id, amended)
-        assert storage.get_study(study.id).trials == (other, amended)
+        for held in (duel, later):
+            storage.keep_duel(study.id, trial.plan, held)
+            assert storage.get_study(study.id).trials == (other, replace(trial, duel=duel))
 
     def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:
         measurement = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))

@@ -9,8 +9,8 @@ from sketches import HERE, INDUCTOR, a_history, a_trial, measured
 
 from torchwise.decide import decide, next_duel
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Duel, Interval, Trial
-from torchwise.records.trial import speed_beside
+from torchwise.records import Decision, Duel, Failure, FailureKind, Interval, Trial
+from torchwise.records.trial import speeds_beside
 
 FROZEN = INDUCTOR.with_choice("options", ("freezing", True))
 WRAPPED = FROZEN.with_choice("options", ("cpp_wrapper", True))
@@ -37,56 +37,69 @@ def plans_of(pair: tuple[Trial, Trial] | None) -> tuple[Plan, Plan] | None:
 def test_trials_that_overlap_are_told_apart() -> None:
     trials = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.01, 2.41)
     for order in (trials, trials[::-1]):
-        assert plans_of(next_duel(a_history(*order, calls=MANY))) == (FROZEN, INDUCTOR), "the simpler of a tie leads"
+        assert plans_of(next_duel(a_history(*order, calls=MANY), 9)) == (FROZEN, INDUCTOR), "the simpler of a tie leads"
 
 
 def test_whom_it_is_best_to_know_more_of_comes_first() -> None:
     trials = a_trial(INDUCTOR, 2.4, 2.5), a_trial(FROZEN, 2.1, 2.2), a_trial(WRAPPED, 2.3, 2.4)
-    assert plans_of(next_duel(a_history(*trials, calls=MANY))) == (WRAPPED, INDUCTOR)
+    assert plans_of(next_duel(a_history(*trials, calls=MANY), 9)) == (WRAPPED, INDUCTOR)
 
 
 def test_processes_differ_by_more_than_intervals_say() -> None:
     trials = a_trial(INDUCTOR, 2.50), a_trial(FROZEN, 2.45)
-    assert next_duel(a_history(*trials, calls=MANY)) is not None, "2 % may be two processes' difference"
-    assert next_duel(a_history(a_trial(INDUCTOR, 3.0), a_trial(FROZEN, 2.0), calls=MANY)) is None, "a third may not"
+    assert next_duel(a_history(*trials, calls=MANY), 9) is not None, "2 % may be two processes' difference"
+    assert next_duel(a_history(a_trial(INDUCTOR, 3.0), a_trial(FROZEN, 2.0), calls=MANY), 9) is None, "a third may not"
 
 
 def test_a_duel_that_costs_more_than_it_may_save_is_not_held() -> None:
     trials = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.1, 2.5)
-    assert next_duel(a_history(*trials, calls=200)) is None
-    assert next_duel(a_history(*trials, calls=20_000)) is not None
+    assert next_duel(a_history(*trials, calls=200), 9) is None
+    assert next_duel(a_history(*trials, calls=20_000), 9) is not None
 
 
 def test_warm_caches_make_it_cheaper() -> None:
     trials = a_trial(INDUCTOR, 2.0, 2.4, cold_s=300.0, warm_s=1.0), a_trial(FROZEN, 2.1, 2.5, cold_s=300.0, warm_s=1.0)
     history = a_history(*trials, calls=20_000)
-    assert next_duel(history) is None
-    assert next_duel(history, cached={FROZEN}) is None, "one of the two compiles for minutes all the same"
-    assert next_duel(history, cached={INDUCTOR, FROZEN}) is not None
+    assert next_duel(history, 9) is None
+    assert next_duel(history, 9, cached={FROZEN}) is None, "one of the two compiles for minutes all the same"
+    assert next_duel(history, 9, cached={INDUCTOR, FROZEN}) is not None
 
 
 def test_it_takes_two_that_pay() -> None:
     leader = a_trial(INDUCTOR, 2.0, 2.4)
-    assert next_duel(a_history(leader, calls=MANY)) is None
-    assert next_duel(a_history(calls=MANY)) is None
+    assert next_duel(a_history(leader, calls=MANY), 9) is None
+    assert next_duel(a_history(calls=MANY), 9) is None
     unproven = a_trial(FROZEN, 2.1, 2.5, verdict=None)
-    assert next_duel(a_history(leader, unproven, calls=MANY)) is None
+    assert next_duel(a_history(leader, unproven, calls=MANY), 9) is None
     slower = a_trial(INDUCTOR, 0.9, 1.1), a_trial(FROZEN, 0.9, 1.2)
-    assert next_duel(a_history(*slower, calls=MANY)) is None, "eager was in their own processes"
+    assert next_duel(a_history(*slower, calls=MANY), 9) is None, "eager was in their own processes"
 
 
 def test_memory_needs_no_clock() -> None:
     trials = a_trial(INDUCTOR, 2.0, 2.4, peak=1, eager_peak=9), a_trial(FROZEN, 2.1, 2.5, peak=1, eager_peak=9)
-    assert next_duel(a_history(*trials, calls=MANY, objective="memory")) is None
+    assert next_duel(a_history(*trials, calls=MANY, objective="memory"), 9) is None
 
 
-def test_nobody_meets_twice_nor_whoever_cannot() -> None:
+def test_nobody_challenges_twice() -> None:
     leader, other, third = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.1, 2.5), a_trial(WRAPPED, 2.0, 2.4)
-    history = a_history(leader, met(other, leader, 0.97), calls=MANY)
-    assert next_duel(history) is None
-    assert next_duel(a_history(leader, other, calls=MANY), apart={INDUCTOR, FROZEN}) is None
+    assert next_duel(a_history(leader, met(other, leader, 0.97), calls=MANY), 9) is None
+    failed = replace(other, duel=Duel(INDUCTOR, failure=Failure(FailureKind.OUT_OF_MEMORY, "compile", "both")))
+    assert plans_of(next_duel(a_history(leader, failed, calls=MANY), 9)) == (INDUCTOR, FROZEN)
+    dueled = replace(leader, duel=failed.duel)
+    assert next_duel(a_history(dueled, failed, calls=MANY), 9) is None, "what failed is not begun again"
     history = a_history(leader, met(other, leader, 1.1), third, calls=MANY)
-    assert plans_of(next_duel(history)) == (WRAPPED, FROZEN), "who won meets the next"
+    assert plans_of(next_duel(history, 9)) == (WRAPPED, FROZEN), "who won meets the next"
+
+
+def test_duels_end_at_a_limit_failed_ones_counted() -> None:
+    leader, other, third = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.0, 2.4), a_trial(WRAPPED, 2.0, 2.4)
+    failure = Failure(FailureKind.TIMED_OUT, "compile", "too long")
+    for held in (met(other, leader, 1.01), replace(other, duel=Duel(INDUCTOR, failure=failure))):
+        history = a_history(leader, held, third, calls=MANY)
+        assert next_duel(history, 1) is None
+        assert next_duel(history, 2) is not None
+    elsewhere = met(other, Plan(threads=7), 1.01), met(a_trial(Plan(threads=6), 2.0), Plan(threads=5), 1.0)
+    assert next_duel(a_history(leader, *elsewhere, third, calls=MANY), 1) is not None, "those of other leaders"
 
 
 # ---- what it decides
@@ -103,8 +116,24 @@ def test_a_duel_counts_for_more_than_trials() -> None:
 def test_a_duel_that_ends_in_a_tie_goes_to_the_simpler() -> None:
     leader, other = a_trial(FROZEN, 2.5, 2.7), a_trial(INDUCTOR, 2.3, 2.6)
     assert decided(leader, other).plan == FROZEN
-    assert decided(leader, met(other, leader, 0.99)).plan == INDUCTOR
-    assert decided(leader, met(other, leader, 0.97)).plan == FROZEN
+    assert decided(leader, met(other, leader, 0.97, 1.01)).plan == INDUCTOR
+    assert decided(leader, met(other, leader, 0.96, 0.99)).plan == FROZEN
+
+
+def test_a_duel_that_says_what_trials_said_changes_nothing() -> None:
+    leader, other = a_trial(FROZEN, 2.53, 2.54), a_trial(INDUCTOR, 2.49, 2.50)
+    assert decided(leader, other).plan == decided(leader, met(other, leader, 0.983, 0.985)).plan == FROZEN
+
+
+def test_a_duel_that_tells_nothing_apart_decides_for_nobody() -> None:
+    leader, other = a_trial(INDUCTOR, 2.3), a_trial(FROZEN, 2.2)
+    assert decided(leader, met(other, leader, 0.8, 1.3)).plan == INDUCTOR
+
+
+def test_what_a_duel_found_counts_whoever_leads_by_then() -> None:
+    first, second = a_trial(INDUCTOR, 2.0), a_trial(FROZEN, 1.96)
+    third = a_trial(WRAPPED, 2.06)
+    assert decided(first, met(second, first, 1.1), third).plan == FROZEN
 
 
 def test_what_is_faster_still_has_to_pay() -> None:
@@ -147,11 +176,18 @@ def test_without_duels_nothing_is_said_of_them() -> None:
     assert "beside" not in decided(a_trial(INDUCTOR, 2.2, 2.4)).reason
 
 
-def test_a_duel_reads_both_ways() -> None:
-    leader = a_trial(INDUCTOR, 2.0)
-    trials = leader, met(a_trial(FROZEN, 2.0), leader, 0.8, 1.0)
-    assert speed_beside(trials, FROZEN, INDUCTOR) == Interval(0.8, pytest.approx(0.9), 1.0)
-    back = speed_beside(trials, INDUCTOR, FROZEN)
-    assert back is not None
+def test_a_duel_reads_both_ways_and_on() -> None:
+    leader, other = a_trial(INDUCTOR, 2.0), a_trial(FROZEN, 2.0)
+    trials = leader, met(other, leader, 0.8, 1.0)
+    assert speeds_beside(trials, FROZEN) == {INDUCTOR: Interval(0.8, pytest.approx(0.9), 1.0)}
+    back = speeds_beside(trials, INDUCTOR)[FROZEN]
     assert (back.low, back.high) == (1.0, 1.25)
-    assert speed_beside(trials, WRAPPED, INDUCTOR) is None
+    assert speeds_beside(trials, WRAPPED) == {}
+    further = *trials, met(a_trial(WRAPPED, 2.0), other, 0.5)
+    assert speeds_beside(further, WRAPPED)[INDUCTOR] == Interval(0.4, pytest.approx(0.45), 0.5)
+    assert speeds_beside((replace(leader, duel=Duel(FROZEN)),), INDUCTOR) == {}, "one that did not come to its end"
+
+
+def test_compiling_does_not_differ_from_process_to_process() -> None:
+    costly = a_trial(INDUCTOR, 2.0, cold_s=900.0), a_trial(FROZEN, 1.8, cold_s=910.0)
+    assert next_duel(a_history(*costly, calls=2_000), 9, cached={INDUCTOR, FROZEN}) is None

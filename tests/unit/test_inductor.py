@@ -75,6 +75,19 @@ def test_noise_is_proven_with_eagers_own_numbers_and_in_distribution() -> None:
 
 
 @torch.no_grad()
+def test_what_was_compiled_for_one_plan_answers_no_other() -> None:
+    """Dynamo tells compiled code apart by backend and module, and not by the values of frozen weights."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(), torch.randn(4, 8)
+    frozen, dynamic = INDUCTOR.with_choice("options", ("freezing", True)), INDUCTOR.with_choice("shapes", "dynamic")
+    for plan, compiles in ((frozen, 1), (frozen, 1), (INDUCTOR, 1), (dynamic, 1), (frozen, 1), (INDUCTOR, 0)):
+        model[0].weight.mul_(-2)
+        before = compiled_graphs()
+        answer = realize(model, plan, Example((x,)), device="cpu", mode="inference").call(x)
+        torch.testing.assert_close(answer, model(x))
+        assert compiled_graphs() - before == compiles, plan
+
+
+@torch.no_grad()
 def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
     x = torch.randn(4, 8)

@@ -28,7 +28,8 @@ from torchwise.report.json_export import write_whole
         a_study([], decided=None),
         a_study([a_failure(kind, number) for number, kind in enumerate(FailureKind)], decided=-1),
         a_study([a_trial(measurement=a_measurement(1.5, 1))]),
-        a_study([a_trial(), a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), a_measurement(1.1), 9.0))]),
+        a_study([a_trial(), a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), a_measurement(1.1), seconds=9.0))]),
+        a_study([a_trial(duel=Duel(a_plan(threads=1), failure=a_failure().failure))]),
     ],
 )
 def test_what_was_written_is_read_back_the_same(study: Study, tmp_path: Path) -> None:

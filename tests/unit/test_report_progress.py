@@ -65,9 +65,11 @@ def test_a_duel_is_told_before_and_after() -> None:
         clock.now += 12
         progress.compared(trial)
     first, second = file.getvalue().splitlines()
-    assert first == "[   0:00] inductor + 1 thread beside inductor, as their trials cannot tell them apart"
+    assert first == "[   0:00] inductor + 1 thread beside inductor, as their trials may not tell them apart"
     assert second.startswith("[   0:12] inductor + 1 thread beside inductor: 1.1")
     assert second.endswith("] its speed")
+    progress.compared(a_trial(1, a_plan(threads=1), duel=Duel(a_plan(), failure=a_failure().failure)))
+    assert file.getvalue().endswith("inductor + 1 thread beside inductor: it died in compile: SIGSEGV\n")
 
 
 def test_a_log_line_is_never_wrapped_or_forged() -> None:

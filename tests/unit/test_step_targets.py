@@ -14,7 +14,7 @@ import torch
 import torchwise
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.records import Duel, Outcome, Trial, TrialState
+from torchwise.records import Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, hold_duel, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.loading import load, save, with_optimizer_state
@@ -59,10 +59,11 @@ def test_a_search_hears_where_the_loss_went(tmp_path: Path) -> None:
 
 
 def test_two_plans_of_a_step_are_timed_beside_each_other() -> None:
+    """One batch in four pieces takes about as many times as long."""
     job = Job("try", WorkloadSpec(TARGET, mode="training"), Plan(optimizer="foreach"), effort=EFFORTS["quick"])
-    found = hold_duel(ProcessLauncher(), job, Plan(optimizer="fused"), LIMITS, lambda _stage: None)
-    assert isinstance(found, Duel), found
-    assert 0.2 < found.measurement.speedup.mid < 5
+    found = hold_duel(ProcessLauncher(), job, Plan(pieces=4), LIMITS, lambda _stage: None)
+    assert found.measurement is not None, found.failure
+    assert found.measurement.speedup.low > 1.3
 
 
 def test_where_the_scaler_skips_the_first_steps_the_optimizer_has_its_state_all_the_same() -> None:

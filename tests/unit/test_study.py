@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from torchwise import environment
-from torchwise.errors import BaselineError, InputError
+from torchwise.errors import BaselineError, InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import (
     Check,
@@ -513,6 +513,7 @@ def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage
     second, third = study.trials[1].duel, study.trials[2].duel
     assert second is not None
     assert third is not None
+    assert second.measurement is not None
     assert (second.rival, third.rival) == (PLANS[0], PLANS[1]), "who won meets the next"
     assert second.measurement.speedup.mid == pytest.approx(1.03)
     assert "Timed beside" in study.decision.reason
@@ -533,21 +534,35 @@ def test_duels_are_held_only_where_they_are_worth_their_time(storage: Storage) -
     assert not table.dueled()
 
 
-def test_a_duel_that_fails_costs_nothing_else(storage: Storage) -> None:
+def test_a_duel_that_fails_costs_nothing_else_and_is_not_begun_again(storage: Storage) -> None:
+    for effort, duels in (("quick", 1), ("quick", 0), ("standard", 1), ("standard", 0)):
+        table = Dueling()
+        study = run_study(request(ENDLESS, plans=PLANS, effort=effort), storage, table, Silent())
+        assert study.decision is not None
+        assert study.decision.plan == PLANS[0]
+        assert len(table.dueled()) == duels
+        failures = {str(trial.duel.failure) for trial in study.trials if trial.duel}
+        assert failures == {"out of memory in compile: both at once"}
+
+
+def test_where_no_device_is_left_for_a_duel_the_trials_decide(storage: Storage) -> None:
+    class Lost(Dueling):
+        def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+            if job.task == "duel":
+                raise UnsupportedError("no node is left")
+            return super().run(job, limits, on_stage)
+
     heard: list[str] = []
 
     class Notes(Silent):
         def note(self, text: str) -> None:
             heard.append(text)
 
-    table = Dueling()
-    study = run_study(request(ENDLESS, plans=PLANS), storage, table, Notes())
+    study = run_study(request(ENDLESS, plans=PLANS), storage, Lost(), Notes())
+    assert study.state is StudyState.DECIDED
     assert study.decision is not None
     assert study.decision.plan == PLANS[0]
-    assert len(table.dueled()) == 2, "each of the two is asked once"
-    assert all(trial.duel is None for trial in study.trials)
-    assert "could not be timed beside" in heard[0]
-    assert "out of memory in compile: both at once" in heard[0]
+    assert heard[0].endswith("could not be timed beside eager + 1 thread: no node is left")
 
 
 def test_a_spent_budget_holds_no_duel(storage: Storage, spent_clock: Any) -> None:

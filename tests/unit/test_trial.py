@@ -344,7 +344,7 @@ def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch
 # ---- duels
 
 
-def dueled(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> Duel | Failure:
+def dueled(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> Duel:
     asked = replace(job(factory), plan=plan)
     return hold_duel(launcher, asked, rival, Limits(60, 8 * GIB), lambda stage: None)
 
@@ -352,8 +352,8 @@ def dueled(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> 
 def test_a_duel_is_the_rival_s_time_over_the_plan_s(launcher: ProcessLauncher) -> None:
     """One thread takes half a millisecond and a little, two take three."""
     found = dueled(launcher, "wrong", GOOD, Plan(threads=2))
-    assert isinstance(found, Duel), found
     assert found.rival == Plan(threads=2)
+    assert found.measurement is not None, found.failure
     assert 2 < found.measurement.speedup.mid < 7
     assert found.measurement.candidate_time.mid < 0.002 < found.measurement.baseline_time.mid
     assert found.seconds > 0
@@ -361,8 +361,9 @@ def test_a_duel_is_the_rival_s_time_over_the_plan_s(launcher: ProcessLauncher) -
 
 def test_a_duel_that_dies_is_a_failure(launcher: ProcessLauncher) -> None:
     found = dueled(launcher, "segfaults", GOOD, BAD)
-    assert isinstance(found, Failure)
-    assert (found.kind, found.stage) == (FailureKind.DIED, "compile")
+    assert found.measurement is None
+    assert found.failure is not None
+    assert (found.failure.kind, found.failure.stage) == (FailureKind.DIED, "compile")
 
 
 def test_a_duel_is_timed_more_closely_than_a_quick_trial_and_finds_what_both_compiled(tmp_path: Path) -> None:

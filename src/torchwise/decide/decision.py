@@ -12,7 +12,7 @@ from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Trial
 from torchwise.records.economics import Economics
 from torchwise.records.figures import seconds
-from torchwise.records.trial import speed_beside
+from torchwise.records.trial import speeds_beside
 
 LESS_MEMORY = 0.95
 """With the objective "memory", a plan must need less than this share of eager's peak."""
@@ -97,12 +97,13 @@ def _why(chosen: Trial, history: History) -> str:
 
 def _beside(chosen: Trial, history: History) -> str:
     """Say how the plan does beside the one that comes closest to it, of those that it met in one process."""
-    ratios = {t.plan: speed_beside(history.trials, chosen.plan, t.plan) for t in history.trials if t.is_proven}
-    met = [(ratio.mid, plan, ratio) for plan, ratio in ratios.items() if ratio]
-    if not met:
+    ratios = speeds_beside(history.trials, chosen.plan)
+    met = {t.plan for t in history.trials if t.duel and t.duel.rival == chosen.plan}
+    met |= {chosen.duel.rival} if chosen.duel else set()
+    rival = min(met & set(ratios), key=lambda plan: ratios[plan].mid, default=None)
+    if rival is None:
         return ""
-    _, rival, ratio = min(met, key=lambda found: found[0])
-    return f" Timed beside {rival} in one process, it has {ratio} times its speed."
+    return f" Timed beside {rival} in one process, it has {ratios[rival]} times its speed."
 
 
 def _loss(chosen: Trial) -> str:

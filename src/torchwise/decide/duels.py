@@ -18,12 +18,14 @@ from statistics import NormalDist
 from torchwise.decide.history import TIE, History
 from torchwise.plan import Plan
 from torchwise.plan.space import complexity_of
-from torchwise.records import Trial
+from torchwise.records import Interval, Trial
+from torchwise.records.trial import speeds_beside
 
 PROCESS_SPREAD = {"cpu": 0.06, "cuda": 0.025}
-"""Relative standard deviation of a plan's speed-up from one process to another, beyond what its interval says: two
-plans of one speed, in nine searches on two CPU cores (`benchmarks/duels.py`: 9.8 % for their ratio), and one plan in
-three times ten searches on an H200 (`benchmarks/agreement.py`: 1.7 to 3.0 %)."""
+"""Relative standard deviation of a plan's speed-up from one process to another, beyond what its interval says. Two
+plans of one speed, in nine searches on two CPU cores: 9.8 % for their ratio, so 6.9 % for each, of which the intervals
+say some 3 (`benchmarks/duels.py`). One plan, in three times ten searches on an H200: 1.7 to 3.0 %
+(`benchmarks/agreement.py`)."""
 _UNIT = NormalDist()
 _OF_95 = _UNIT.inv_cdf(0.975)
 
@@ -31,29 +33,32 @@ _OF_95 = _UNIT.inv_cdf(0.975)
 def cheapest(history: History) -> Trial | None:
     """Return the simplest of the plans that are tied for the least expected cost; None where none surely pays."""
     costs = _costs(history)
-    least = min(costs.values(), default=0.0)
-    tied = [t for t in history.paying() if costs.get(t.plan, float("inf")) <= least * (1 + TIE)]
-    return min(tied, key=lambda t: (complexity_of(t.plan), costs[t.plan]), default=None)
+    plan = _simplest_of_the_least(costs) if costs else None
+    return history.tried(plan) if plan else None
 
 
-def next_duel(
-    history: History, cached: Collection[Plan] = (), apart: Collection[Plan] = ()
-) -> tuple[Trial, Trial] | None:
+def next_duel(history: History, limit: int, cached: Collection[Plan] = ()) -> tuple[Trial, Trial] | None:
     """Return whom it is best to time beside the cheapest plan, and that plan; None where none is worth it.
+
+    A plan challenges once: what came of that stays, a failure too.
 
     Args:
         history: what is known.
+        limit: duels, held or failed, among the plans that duels lead to from the cheapest.
         cached: plans that start from warm caches; all others compile anew.
-        apart: plans that cannot be timed beside another.
     """
     leader = cheapest(history)
     if leader is None or history.workload.objective == "memory":
         return None
+    met = {leader.plan, *speeds_beside(history.trials, leader.plan)}
+    held = sum(t.duel is not None and (t.plan in met or t.duel.rival in met) for t in history.trials)
+    others = [t for t in history.paying() if t.plan not in met and t.duel is None]
+    if held >= limit or not others:
+        return None
     costs = _costs(history)
-    others = [t for t in history.paying() if t.plan not in costs and t.plan not in apart]
-    worth = {t.plan: _gain(t, leader, costs[leader.plan], history) - _price(t, leader, history, cached) for t in others}
-    challenger = max(others, key=lambda t: worth[t.plan], default=None)
-    return (challenger, leader) if challenger is not None and worth[challenger.plan] > 0 else None
+    worth = {t.plan: _gain(t, leader, costs, history) - _price(t, leader, history, cached) for t in others}
+    challenger = max(others, key=lambda t: worth[t.plan])
+    return (challenger, leader) if worth[challenger.plan] > 0 else None
 
 
 def front(history: History, count: int) -> list[Plan]:
@@ -65,54 +70,59 @@ def front(history: History, count: int) -> list[Plan]:
     return [leader.plan, *[trial.plan for trial in ranked if trial is not leader][:count]]
 
 
-def _costs(history: History) -> dict[Plan, float]:
-    """Return expected seconds for everything, of the plan that is cheapest by the trials and all that duels tie to it.
+def _costs(history: History) -> dict[Plan, Interval]:
+    """Return the expected seconds for everything of each plan that pays.
 
-    Of what is tied for that the simplest stands for the rest, which a duel may then weigh against it.
+    Those that duels tie together are on the scale of one of them, the best by its trial, and without an interval: what
+    a duel could not tell apart is as fast, and all else is surely faster or slower.
     """
     economics, paying = history.economics, {t.plan: t for t in history.paying()}
-    if not paying:
-        return {}
-    by_trials = {plan: economics.cost(trial) for plan, trial in paying.items()}
-    least = min(by_trials.values(), key=lambda cost: cost.mid)
-    tied = [plan for plan, c in by_trials.items() if c.overlaps(least) and c.mid <= least.mid * (1 + TIE)]
-    first = min(tied, key=lambda plan: (complexity_of(plan), by_trials[plan].mid))
-    each = _seconds_beside(first, history)
-    return {
-        plan: economics.overhead(paying[plan]) + economics.calls * seconds
-        for plan, seconds in each.items()
-        if plan in paying
-    }
+    costs = {plan: economics.cost(trial) for plan, trial in paying.items()}
+    for together in _tied_by_duels(history):
+        anchor = _simplest_of_the_least({plan: economics.cost(paying[plan]) for plan in together})
+        for plan, ratio in speeds_beside(history.trials, anchor).items():
+            if plan in paying:
+                slower = 1.0 if ratio.low <= 1 <= ratio.high else ratio.mid
+                seconds = economics.seconds_per_call(paying[anchor]).mid * slower
+                costs[plan] = _point(economics.overhead(paying[plan]) + economics.calls * seconds)
+        costs[anchor] = _point(costs[anchor].mid)
+    return costs
 
 
-def _seconds_beside(first: Plan, history: History) -> dict[Plan, float]:
-    """Return seconds per call of a plan, and of those that duels lead to from it, all on the scale of its trial."""
-    seconds = {first: history.seconds_of(first)}
-    found = True
-    while found:
-        found = False
-        for trial in history.trials:
-            if trial.duel is None:
-                continue
-            plan, rival, ratio = trial.plan, trial.duel.rival, trial.duel.measurement.speedup.mid
-            if (plan in seconds) is not (rival in seconds):
-                found = True
-                seconds |= {plan: seconds[rival] / ratio} if rival in seconds else {rival: seconds[plan] * ratio}
-    return seconds
+def _tied_by_duels(history: History) -> list[set[Plan]]:
+    """List the sets of paying plans that duels lead through, of two plans at least."""
+    paying = {trial.plan for trial in history.paying()}
+    sets: list[set[Plan]] = []
+    for plan in paying:
+        if not any(plan in known for known in sets):
+            sets.append({plan, *speeds_beside(history.trials, plan)} & paying)
+    return [known for known in sets if len(known) > 1]
 
 
-def _gain(challenger: Trial, leader: Trial, cost: float, history: History) -> float:
-    """Return the seconds that knowing which of two is the cheaper, by more than a tie, is expected to save."""
-    behind = history.economics.cost(challenger).mid - cost * (1 - TIE)
+def _simplest_of_the_least(costs: dict[Plan, Interval]) -> Plan:
+    """Return the simplest of the plans whose costs the least one cannot surely be told from, and is near."""
+    least = min(costs.values(), key=lambda cost: cost.mid)
+    tied = [plan for plan, cost in costs.items() if cost.overlaps(least) and cost.mid <= least.mid * (1 + TIE)]
+    return min(tied, key=lambda plan: (complexity_of(plan), costs[plan].mid))
+
+
+def _point(cost: float) -> Interval:
+    return Interval(cost, cost, cost)
+
+
+def _gain(challenger: Trial, leader: Trial, costs: dict[Plan, Interval], history: History) -> float:
+    """Return the seconds that knowing which of two is the cheaper is expected to save."""
+    behind = costs[challenger.plan].mid - costs[leader.plan].mid
     spread = hypot(*(_spread(trial, history) for trial in (challenger, leader)))
     z = behind / spread
     return spread * _UNIT.pdf(z) - behind * _UNIT.cdf(-z)
 
 
 def _spread(trial: Trial, history: History) -> float:
-    """Return the standard deviation of a plan's cost from process to process, in seconds."""
-    cost = history.economics.cost(trial)
-    return hypot((cost.high - cost.low) / 2 / _OF_95, PROCESS_SPREAD[history.workload.device] * cost.mid)
+    """Return the standard deviation of what a plan's calls take from process to process, in seconds."""
+    each = history.economics.seconds_per_call(trial)
+    of_interval = (each.high - each.low) / 2 / _OF_95
+    return history.economics.calls * hypot(of_interval, PROCESS_SPREAD[history.workload.device] * each.mid)
 
 
 def _price(challenger: Trial, leader: Trial, history: History, cached: Collection[Plan]) -> float:

@@ -81,7 +81,7 @@ class Study:
             row["plan_id"] = trial.plan.id
             if trial.measurement:
                 row["speedup"] = _derived(trial.measurement.speedup)
-            if trial.duel:
+            if trial.duel and trial.duel.measurement:
                 row["duel"]["speedup"] = _derived(trial.duel.measurement.speedup)
             if trial.verdict:
                 row["verdict"]["outcome"] = trial.verdict.outcome.value

@@ -85,12 +85,14 @@ class Duel:
 
     Attributes:
         rival: what led when they met.
-        measurement: of the plan, with the rival in eager's place.
+        measurement: of the plan, with the rival in eager's place; None where there was no duel to the end.
+        failure: why there was none.
         seconds: wall time that it took, without waiting for others who had the device.
     """
 
     rival: Plan
-    measurement: Measurement
+    measurement: Measurement | None = None
+    failure: Failure | None = None
     seconds: float = 0.0
 
 
@@ -109,7 +111,7 @@ class Trial:
         costs: set once compiled.
         seconds: wall time that the trial took, worker start included, without waiting for others who had the device.
         started_at: seconds since the epoch.
-        duel: with a rival that the trial could not tell it from; None where it met none.
+        duel: with a rival that it was worth telling it from; None where it challenged none.
     """
 
     number: int
@@ -141,12 +143,21 @@ class Trial:
         )
 
 
-def speed_beside(trials: Iterable[Trial], plan: Plan, rival: Plan) -> Interval | None:
-    """Return the rival's time over the plan's, of the duel between them; None where they met in none."""
-    for trial in trials:
-        if trial.duel and (trial.plan, trial.duel.rival) == (plan, rival):
-            return trial.duel.measurement.speedup
-        if trial.duel and (trial.plan, trial.duel.rival) == (rival, plan):
-            ratio = trial.duel.measurement.speedup
-            return Interval(1 / ratio.high, 1 / ratio.mid, 1 / ratio.low)
-    return None
+def speeds_beside(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:
+    """Return a plan's speed over that of each that it met in a duel, or that duels lead to from one to the next."""
+    ratios = [(t.plan, t.duel.rival, t.duel.measurement.speedup) for t in trials if t.duel and t.duel.measurement]
+    edges = [*ratios, *((rival, plan, _inverse(ratio)) for plan, rival, ratio in ratios)]
+    found = {plan: Interval(1.0, 1.0, 1.0)}
+    border = [plan]
+    while border:
+        at = border.pop(0)
+        for one, other, ratio in edges:
+            if one == at and other not in found:
+                so_far = found[at]
+                found[other] = Interval(so_far.low * ratio.low, so_far.mid * ratio.mid, so_far.high * ratio.high)
+                border.append(other)
+    return {other: ratio for other, ratio in found.items() if other != plan}
+
+
+def _inverse(ratio: Interval) -> Interval:
+    return Interval(1 / ratio.high, 1 / ratio.mid, 1 / ratio.low)

@@ -98,13 +98,13 @@ class Progress:
 
     def comparing(self, plan: Plan, rival: Plan) -> None:
         """Two plans that their trials could not tell apart are being timed beside each other."""
-        self._begin(f"{_beside(plan, rival)}, as their trials cannot tell them apart")
+        self._begin(f"{_beside(plan, rival)}, as their trials may not tell them apart")
 
     def compared(self, trial: Trial) -> None:
         """They were."""
-        if trial.duel:
-            speed = show.speedup(trial.duel.measurement.speedup)
-            self._say(f"{_beside(trial.plan, trial.duel.rival)}: {speed} its speed")
+        if duel := trial.duel:
+            came = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
+            self._say(show.one_line(f"{_beside(trial.plan, duel.rival)}: {came}"))
         self._task, self._stage = "", ""
 
     def note(self, text: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
-from torchwise.records.trial import speed_beside
+from torchwise.records.trial import speeds_beside
 from torchwise.report import format as show
 from torchwise.report.costs import asked, baseline_cost, cost_of
 
@@ -149,10 +149,12 @@ def _does_not_pay(trial: Trial, study: Study) -> str:
 
 
 def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
-    if ratio := speed_beside(study.trials, trial.plan, decision.plan):
-        figures = f"{show.speedup(ratio)} its speed, timed beside it in one process"
-        if ratio.mid < 1:
+    if ratio := speeds_beside(study.trials, trial.plan).get(decision.plan):
+        figures = f"{show.speedup(ratio)} its speed, timed side by side"
+        if ratio.high < 1:
             return f"slower than {decision.plan}: {figures}"
+        if ratio.low > 1:
+            return f"faster per call than {decision.plan} ({figures}), but compiling it costs more than that saves"
         return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
     speedup, best = trial.measurement.speedup if trial.measurement else None, decision.speedup
     if speedup is None or best is None:

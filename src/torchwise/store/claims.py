@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
-from torchwise.records import Trial, TrialState
+from torchwise.records import Duel, Trial, TrialState
 from torchwise.records.study import SCHEMA as FORMAT
 from torchwise.store.clock import now
 from torchwise.store.owner import Owner
@@ -75,11 +75,12 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
         connection.execute(_at(update(trials), study_id, row.number).values(record))
 
 
-def amend(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:
-    """Store a finished trial of which more is known by now, in the place of what is stored of it."""
+def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> None:
+    """Add a duel to the finished trial of a plan; one that another process held meanwhile stays."""
     require(connection, study_id, lock=True)
-    finished = (trials.c.plan_id == trial.plan.id, trials.c.state != _RUNNING)
-    connection.execute(update(trials).where(trials.c.study_id == study_id, *finished).values(record))
+    row = _find(connection, study_id, plan)
+    if row is not None and row.state != _RUNNING and (trial := _read(row)).duel is None:
+        connection.execute(_at(update(trials), study_id, row.number).values(record_of(replace(trial, duel=duel))))
 
 
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
-from torchwise.records import Decision, Ruling, Study, StudyState, Trial
+from torchwise.records import Decision, Duel, Ruling, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
 from torchwise.store import claims, copying, explanations, rulings, studies
 from torchwise.store.copying import Copied
@@ -162,10 +162,9 @@ class Storage:
         record = claims.record_of(trial)
         self._database.write(lambda c: claims.finish(c, study_id, trial, record))
 
-    def amend_trial(self, study_id: int, trial: Trial) -> None:
-        """Store a finished trial of which more is known by now, such as a duel; nothing where its plan has none."""
-        record = claims.record_of(trial)
-        self._database.write(lambda c: claims.amend(c, study_id, trial, record))
+    def keep_duel(self, study_id: int, plan: Plan, duel: Duel) -> None:
+        """Add a duel to the finished trial of a plan, which has none yet; nothing where there is no such trial."""
+        self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
 
     def release_trial(self, study_id: int, number: int) -> None:
         """Take a claim back, as when its run was interrupted: the plan is as if never claimed.

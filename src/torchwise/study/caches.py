@@ -17,8 +17,12 @@ class Caches:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self.plans: set[Plan] = set()
-        """Those whose caches there are."""
+        self._plans: set[Plan] = set()
+
+    @property
+    def plans(self) -> set[Plan]:
+        """Those whose caches there are; where the worker was on another machine there are none."""
+        return {plan for plan in self._plans if any(self._path(plan).iterdir())}
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="torchwise-caches-"))
@@ -29,27 +33,27 @@ class Caches:
     ) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder, self.plans = None, set()
+        self._folder, self._plans = None, set()
 
     def new(self, plan: Plan) -> str:
         """Return an empty folder for the caches of a plan, whatever there was before."""
         self._remove(plan)
         self._path(plan).mkdir()
-        self.plans.add(plan)
+        self._plans.add(plan)
         return str(self._path(plan))
 
     def of(self, plans: Collection[Plan]) -> list[str]:
         """Return the folders that there are for these plans."""
-        return [str(self._path(plan)) for plan in plans if plan in self.plans]
+        return [str(self._path(plan)) for plan in plans if plan in self._plans]
 
     def keep(self, plans: Collection[Plan]) -> None:
         """Delete the caches of all others."""
-        for plan in self.plans.difference(plans):
+        for plan in self._plans.difference(plans):
             self._remove(plan)
 
     def _remove(self, plan: Plan) -> None:
         shutil.rmtree(self._path(plan), ignore_errors=True)
-        self.plans.discard(plan)
+        self._plans.discard(plan)
 
     def _path(self, plan: Plan) -> Path:
         assert self._folder is not None, "caches are kept while a search runs"

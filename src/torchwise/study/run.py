@@ -26,10 +26,10 @@ from torchwise.decide import (
     prune_below,
 )
 from torchwise.environment import Environment
-from torchwise.errors import StorageError
+from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
-from torchwise.records import Decision, Failure, FailureKind, Inspection, Study, StudyState, Trial, TrialState
+from torchwise.records import Decision, FailureKind, Inspection, Study, StudyState, Trial, TrialState
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.caches import Caches
 from torchwise.study.listener import Listener
@@ -62,7 +62,7 @@ def run_study(
         launcher: where candidates run.
         listener: is told of every step.
         here: what the measurements hold for, where the launcher's workers run elsewhere; None for this machine.
-        caches: keeps the compile caches of the decided plan, for whoever goes on with it; None to keep none.
+        caches: keeps the compile caches of the plans of least cost, for whoever goes on with them; None to keep none.
 
     Raises:
         InputError: the target or its inputs cannot be used.
@@ -221,29 +221,28 @@ class _Loop:
     def _hold_duels(self) -> int:
         """Time plans that their trials cannot tell apart beside each other, and return how many times.
 
-        That goes on for as long as it is worth its time; a study has as many duels as its effort allows, all told.
+        That goes on for as long as it is worth its time, and the effort allows.
         """
-        met: set[Plan] = set()
+        held = 0
         while self._spent.seconds < self._end_s:
             history = self._history()
-            held = sum(trial.duel is not None for trial in history.trials)
-            pair = next_duel(history, self._caches.plans, apart=met)
-            if pair is None or held >= CARE[self._request.effort].duels:
+            pair = next_duel(history, CARE[self._request.effort].duels, self._caches.plans)
+            if pair is None:
                 break
             challenger, leader = pair
             self._listener.comparing(challenger.plan, leader.plan)
             job = replace(_job(self._request, "duel"), plan=challenger.plan, traits=self._traits(history))
-            limits = Limits.of_this_machine(self._limit_s(history))
+            limits = Limits.of_this_machine(2 * self._limit_s(history))  # two plans compile
             caches = self._caches.of((challenger.plan, leader.plan))
-            found = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
-            met.add(challenger.plan)
-            if isinstance(found, Failure):
-                self._listener.note(f"{challenger.plan} could not be timed beside {leader.plan}: it {found}")
-                continue
-            compared = replace(challenger, duel=found)
-            self._storage.amend_trial(self._id, compared)
-            self._listener.compared(compared)
-        return len(met)
+            try:
+                duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
+            except (BaselineError, UnsupportedError) as error:  # such as no device left: the trials stand
+                self._listener.note(f"{challenger.plan} could not be timed beside {leader.plan}: {error}")
+                break
+            held += 1
+            self._storage.keep_duel(self._id, challenger.plan, duel)
+            self._listener.compared(replace(challenger, duel=duel))
+        return held
 
     def _traits(self, history: History) -> frozenset[str]:
         """Return the workload's traits, with what earlier trials found out about its noise."""

@@ -64,7 +64,7 @@ def try_plan(
 
 def hold_duel(
     launcher: Launcher, job: Job, rival: Plan, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
-) -> Duel | Failure:
+) -> Duel:
     """Time `job.plan` beside a rival, both in one worker.
 
     Args:
@@ -81,8 +81,8 @@ def hold_duel(
         job = replace(job, task="duel", rival=rival, cache_dir=folder, effort=effort)
         answer = launcher.run(job, limits, spent.stage)
     if isinstance(answer, Failure):
-        return answer
-    return Duel(rival, codec.from_json(answer, Measurement), spent.seconds)
+        return Duel(rival, failure=answer, seconds=spent.seconds)
+    return Duel(rival, codec.from_json(answer, Measurement), seconds=spent.seconds)
 
 
 def _judged(trial: Trial, attempt: Attempt) -> Trial:

@@ -31,8 +31,9 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     tell_autocasts_apart()
     options, straight = _options(plan), Straight(call)
     backend = _backend(plan, options)
-    noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend else options)}
-    steady: Callable[..., Any] = torch.compile(call, backend=backend or "inductor", options=noted)
+    apart = _apart(plan, lambda: backend or rolled.inductor(tuple(sorted(options.items()))))
+    noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend or apart else options)}
+    steady: Callable[..., Any] = torch.compile(call, backend=apart or backend or "inductor", options=noted)
     return Compiled(steady, straight, plan, backend)
 
 
@@ -167,6 +168,24 @@ def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | rolled.Roll
     if plan.scope != "rolled":
         return transform
     return rolled.around(transform or rolled.inductor(tuple(sorted(options.items()))))
+
+
+def _apart(plan: Plan, backend: Callable[[], Callable[..., Any]]) -> Callable[..., Any] | None:
+    """Return a backend that Dynamo tells from all others, or None where the options say all that the plan does.
+
+    What Dynamo compiled of a function answers every call of it under an equal backend, whatever was set globally when
+    it was compiled: of frozen weights (which it tells apart by module, and not by value) and of dynamic shapes that
+    backend says nothing. So weights that are frozen anew are compiled anew.
+    """
+    if plan.option("freezing"):
+        return functools.partial(backend())
+    return _dynamic(backend()) if plan.shapes == "dynamic" else None
+
+
+@functools.cache
+def _dynamic(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return one and the same for a backend, so that Dynamo knows compiled code again."""
+    return functools.partial(backend)
 
 
 def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal | None:
