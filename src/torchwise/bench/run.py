@@ -187,7 +187,7 @@ class _Loop:
             study = run_study(asked, storage, self._launcher, Silent(), caches=caches)
             assert study.decision is not None
             plan = study.decision.plan
-            left = caches.of((plan,))
+            left = caches.of(plan)
             for place in left:
                 shutil.copytree(place, contest.job.cache_dir, dirs_exist_ok=True)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]

@@ -11,7 +11,7 @@ Statistical Decision Theory, 1961, section 5.3).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from math import hypot
 from statistics import NormalDist
 
@@ -37,7 +37,7 @@ def cheapest(history: History) -> Trial | None:
     return history.tried(plan) if plan else None
 
 
-def next_duel(history: History, limit: int, cached: Collection[Plan] = ()) -> tuple[Trial, Trial] | None:
+def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tuple[Trial, Trial] | None:
     """Return whom it is best to time beside the cheapest plan, and that plan; None where none is worth it.
 
     A plan challenges once: what came of that stays, a failure too.
@@ -125,7 +125,7 @@ def _spread(trial: Trial, history: History) -> float:
     return history.economics.calls * hypot(of_interval, PROCESS_SPREAD[history.workload.device] * each.mid)
 
 
-def _price(challenger: Trial, leader: Trial, history: History, cached: Collection[Plan]) -> float:
+def _price(challenger: Trial, leader: Trial, history: History, cached: Container[Plan]) -> float:
     """Predict the seconds of a duel: both compile, from warm caches where there are some, and are timed."""
     compiling = 0.0
     for trial in (challenger, leader):

@@ -81,7 +81,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """A plan against a rival that its trial could not tell it from: both in one process, timed in alternation.
+    """A plan against a rival that its trial may not tell it from: both in one process, timed in alternation.
 
     Attributes:
         rival: what led when they met.

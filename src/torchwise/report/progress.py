@@ -97,7 +97,7 @@ class Progress:
         self._say(self._leader)
 
     def comparing(self, plan: Plan, rival: Plan) -> None:
-        """Two plans that their trials could not tell apart are being timed beside each other."""
+        """Two plans that their trials may not tell apart are being timed beside each other."""
         self._begin(f"{_beside(plan, rival)}, as their trials may not tell them apart")
 
     def compared(self, trial: Trial) -> None:

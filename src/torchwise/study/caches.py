@@ -3,58 +3,48 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
+from tempfile import TemporaryDirectory
 from typing import Self
 
 from torchwise.plan import Plan
 
 
 class Caches:
-    """A folder for each plan's caches; a context manager, which deletes all of them at its end."""
+    """A folder for each plan's caches; a context manager, which deletes all of them at its end.
+
+    A plan is in it where its trial has left something: from a worker on another machine there is nothing.
+    """
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._plans: set[Plan] = set()
-
-    @property
-    def plans(self) -> set[Plan]:
-        """Those whose caches there are; where the worker was on another machine there are none."""
-        return {plan for plan in self._plans if any(self._path(plan).iterdir())}
+        self._folder = TemporaryDirectory(prefix="torchwise-caches-", ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="torchwise-caches-"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder, self._plans = None, set()
+    def __exit__(self, *_error: object) -> None:
+        self._folder.cleanup()
+
+    def __contains__(self, plan: object) -> bool:
+        return isinstance(plan, Plan) and self._of(plan).is_dir() and any(self._of(plan).iterdir())
 
     def new(self, plan: Plan) -> str:
         """Return an empty folder for the caches of a plan, whatever there was before."""
-        self._remove(plan)
-        self._path(plan).mkdir()
-        self._plans.add(plan)
-        return str(self._path(plan))
+        shutil.rmtree(self._of(plan), ignore_errors=True)
+        self._of(plan).mkdir()
+        return str(self._of(plan))
 
-    def of(self, plans: Collection[Plan]) -> list[str]:
-        """Return the folders that there are for these plans."""
-        return [str(self._path(plan)) for plan in plans if plan in self._plans]
+    def of(self, *plans: Plan) -> list[str]:
+        """Return the folders of those of these plans that are in it."""
+        return [str(self._of(plan)) for plan in plans if plan in self]
 
-    def keep(self, plans: Collection[Plan]) -> None:
+    def keep(self, plans: Iterable[Plan]) -> None:
         """Delete the caches of all others."""
-        for plan in self._plans.difference(plans):
-            self._remove(plan)
+        kept = {plan.id for plan in plans}
+        for folder in Path(self._folder.name).iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def _remove(self, plan: Plan) -> None:
-        shutil.rmtree(self._path(plan), ignore_errors=True)
-        self._plans.discard(plan)
-
-    def _path(self, plan: Plan) -> Path:
-        assert self._folder is not None, "caches are kept while a search runs"
-        return self._folder / plan.id
+    def _of(self, plan: Plan) -> Path:
+        return Path(self._folder.name, plan.id)

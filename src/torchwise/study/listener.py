@@ -30,7 +30,7 @@ class Listener(Protocol):
         """Another plan leads."""
 
     def comparing(self, plan: Plan, rival: Plan) -> None:
-        """Two plans that their trials could not tell apart are being timed beside each other."""
+        """Two plans that their trials may not tell apart are being timed beside each other."""
 
     def compared(self, trial: Trial) -> None:
         """They were: the trial has the duel."""

@@ -219,21 +219,21 @@ class _Loop:
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
 
     def _hold_duels(self) -> int:
-        """Time plans that their trials cannot tell apart beside each other, and return how many times.
+        """Time plans that their trials may not tell apart beside each other, and return how many times.
 
         That goes on for as long as it is worth its time, and the effort allows.
         """
         held = 0
         while self._spent.seconds < self._end_s:
             history = self._history()
-            pair = next_duel(history, CARE[self._request.effort].duels, self._caches.plans)
+            pair = next_duel(history, CARE[self._request.effort].duels, self._caches)
             if pair is None:
                 break
             challenger, leader = pair
             self._listener.comparing(challenger.plan, leader.plan)
             job = replace(_job(self._request, "duel"), plan=challenger.plan, traits=self._traits(history))
             limits = Limits.of_this_machine(2 * self._limit_s(history))  # two plans compile
-            caches = self._caches.of((challenger.plan, leader.plan))
+            caches = self._caches.of(challenger.plan, leader.plan)
             try:
                 duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
             except (BaselineError, UnsupportedError) as error:  # such as no device left: the trials stand

@@ -23,7 +23,7 @@ class Effort:
         extra_draws: inputs to verify on, beyond the examples.
         noise_s: seconds for the calls of the distribution tests.
         reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
-        duels: how many times at the most two plans that trials could not tell apart are timed beside each other.
+        duels: how many times at the most two plans that trials may not tell apart are timed beside each other.
     """
 
     half_width: float
