@@ -56,7 +56,7 @@ def judged(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
     speed, claimed = best.speedup, float(str(claim["speed"]))
     assert speed is not None
     verdict = "held" if speed.low >= claimed else "not held" if speed.high < claimed else "open"
-    return f"{best.contender} {speed}×", verdict
+    return f"{named(best)}{speed}×", verdict
 
 
 def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
@@ -65,7 +65,14 @@ def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
     if not costs.peak_memory or not costs.baseline_peak_memory:
         return "memory not measured", ""
     saved = 1 - costs.peak_memory / costs.baseline_peak_memory
-    return f"{row.contender} {saved:+.0%} saved", "held" if saved >= claimed else "not held"
+    if saved <= 0:
+        return "none saved", "not held"
+    return f"{named(row)}{100 * saved:.0f} % saved", "held" if saved >= claimed else "not held"
+
+
+def named(row: Row) -> str:
+    """Return which mode it is; Torchwise has a column of its own."""
+    return "" if row.contender == OURS else f"{row.contender} "
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from torchwise.environment import Environment
 from torchwise.errors import InputError
-from torchwise.plan import Plan
+from torchwise.plan import EAGER, Plan
 from torchwise.records import codec
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
@@ -118,6 +118,11 @@ class Row:
     def is_right(self) -> bool:
         """Whether it was timed and its answers passed."""
         return self.is_timed and self.performance is not None and self.performance.verdict.outcome is Outcome.PASS
+
+    @property
+    def is_its_rival(self) -> bool:
+        """Whether Torchwise decided for eager, and eager is the rival: all that their duel shows is the clock."""
+        return self.plan == EAGER and self.rival == "eager"
 
     @property
     def time(self) -> Interval | None:

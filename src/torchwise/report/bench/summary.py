@@ -37,7 +37,7 @@ class Summary:
         speedups: over eager, by contender and precision class, best first; eager against itself is left out.
         duels: Torchwise over the best other, by class.
         faster: duels whose whole interval lies above 1.
-        equal: duels whose interval holds 1.
+        equal: duels whose interval holds 1, and those of eager with itself.
         slower: duels whose whole interval lies below 1, the worst first.
         without: rows of Torchwise with no duel or no right answer.
     """
@@ -56,14 +56,17 @@ def summarize(benchmark: Benchmark) -> Summary:
     right = [row for row in benchmark.rows if row.is_right]
     ours = [row for row in benchmark.rows if row.contender == OURS]
     duels = [row for row in ours if row.is_right and row.duel]
+    told = [(row, row.duel.speedup) for row in duels if row.duel and not row.is_its_rival]
+    faster = tuple(row for row, speedup in told if speedup.low > 1)
+    slower = tuple(sorted((row for row, speedup in told if speedup.high < 1), key=_duel))
     speeds = [(row, row.speedup.mid) for row in right if row.speedup and row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),
         speedups=_means(speeds),
         duels=_means([(row, row.duel.speedup.mid) for row in duels if row.duel]),
-        faster=tuple(row for row in duels if row.duel and row.duel.speedup.low > 1),
-        equal=tuple(row for row in duels if row.duel and row.duel.speedup.low <= 1 <= row.duel.speedup.high),
-        slower=tuple(sorted((r for r in duels if r.duel and r.duel.speedup.high < 1), key=_duel)),
+        faster=faster,
+        equal=tuple(row for row in duels if row not in faster and row not in slower),
+        slower=slower,
         without=tuple(row for row in ours if row not in duels),
     )
 
