@@ -41,9 +41,8 @@ def line_of(row: Row, peaks: Peaks) -> str:
     assert share is not None
     assert time is not None
     program, _, size = row.workload.target.removeprefix("zoo:").partition("@")
-    return (
-        f"| {program} | {size} | {row.plan} | {share * time.mid * 1e6:.3g} | {time.mid * 1e6:.3g} | {100 * share:.2g} % |"
-    )
+    least, taken = (f"{seconds * 1e6:.3g}" for seconds in (share * time.mid, time.mid))
+    return f"| {program} | {size} | {row.plan} | {least} | {taken} | {100 * share:.2g} % |"
 
 
 if __name__ == "__main__":
