@@ -65,7 +65,7 @@ def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
     if not costs.peak_memory or not costs.baseline_peak_memory:
         return "memory not measured", ""
     saved = 1 - costs.peak_memory / costs.baseline_peak_memory
-    if saved <= 0:
+    if saved < 0.005:
         return "none saved", "not held"
     return f"{named(row)}{100 * saved:.0f} % saved", "held" if saved >= claimed else "not held"
 

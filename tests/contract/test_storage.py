@@ -189,7 +189,7 @@ class StorageContract:
         for each in (other, trial):
             storage.finish_trial(study.id, each)
         for held in (duel, later):
-            storage.keep_duel(study.id, trial.plan, held)
+            assert storage.keep_duel(study.id, trial.plan, held) == duel, "the one that counts"
             assert storage.get_study(study.id).trials == (other, replace(trial, duel=duel))
 
     def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -291,6 +292,31 @@ def test_what_the_search_compiled_is_not_compiled_again(warm: bool) -> None:
     assert (costs.cold_s, costs.warm_s) == (38.0, 2.5), "cold in its trial, and warm in the contest"
     assert workers.jobs.count("try") == 1
     assert not any(job.startswith(f"warm {ONE} torchwise") for job in workers.jobs)
+
+
+def test_on_a_full_disk_the_plan_is_compiled_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiling(Workers):
+        def run(self, job: Any, limits: Any, on_stage: Any) -> Any:
+            if job.task == "try":
+                Path(job.cache_dir, "kernel").touch()
+                return codec.to_json(Attempt(Costs(38.0), PASSED, a_measurement(1.5)))
+            if job.task == "warm":
+                return codec.to_json(2.4)
+            if isinstance(job, Contest) and job.step == "contend":
+                assert not list(Path(job.job.cache_dir).iterdir())
+            return super().run(job, limits, on_stage)
+
+    def fills_up(source: str, target: str, **_: Any) -> None:
+        Path(target, "half a kernel").touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", fills_up)
+    workers = Compiling(contends={"torchwise": a_performance(costs=Costs(36.0))})
+    row = run(workers, contenders=("torchwise",), plans=(Plan(backend="inductor"),), warm=False, calls=10**9)[
+        "torchwise"
+    ]
+    assert row.performance is not None, row.reason
+    assert (row.performance.costs.cold_s, row.performance.costs.warm_s) == (36.0, None)
 
 
 def test_torchwise_alone_has_no_duel() -> None:

@@ -51,10 +51,31 @@ def test_processes_differ_by_more_than_intervals_say() -> None:
     assert next_duel(a_history(a_trial(INDUCTOR, 3.0), a_trial(FROZEN, 2.0), calls=MANY), 9) is None, "a third may not"
 
 
+def test_processes_on_a_cpu_differ_more_than_those_on_a_gpu() -> None:
+    trials = a_trial(INDUCTOR, 2.3), a_trial(FROZEN, 2.0)
+    assert next_duel(a_history(*trials, calls=MANY), 9) is not None
+    assert next_duel(a_history(*trials, calls=MANY, device="cuda"), 9) is None
+
+
+def test_what_is_not_sure_of_either_plan_counts() -> None:
+    for leader, other, held in (
+        ((3.0, 3.0), (2.1, 2.1), False),
+        ((3.0, 3.0), (1.6, 2.6), True),
+        ((1.7, 4.3), (2.1, 2.1), True),
+    ):
+        history = a_history(a_trial(INDUCTOR, *leader), a_trial(FROZEN, *other), calls=MANY)
+        assert (next_duel(history, 9) is not None) is held
+
+
 def test_a_duel_that_costs_more_than_it_may_save_is_not_held() -> None:
     trials = a_trial(INDUCTOR, 2.0, 2.4), a_trial(FROZEN, 2.1, 2.5)
     assert next_duel(a_history(*trials, calls=200), 9) is None
     assert next_duel(a_history(*trials, calls=20_000), 9) is not None
+
+
+def test_what_trials_took_beside_compiling_a_duel_takes_as_well() -> None:
+    trials = a_trial(INDUCTOR, 2.0, 2.4, seconds=2_000.0), a_trial(FROZEN, 2.1, 2.5, seconds=2_000.0)
+    assert next_duel(a_history(*trials, calls=20_000), 9) is None
 
 
 def test_warm_caches_make_it_cheaper() -> None:
@@ -120,6 +141,22 @@ def test_a_duel_that_ends_in_a_tie_goes_to_the_simpler() -> None:
     assert decided(leader, met(other, leader, 0.96, 0.99)).plan == FROZEN
 
 
+def test_a_tie_goes_to_the_simpler_whichever_compiles_a_little_sooner() -> None:
+    leader, other = a_trial(INDUCTOR, 2.3, 2.6, cold_s=10.1), a_trial(FROZEN, 2.3, 2.6, cold_s=10.0)
+    assert decided(leader, other).plan == INDUCTOR
+    assert decided(leader, met(other, leader, 0.98, 1.02)).plan == INDUCTOR
+    assert decided(met(leader, other, 0.98, 1.02), other).plan == INDUCTOR
+
+
+def test_a_sure_duel_is_not_overruled_by_the_chain_that_it_is_in() -> None:
+    """The second is as fast as the first, and surely slower than the third, which may be as fast as the first."""
+    first, second = a_trial(INDUCTOR, 2.3, 2.6), a_trial(FROZEN, 2.3, 2.6)
+    third = met(a_trial(WRAPPED, 2.3, 2.6), FROZEN, 1.005, 1.025)
+    assert decided(first, met(second, first, 0.98, 1.02), third).plan == INDUCTOR, "the simplest of those within 2 %"
+    third = met(third, FROZEN, 1.03, 1.05)
+    assert decided(first, met(second, first, 0.98, 1.02), third).plan == WRAPPED
+
+
 def test_a_duel_that_says_what_trials_said_changes_nothing() -> None:
     leader, other = a_trial(FROZEN, 2.53, 2.54), a_trial(INDUCTOR, 2.49, 2.50)
     assert decided(leader, other).plan == decided(leader, met(other, leader, 0.983, 0.985)).plan == FROZEN
@@ -174,6 +211,15 @@ def test_the_reason_names_who_came_closest() -> None:
 
 def test_without_duels_nothing_is_said_of_them() -> None:
     assert "beside" not in decided(a_trial(INDUCTOR, 2.2, 2.4)).reason
+
+
+def test_a_duel_that_failed_is_not_named() -> None:
+    """Two plans whose duel failed have a ratio all the same, by way of a third."""
+    second = a_trial(FROZEN, 2.3, 2.5, duel=Duel(INDUCTOR, failure=Failure(FailureKind.OUT_OF_MEMORY, "compile", "")))
+    third = met(a_trial(WRAPPED, 1.9, 2.1), second, 0.8)
+    decision = decided(met(a_trial(INDUCTOR, 2.4, 2.6), third, 1.3), second, third)
+    assert decision.plan == INDUCTOR
+    assert f"Timed beside {WRAPPED} in one process, it has 1.3 " in decision.reason
 
 
 def test_a_duel_reads_both_ways_and_on() -> None:

@@ -73,7 +73,7 @@ def test_what_held_up_the_baseline_alone_does_not_count(
     monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
     monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
     eager = Mix((lambda: 4.0 if len(begun) <= slow else 1.0,), (1.0,))
-    found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), usual_s=1.0)
+    found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), usual_s=(None, 1.0))
     assert found.speedup.mid == speedup
     assert len(begun) == measured
     assert any("eager took 4.0 times as long" in note for note in found.notes) is (speedup > 1)
@@ -83,8 +83,19 @@ def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pyte
     begun: list[float] = []
     monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
     for usual_s in (0.9, 5.0, None):
-        measure_pair(Mix((lambda: 2.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=usual_s)
+        sides = Mix((lambda: 2.0,), (1.0,)), Mix((lambda: 1.0,), (1.0,))
+        measure_pair(*sides, Steady(), Precision(), usual_s=(None, usual_s))
     assert len(begun) == 3
+
+
+def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
+    candidate = Mix((lambda: 8.0 if len(begun) <= 1 else 2.0,), (1.0,))
+    found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=(2.0, 1.0))
+    assert (found.speedup.mid, len(begun)) == (0.5, 2)
+    assert not any("held it up" in note for note in found.notes)
 
 
 def test_examples_count_by_their_weight() -> None:

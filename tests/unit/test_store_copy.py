@@ -28,7 +28,7 @@ from store_samples import (
 from torchwise.cli.store import store
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Standing, Study, StudyState, TrialState
+from torchwise.records import Decision, Duel, Measurement, Standing, Study, StudyState, TrialState
 from torchwise.store import Copied, Storage, StudyKey, claims, copying, open_storage, studies
 from torchwise.workload import WorkloadSpec
 
@@ -268,6 +268,22 @@ def test_a_study_that_another_process_adds_at_the_same_time_is_one_study(file: S
         (copied,) = file.copy_to(shared)
     assert not copied.is_new
     assert len(shared.list_studies()) == 1
+
+
+def test_a_duel_that_was_held_after_the_last_copy_is_copied(source: Storage, target: Storage) -> None:
+    """The decision may go by it; one that is there already stays."""
+    study = create(source)
+    trial = finished(claim(source, study.id))
+    source.finish_trial(study.id, trial)
+    assert [copied.trials for copied in source.copy_to(target)] == [1]
+    here, there = (Duel(EAGER, Measurement((1.0,) * 9, (speed,) * 9)) for speed in (1.1, 1.2))
+    assert source.keep_duel(study.id, trial.plan, here) == here
+    assert [copied.trials for copied in source.copy_to(target)] == [0]
+    (copied,) = target.list_studies()
+    assert target.get_study(copied.id).trials == source.get_study(study.id).trials == (replace(trial, duel=here),)
+    assert target.keep_duel(copied.id, trial.plan, there) == here
+    list(target.copy_to(source))
+    assert source.get_study(study.id).trials == (replace(trial, duel=here),)
 
 
 def test_what_another_process_finishes_at_the_same_time_stays(file: Storage, shared: Storage) -> None:

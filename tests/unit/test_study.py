@@ -16,6 +16,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import (
     Check,
     Costs,
+    Duel,
     Failure,
     FailureKind,
     Inspection,
@@ -23,12 +24,13 @@ from torchwise.records import (
     Outcome,
     Study,
     StudyState,
+    Trial,
     TrialState,
     Verdict,
     codec,
 )
 from torchwise.store import Storage, open_storage
-from torchwise.study import Request, Silent, run_study
+from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.request import INSPECTIONS, TRIAL_S
 from torchwise.trial import WAITING, Job, Limits
 from torchwise.trial.job import Attempt
@@ -477,16 +479,22 @@ class Dueling(Table):
         super().__init__()
         self.true = true
         self.caches: list[set[str]] = []
+        self.usual_s: list[tuple[float | None, float | None]] = []
         self.most = 0
+        self.limit_s: float | None = None
         self.known = {plan: (speedup, 10.0, GOOD) for plan, speedup in zip(PLANS, (2.0, 1.98, 1.96, 1.2), strict=True)}
 
     def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
         here = Path(job.cache_dir)
         if job.task == "try":
+            self.limit_s = limits.time_s
             (here / job.plan.id).write_text("compiled")
             self.most = max(self.most, len(list(here.parent.iterdir())))
         if job.task == "duel":
             self.caches.append({path.name for path in here.iterdir()})
+            self.usual_s.append(job.usual_s)
+            assert "module" in job.traits
+            assert self.limit_s in (None, limits.time_s / 2), "two plans compile"
         found = super().run(job, limits, on_stage)
         if job.task == "duel" and not self.true:
             return Failure(FailureKind.OUT_OF_MEMORY, "compile", "both at once")
@@ -517,6 +525,32 @@ def test_plans_that_trials_cannot_tell_apart_are_timed_beside_each_other(storage
     assert (second.rival, third.rival) == (PLANS[0], PLANS[1]), "who won meets the next"
     assert second.measurement.speedup.mid == pytest.approx(1.03)
     assert "Timed beside" in study.decision.reason
+    assert table.usual_s[0] == pytest.approx((EAGER_S / 1.98, EAGER_S / 2.0)), "as in their trials"
+
+
+def test_what_another_process_found_in_the_meantime_is_what_counts(storage: Storage) -> None:
+    heard: list[Duel | None] = []
+
+    class Heard(Silent):
+        def compared(self, trial: Trial) -> None:
+            heard.append(trial.duel)
+
+    class Outrun(Dueling):
+        def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+            if job.task == "duel":
+                (study,) = storage.list_studies()
+                storage.keep_duel(study.id, job.plan, Duel(PLANS[0], seconds=77.0))
+            return super().run(job, limits, on_stage)
+
+    run_study(request(ENDLESS, plans=PLANS[:2]), storage, Outrun(t2=9.0), Heard())
+    assert [duel and duel.seconds for duel in heard] == [77.0]
+
+
+def test_caches_lie_where_they_are_told_to(tmp_path: Path) -> None:
+    with Caches(within=tmp_path) as caches:
+        assert Path(caches.new(PLANS[0])).is_relative_to(tmp_path)
+        caches.new(PLANS[0])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_study_has_as_many_duels_as_its_effort_allows(storage: Storage) -> None:

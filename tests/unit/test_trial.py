@@ -22,7 +22,7 @@ import torch
 from torchwise.errors import BaselineError, TargetError, WorkloadError
 from torchwise.measure import turns
 from torchwise.plan import Plan
-from torchwise.records import Duel, Failure, FailureKind, Outcome, Trial, TrialState
+from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.trial import (
     Job,
     Limits,
@@ -384,6 +384,28 @@ def test_a_duel_is_timed_more_closely_than_a_quick_trial_and_finds_what_both_com
     assert found == {"of the one", "of the other"}
     assert not Path(asked.cache_dir).exists()
     assert (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "times"), [((2.0, 1.0), 0), ((1.4, 0.7), 0), ((None, None), 0), ((1.0, 1.0), 2), ((2.0, 0.4), 2.5)]
+)
+def test_a_duel_in_which_one_side_is_held_up_tells_nothing(usual_s: tuple[float, float], times: float) -> None:
+    """A plan on two cores waits for another program on one of them, and its rival on the other core does not."""
+
+    class Timed:
+        def run(self, asked: Job, limits: Limits, on_stage: object) -> str:
+            assert asked.usual_s == usual_s
+            return codec.to_json(Measurement((2.0,) * 9, (1.0,) * 9))
+
+    asked = replace(job("wrong"), plan=GOOD, usual_s=usual_s)
+    found = hold_duel(Timed(), asked, BAD, Limits(60, 8 * GIB), lambda stage: None)
+    if times:
+        assert (found.measurement, str(found.failure)) == (
+            None,
+            f"was held up in measure: one of the plans took {times:.1f} times as long as in its trial",
+        )
+    else:
+        assert (found.measurement and found.measurement.speedup.mid, found.failure) == (0.5, None)
 
 
 def test_caches_that_somebody_keeps_stay(launcher: ProcessLauncher) -> None:

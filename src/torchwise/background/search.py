@@ -22,7 +22,7 @@ from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records import Decision, Failure, Interval, Outcome, Study, codec
 from torchwise.store import open_storage
-from torchwise.study import Request, Silent, run_study
+from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.ruled import ruled
 from torchwise.study.rules import Rules
 from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
@@ -64,8 +64,8 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
     for tier, effort in enumerate(order.efforts):
         tell(News("searching", f"effort {effort}"))
         request = replace(order.request, effort=effort, fresh=order.request.fresh and tier == 0)
-        with open_storage(order.store) as storage:
-            study = run_study(request, storage, launcher, Silent())
+        with open_storage(order.store) as storage, Caches(within=folder) as caches:
+            study = run_study(request, storage, launcher, Silent(), caches=caches)
             assert study.decision is not None
             decision, rules = ruled(study.decision, storage).decision, Rules.on(study.decision, storage)
         if decision.plan.is_eager:

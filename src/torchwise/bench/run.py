@@ -7,8 +7,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from torchwise import environment
@@ -187,9 +188,7 @@ class _Loop:
             study = run_study(asked, storage, self._launcher, Silent(), caches=caches)
             assert study.decision is not None
             plan = study.decision.plan
-            left = caches.of(plan)
-            for place in left:
-                shutil.copytree(place, contest.job.cache_dir, dirs_exist_ok=True)
+            left = _taken_over(caches.of(plan), contest.job.cache_dir)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
         took = None if self._request.plans else study.seconds
         row = replace(row, plan=plan, precision=plan.precision, search_s=took, searched=(*tried, *study.excluded))
@@ -245,3 +244,15 @@ class _Loop:
 
 def _at(step: Step, contest: Contest) -> Contest:
     return replace(contest, step=step)
+
+
+def _taken_over(folders: Sequence[str], cache_dir: str) -> bool:
+    """Copy what lies in the folders to `cache_dir`, all or nothing, and return whether there is anything."""
+    try:
+        for folder in folders:
+            shutil.copytree(folder, cache_dir, dirs_exist_ok=True)
+    except OSError:  # such as a full disk: the plan is compiled once more
+        shutil.rmtree(cache_dir, ignore_errors=True)
+        Path(cache_dir).mkdir(exist_ok=True)
+        return False
+    return bool(folders)

@@ -47,7 +47,10 @@ def bench(
     ] = None,
     limit: Annotated[float, typer.Option(help="Seconds after which one contender on one target is ended.")] = LIMIT_S,
     budget: Annotated[float | None, typer.Option(help="Seconds after which no further contender starts.")] = None,
-    no_warm: Annotated[bool, typer.Option("--no-warm", help="Do not measure the first call from warm caches.")] = False,
+    no_warm: Annotated[
+        bool,
+        typer.Option("--no-warm", help="Do not start contenders once more to measure the first call from warm caches."),
+    ] = False,
     export: Annotated[
         list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
     ] = None,

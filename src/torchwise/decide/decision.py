@@ -98,8 +98,9 @@ def _why(chosen: Trial, history: History) -> str:
 def _beside(chosen: Trial, history: History) -> str:
     """Say how the plan does beside the one that comes closest to it, of those that it met in one process."""
     ratios = speeds_beside(history.trials, chosen.plan)
-    met = {t.plan for t in history.trials if t.duel and t.duel.rival == chosen.plan}
-    met |= {chosen.duel.rival} if chosen.duel else set()
+    held = [t for t in history.trials if t.duel and t.duel.measurement]
+    met = {t.plan for t in held if t.duel and t.duel.rival == chosen.plan}
+    met |= {chosen.duel.rival} if chosen.duel and chosen.duel.measurement else set()
     rival = min(met & set(ratios), key=lambda plan: ratios[plan].mid, default=None)
     if rival is None:
         return ""

@@ -73,20 +73,28 @@ def front(history: History, count: int) -> list[Plan]:
 def _costs(history: History) -> dict[Plan, Interval]:
     """Return the expected seconds for everything of each plan that pays.
 
-    Those that duels tie together are on the scale of one of them, the best by its trial, and without an interval: what
-    a duel could not tell apart is as fast, and all else is surely faster or slower.
+    Those that duels tie together are on the scale of one of them, the best by its trial, and each has the interval of
+    its duels with the cheapest of them: what those could not tell apart is as fast.
     """
     economics, paying = history.economics, {t.plan: t for t in history.paying()}
     costs = {plan: economics.cost(trial) for plan, trial in paying.items()}
     for together in _tied_by_duels(history):
-        anchor = _simplest_of_the_least({plan: economics.cost(paying[plan]) for plan in together})
-        for plan, ratio in speeds_beside(history.trials, anchor).items():
-            if plan in paying:
-                slower = 1.0 if ratio.low <= 1 <= ratio.high else ratio.mid
-                seconds = economics.seconds_per_call(paying[anchor]).mid * slower
-                costs[plan] = _point(economics.overhead(paying[plan]) + economics.calls * seconds)
-        costs[anchor] = _point(costs[anchor].mid)
+        overhead = {plan: economics.overhead(paying[plan]) for plan in together}
+        scale = _simplest_of_the_least({plan: economics.cost(paying[plan]) for plan in together})
+        times = _times_beside(scale, history)
+        calling = economics.calls * economics.seconds_per_call(paying[scale]).mid  # seconds for all calls
+        least = min(together, key=lambda plan: overhead[plan] + calling * times[plan].mid)
+        calling *= times[least].mid
+        for plan in together:
+            ratio = _times_beside(least, history)[plan]
+            mid = 1.0 if ratio.low <= 1 <= ratio.high else ratio.mid
+            costs[plan] = Interval(*(overhead[plan] + calling * r for r in (ratio.low, mid, ratio.high)))
     return costs
+
+
+def _times_beside(plan: Plan, history: History) -> dict[Plan, Interval]:
+    """Return the times of a call of all plans that duels lead to from this one, over this one's own: 1."""
+    return {plan: Interval(1.0, 1.0, 1.0), **speeds_beside(history.trials, plan)}
 
 
 def _tied_by_duels(history: History) -> list[set[Plan]]:
@@ -104,10 +112,6 @@ def _simplest_of_the_least(costs: dict[Plan, Interval]) -> Plan:
     least = min(costs.values(), key=lambda cost: cost.mid)
     tied = [plan for plan, cost in costs.items() if cost.overlaps(least) and cost.mid <= least.mid * (1 + TIE)]
     return min(tied, key=lambda plan: (complexity_of(plan), costs[plan].mid))
-
-
-def _point(cost: float) -> Interval:
-    return Interval(cost, cost, cost)
 
 
 def _gain(challenger: Trial, leader: Trial, costs: dict[Plan, Interval], history: History) -> float:

@@ -72,7 +72,7 @@ def measure_pair(
     precision: Precision,
     *,
     prune_below: float | None = None,
-    usual_s: float | None = None,
+    usual_s: tuple[float | None, float | None] = (None, None),
 ) -> Measurement:
     """Time `candidate` and `baseline` in alternation; both must be warm and verified already.
 
@@ -82,24 +82,23 @@ def measure_pair(
         clock: for the device, and for latency or throughput.
         precision: when to stop.
         prune_below: stop as soon as the speed-up's interval lies wholly below this.
-        usual_s: seconds per call of the baseline at another time. Where it takes far longer now, both are measured
-            again, and what held it up least is returned.
+        usual_s: seconds per call of the candidate and of the baseline at another time; None where unknown. Where one
+            takes far longer now, both are measured again, and what held them up least is returned.
 
     Returns:
         Raw samples, with what the measurement must say against itself in `notes`.
     """
     with turns.alone():
         found = _measure_pair(candidate, baseline, clock, precision, prune_below)
-        if usual_s is None:
-            return found
         for _ in range(AGAIN):
-            if found.baseline_time.mid <= HELD_UP * usual_s:
+            if found.times_as_long(usual_s) <= HELD_UP:
                 return found
             time.sleep(PAUSE_S)
             again = _measure_pair(candidate, baseline, clock, precision, prune_below)
-            found = min(found, again, key=lambda measurement: measurement.baseline_time.mid)
-    times = found.baseline_time.mid / usual_s
-    held_up = f"eager took {times:.1f} times as long as when it was looked at: something held it up"
+            found = min(found, again, key=lambda measurement: measurement.times_as_long(usual_s))
+    times = found.times_as_long(usual_s)
+    which = "eager" if usual_s[0] is None else "one of the two"
+    held_up = f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
     return replace(found, notes=(*found.notes, held_up)) if times > HELD_UP else found
 
 

@@ -51,6 +51,15 @@ class Measurement:
         """Seconds per call of eager."""
         return median_interval(self.baseline_s)
 
+    def times_as_long(self, usual_s: tuple[float | None, float | None]) -> float:
+        """Return how many times its usual seconds per call a side took: the one that was held up the most.
+
+        Args:
+            usual_s: of the candidate and of the baseline, at another time; None where unknown.
+        """
+        taken = self.candidate_time.mid, self.baseline_time.mid
+        return max((now / usual for now, usual in zip(taken, usual_s, strict=True) if usual), default=1.0)
+
     @property
     def launch_share(self) -> float:
         """Share of the candidate's time in which the GPU waits for the host; 0 on the CPU or where unknown."""

@@ -35,6 +35,7 @@ class FailureKind(StrEnum):
     RAISED = "raised"
     OUT_OF_MEMORY = "out of memory"
     UNSUPPORTED = "unsupported"
+    HELD_UP = "was held up"
 
 
 @dataclass(frozen=True, slots=True)

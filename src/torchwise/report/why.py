@@ -22,6 +22,7 @@ _FAILURES = {
     FailureKind.RAISED: "raised in {stage}: {message}",
     FailureKind.OUT_OF_MEMORY: "out of memory in {stage}: {message}",
     FailureKind.UNSUPPORTED: "not possible here: {message}",
+    FailureKind.HELD_UP: "was held up in {stage}: {message}",
 }
 
 

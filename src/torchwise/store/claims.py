@@ -75,12 +75,16 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
         connection.execute(_at(update(trials), study_id, row.number).values(record))
 
 
-def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> None:
-    """Add a duel to the finished trial of a plan; one that another process held meanwhile stays."""
+def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> Duel:
+    """Add a duel to the finished trial of a plan, and return it; one that another process held meanwhile stays."""
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
-    if row is not None and row.state != _RUNNING and (trial := _read(row)).duel is None:
+    if row is None or row.state == _RUNNING:
+        return duel
+    trial = _read(row)
+    if trial.duel is None:
         connection.execute(_at(update(trials), study_id, row.number).values(record_of(replace(trial, duel=duel))))
+    return trial.duel or duel
 
 
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from torchwise.store import explanations, rulings
 from torchwise.store.claims import require
 from torchwise.store.database import Database
 from torchwise.store.keys import StudyKey
+from torchwise.store.rows import dump
 from torchwise.store.schema import decisions, studies, trials
 from torchwise.store.studies import find
 
@@ -93,10 +95,14 @@ def _merge(connection: Connection, found: Found) -> Copied:
 
 
 def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> int:
-    """Add the trials of plans that are not finished yet, under their numbers where those are free."""
-    held = _rows(connection, trials, trials.c.study_id == study_id, columns=("number", "plan_id", "state"))
-    finished = {row["plan_id"] for row in held if row["state"] != TrialState.RUNNING.value}
+    """Add the trials of plans that are not finished yet, under their numbers where those are free, and duels."""
+    columns = ("number", "plan_id", "state", "format", "record")
+    held = _rows(connection, trials, trials.c.study_id == study_id, columns=columns)
+    finished = {row["plan_id"]: row for row in held if row["state"] != TrialState.RUNNING.value}
     lacking = [row for row in rows if row["plan_id"] not in finished]
+    for row in rows:
+        if (there := finished.get(row["plan_id"])) is not None:
+            _add_duel(connection, study_id, there, row)
     plans = {row["plan_id"] for row in lacking}
     for row in held:
         if row["plan_id"] in plans:  # somebody tries it just now: the first result stays, which is this one
@@ -112,6 +118,16 @@ def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> i
     if placed:
         connection.execute(insert(trials), placed)
     return len(placed)
+
+
+def _add_duel(connection: Connection, study_id: int, held: Row, row: Row) -> None:
+    """Give a trial that is there the duel that it has here, and lacks there: the decision may go by it."""
+    if held["format"] != row["format"]:
+        return
+    there, here = json.loads(held["record"]), json.loads(row["record"])
+    if there.get("duel") is None and here.get("duel") is not None:
+        place = (trials.c.study_id == study_id, trials.c.number == held["number"])
+        connection.execute(update(trials).where(*place).values(record=dump({**there, "duel": here["duel"]})))
 
 
 def _decide(connection: Connection, study_id: int, found: Found) -> None:

@@ -162,9 +162,13 @@ class Storage:
         record = claims.record_of(trial)
         self._database.write(lambda c: claims.finish(c, study_id, trial, record))
 
-    def keep_duel(self, study_id: int, plan: Plan, duel: Duel) -> None:
-        """Add a duel to the finished trial of a plan, which has none yet; nothing where there is no such trial."""
-        self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
+    def keep_duel(self, study_id: int, plan: Plan, duel: Duel) -> Duel:
+        """Add a duel to the finished trial of a plan, where there is such a trial.
+
+        Returns:
+            The duel that counts: the one that the trial had already, where another process held it meanwhile.
+        """
+        return self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
 
     def release_trial(self, study_id: int, number: int) -> None:
         """Take a claim back, as when its run was interrupted: the plan is as if never claimed.

@@ -15,10 +15,13 @@ class Caches:
     """A folder for each plan's caches; a context manager, which deletes all of them at its end.
 
     A plan is in it where its trial has left something: from a worker on another machine there is nothing.
+
+    Args:
+        within: the folder to be in, which somebody deletes should this process be killed; None for temporary files'.
     """
 
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="torchwise-caches-", ignore_cleanup_errors=True)
+    def __init__(self, within: Path | None = None) -> None:
+        self._folder = TemporaryDirectory(prefix="torchwise-caches-", dir=within, ignore_cleanup_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +35,7 @@ class Caches:
     def new(self, plan: Plan) -> str:
         """Return an empty folder for the caches of a plan, whatever there was before."""
         shutil.rmtree(self._of(plan), ignore_errors=True)
-        self._of(plan).mkdir()
+        self._of(plan).mkdir(exist_ok=True)  # what could not be deleted is still there
         return str(self._of(plan))
 
     def of(self, *plans: Plan) -> list[str]:

@@ -31,8 +31,8 @@ class Request:
             plans are named.
         plans: try exactly these instead of searching; None to search. Whoever names a plan wants to know what it is
             worth: all of them are tried, and each may take as long as with effort "thorough".
-        limit_s: seconds after which one trial is ended; None for the effort's own, or where plans are named for those
-            of effort "thorough".
+        limit_s: seconds after which one trial is ended, and a duel of two plans after twice as many; None for the
+            effort's own, or where plans are named for those of effort "thorough".
         structure: of a live Python model, worked out where its source code is; None for a target.
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.

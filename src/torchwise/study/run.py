@@ -231,7 +231,9 @@ class _Loop:
                 break
             challenger, leader = pair
             self._listener.comparing(challenger.plan, leader.plan)
-            job = replace(_job(self._request, "duel"), plan=challenger.plan, traits=self._traits(history))
+            job = _job(self._request, "duel")
+            usual = _seconds_per_call(challenger), _seconds_per_call(leader)
+            job = replace(job, plan=challenger.plan, traits=self._traits(history), usual_s=usual)
             limits = Limits.of_this_machine(2 * self._limit_s(history))  # two plans compile
             caches = self._caches.of(challenger.plan, leader.plan)
             try:
@@ -240,8 +242,8 @@ class _Loop:
                 self._listener.note(f"{challenger.plan} could not be timed beside {leader.plan}: {error}")
                 break
             held += 1
-            self._storage.keep_duel(self._id, challenger.plan, duel)
-            self._listener.compared(replace(challenger, duel=duel))
+            kept = self._storage.keep_duel(self._id, challenger.plan, duel)
+            self._listener.compared(replace(challenger, duel=kept))
         return held
 
     def _traits(self, history: History) -> frozenset[str]:
@@ -323,3 +325,7 @@ class _Loop:
         finally:
             stop.set()
             thread.join()
+
+
+def _seconds_per_call(trial: Trial) -> float | None:
+    return trial.measurement.candidate_time.mid if trial.measurement else None

@@ -85,7 +85,7 @@ class Arena:
         baseline: Calls,
         *,
         prune_below: float | None = None,
-        usual_s: float | None = None,
+        usual_s: tuple[float | None, float | None] = (None, None),
         block_s: float = LEAST_ROUND_S,
     ) -> Measurement:
         """Time two sides in alternation, over the shape mix; see `measure_pair` and `Precision`."""

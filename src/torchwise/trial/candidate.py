@@ -58,7 +58,7 @@ def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
         stage("compile")
         sides = [calls_of(arena, plan) for plan in (job.plan, job.rival)]
         stage("measure")
-        return arena.measure(*sides)
+        return arena.measure(*sides, usual_s=job.usual_s)
 
 
 def calls_of(arena: Arena, plan: Plan) -> Calls:
@@ -145,7 +145,7 @@ class _Tryout:
 
     def measurement(self) -> Measurement:
         job, eager = self._job, self.arena.eager
-        found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=job.baseline_s)
+        found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, job.baseline_s))
         return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
 
 

@@ -112,6 +112,7 @@ class Job:
         structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
         environment: variables to set in the worker, as the worker's server may be older than their values.
         rival: the other plan of a duel.
+        usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
     """
 
     task: Task
@@ -127,6 +128,7 @@ class Job:
     structure: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     rival: Plan | None = None
+    usual_s: tuple[float | None, float | None] = (None, None)
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does."""

@@ -10,7 +10,19 @@ from dataclasses import replace
 
 from torchwise.errors import BaselineError
 from torchwise.plan import Plan
-from torchwise.records import Costs, Duel, Failure, Inspection, Measurement, Outcome, Trial, TrialState, codec
+from torchwise.records import (
+    Costs,
+    Duel,
+    Failure,
+    FailureKind,
+    Inspection,
+    Measurement,
+    Outcome,
+    Trial,
+    TrialState,
+    codec,
+)
+from torchwise.records.measurement import HELD_UP
 from torchwise.trial.job import Attempt, Job
 from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.spent import Spent
@@ -69,7 +81,7 @@ def hold_duel(
 
     Args:
         launcher: where the worker runs.
-        job: of the plan's trial.
+        job: of the plan's trial, with what both plans took in theirs.
         rival: the other plan, which was proven as well.
         limits: of the worker.
         on_stage: hears the stages as they are entered.
@@ -82,7 +94,11 @@ def hold_duel(
         answer = launcher.run(job, limits, spent.stage)
     if isinstance(answer, Failure):
         return Duel(rival, failure=answer, seconds=spent.seconds)
-    return Duel(rival, codec.from_json(answer, Measurement), seconds=spent.seconds)
+    found = codec.from_json(answer, Measurement)
+    if (times := found.times_as_long(job.usual_s)) > HELD_UP:  # another program may hold up one of them and not both
+        reason = f"one of the plans took {times:.1f} times as long as in its trial"
+        return Duel(rival, failure=Failure(FailureKind.HELD_UP, "measure", reason), seconds=spent.seconds)
+    return Duel(rival, found, seconds=spent.seconds)
 
 
 def _judged(trial: Trial, attempt: Attempt) -> Trial:
