@@ -102,6 +102,53 @@ def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
         call(x)
 
 
+ELSEWHERE = torch.nn.Linear(4, 4).eval()
+
+
+class Beside(torch.nn.Module):
+    """Takes a weight from where a watch looks ("buffer", "attribute"), or from where none does."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.own = where, torch.nn.Linear(4, 4)
+        self.register_buffer("registered", torch.ones(4, 4))
+        self.plain, self.listed = torch.ones(4, 4), [torch.nn.Parameter(torch.ones(4, 4))]
+        self.__dict__["hidden"] = torch.nn.Linear(4, 4)
+
+    def weight(self) -> torch.Tensor:
+        match self.where:
+            case "buffer":
+                return self.registered
+            case "attribute":
+                return self.plain
+            case "list":
+                return self.listed[0]
+            case "hidden module":
+                return self.hidden.weight
+        return ELSEWHERE.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x) @ self.weight()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["native", "bf16"])
+@pytest.mark.parametrize("where", ["buffer", "attribute", "list", "hidden module", "global module"])
+def test_a_weight_that_nobody_watches_is_not_frozen(where: str, precision: str) -> None:
+    model, x = Beside(where).eval(), torch.randn(2, 4)
+    plan = replace(INDUCTOR.with_choice("options", ("freezing", True)), precision=precision)
+    call = realize(model, plan, Example((x,)), device="cpu", mode="inference").call
+    if where not in ("buffer", "attribute"):
+        for _ in range(2):  # Dynamo has the code by then
+            with pytest.raises(UnsupportedError, match=r"freezing would fold in .*, which is no parameter, buffer or"):
+                call(x)
+        return
+    torch.testing.assert_close(call(x), model(x), rtol=0.1, atol=0.1)
+    model.weight().mul_(3)
+    with pytest.raises(StalePlanError):
+        call(x)
+
+
 @torch.no_grad()
 def test_outputs_that_inductor_lays_out_otherwise_lie_as_in_eager() -> None:
     def begin(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

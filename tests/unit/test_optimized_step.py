@@ -411,3 +411,31 @@ def test_a_canary_is_refused() -> None:
     step = make()
     with pytest.raises(InputError, match="canary is 10, but a training step cannot be taken twice to compare"):
         torchwise.apply(step, decided(step, FUSED, *batch()), canary=10)
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "global"])
+def test_a_hook_that_is_registered_later_runs(kind: str) -> None:
+    """The plan may enter below the call that runs hooks; steps are taken as written for as long as there is one."""
+
+    def add(step: TrainStep) -> Any:
+        if kind == "backward":
+            return step.model.register_full_backward_hook(lambda *_: seen.append(step))
+        if kind == "global":
+            return torch.nn.modules.module.register_module_forward_hook(lambda *_: seen.append(step))
+        return step.model.register_forward_hook(lambda _, __, output: output * 3)
+
+    ours, theirs, seen = make(), make(), list[TrainStep]()
+    fast = optimized(ours)
+    run(fast)
+    run(theirs)
+    for step, hooked in ((fast, ours), (theirs, theirs)):
+        hook = add(hooked)
+        run(step)
+        hook.remove()
+    for ours_now, theirs_now in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(ours_now, theirs_now)
+    if kind != "forward":
+        assert seen.count(ours) == seen.count(theirs) > 0
+    assert sum(fast.statistics.original.values()) == 4
+    run(fast)
+    assert fast.statistics.optimized == 8

@@ -29,18 +29,25 @@ def inspected(target: str, mode: str) -> Any:
     return inspect_workload(ProcessLauncher(), job, LIMITS, lambda _stage: None)
 
 
-def test_a_step_is_inspected_with_what_it_works_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("loss", "labels", "is_cut"),
+    [("mse_loss", "torch.randn(12, 4)", True), ("cross_entropy", "torch.randint(0, 4, (12,))", False)],
+    ids=["a mean over all", "a mean over the labels that count"],
+)
+def test_a_step_is_inspected_with_what_it_works_on(tmp_path: Path, loss: str, labels: str, is_cut: bool) -> None:
     file = tmp_path / "steps.py"
     file.write_text(
         "import torch, torchwise\n"
         "def make():\n"
         "    model = torch.nn.Linear(8, 4)\n"
         "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "    step = torchwise.TrainStep(model, torch.nn.functional.cross_entropy, optimizer)\n"
-        "    return step, (torch.randn(12, 8), torch.randint(0, 4, (12,)))\n"
+        f"    step = torchwise.TrainStep(model, torch.nn.functional.{loss}, optimizer)\n"
+        f"    return step, (torch.randn(12, 8), {labels})\n"
     )
     found = inspected(f"{file}:make", "training")
-    assert {"training_step", "fusable", "foreachable", "divisible_by_2", "divisible_by_4"} <= found.traits
+    assert {"training_step", "fusable", "foreachable"} <= found.traits
+    assert ({"divisible_by_2", "divisible_by_4"} <= found.traits) is is_cut, "-100 in the next batch weighs nothing"
+    assert any("divisible" in trait for trait in found.traits) is is_cut
     assert found.work.samples == 12
     assert found.work.tokens is None
     assert found.work.flops == 2 * 2 * 12 * 8 * 4  # forward, and the weight's gradient: the input needs none

@@ -56,7 +56,7 @@ class Edge:
         return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` with its edge; `call` itself where the plan needs none."""
+        """Return `call` with its edge, as whose `inside` it is known; `call` itself where the plan needs none."""
         if not self.is_needed(self.plan):
             return call
         from torch.utils import _pytree
@@ -70,6 +70,7 @@ class Edge:
             leaves, spec = _pytree.tree_flatten(result)
             return _pytree.tree_unflatten(leave(leaves), spec)
 
+        edged.inside = call  # type: ignore[attr-defined]
         return edged
 
     def _enter(self, leaf: Any) -> Any:

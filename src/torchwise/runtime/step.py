@@ -15,13 +15,14 @@ from torchwise.realize import Signature, is_plain, realize, signature_of
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.step import RealizedStep
 from torchwise.records import Decision
+from torchwise.runtime.changes import Changes
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.undo import Undo
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
-from torchwise.workload.step import TrainStep
+from torchwise.workload.step import TrainStep, unwrapped
 
 logger = logging.getLogger("torchwise")
 
@@ -68,6 +69,7 @@ class OptimizedStep:
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
         self._realized: RealizedStep | None = None
+        self._changes: Changes | None = None  # of the model, since the plan was made of it
         self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
@@ -78,6 +80,8 @@ class OptimizedStep:
             self._give_up(f"{part} was set after the plan was decided for")
         if self._refusal is not None:
             return self._as_written(self._refusal, batch)
+        if self._changes is not None and (reason := self._changes.found()) is not None:
+            return self._as_written(reason, batch)
         key = signature_of(batch, {})
         taken = self._taken.get(key)
         if taken is None:
@@ -99,7 +103,7 @@ class OptimizedStep:
         """Free what the plan holds, and give the optimizer its own form back; the next step makes the plan anew."""
         if self._realized is not None:
             self._realized.close()
-        self._realized = None
+        self._realized = self._changes = None
         self._taken.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,6 +142,7 @@ class OptimizedStep:
             made = realize(self.original, self.decision.plan, Example(batch), device=device, mode="training").call
             assert isinstance(made, RealizedStep), "a plan that is not eager changes something of a step"
             self._realized = made
+            self._changes = Changes(unwrapped(self.original.model), inference=False)
         return self._realized
 
     def _is_proven(self, batch: tuple[Any, ...]) -> bool:

@@ -86,6 +86,10 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     )
 
 
+_REDUCTION, _MEAN = 3, 1
+"""Place of the reduction among the arguments of cross entropy in ATen, and what stands for the mean there."""
+
+
 def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
     """Return the calls with the workload's weights, made to sum to 1."""
     total = sum(example.weight for example in workload.examples)
@@ -130,22 +134,24 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
 def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
     """Return the traits that only a look at every operator of a call tells, and how many there are.
 
-    It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; or rows
-    of a few elements are read again and again.
+    It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; rows
+    of a few elements are read again and again; or a mean is taken over labels of which some may be ignored, or weigh
+    more than others.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    is_complex = has_short_rows = is_whole = False
+    is_complex = has_short_rows = has_uneven_mean = is_whole = False
     operators = 0
     labels: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex, has_short_rows, operators
+            nonlocal is_complex, has_short_rows, has_uneven_mean, operators
             operators += 1
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
+            has_uneven_mean = has_uneven_mean or _is_uneven_mean(func, args)
             if len(labels) < MOST_OPERATORS:
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
@@ -154,13 +160,37 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
     with contextlib.suppress(Exception), Watch():  # type: ignore[no-untyped-call]
         call()
         is_whole = True
-    found = {"complex": is_complex, "short_rows": has_short_rows, "repeats": _repeats(labels)}
+    found = {
+        "complex": is_complex,
+        "short_rows": has_short_rows,
+        "uneven_mean": has_uneven_mean,
+        "repeats": _repeats(labels),
+    }
     return frozenset(name for name, present in found.items() if present), operators if is_whole else None
 
 
+def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator is a cross entropy's mean: not over all labels alike, where some are ignored or have weights.
+
+    That the labels of the example are not so says nothing of the next batch's (-100 is padding in most texts).
+    """
+    import torch
+
+    means = torch.ops.aten.nll_loss_forward, torch.ops.aten.nll_loss2d_forward
+    return getattr(func, "overloadpacket", None) in means and len(args) > _REDUCTION and args[_REDUCTION] == _MEAN
+
+
 def _compatible(traits: frozenset[str]) -> frozenset[str]:
-    """Drop what an RNN only seems to have: the steps that repeat are its own, which Dynamo never sees."""
-    return traits - {"repeats"} if "rnn" in traits else traits
+    """Drop what a model only seems to have.
+
+    The steps that repeat in an RNN are its own, which Dynamo never sees. A batch is divisible, and a mean over it that
+    is uneven is not the mean of its pieces' means.
+    """
+    if "rnn" in traits:
+        traits -= {"repeats"}
+    if "uneven_mean" in traits:
+        traits = frozenset(trait for trait in traits if not trait.startswith("divisible_by_"))
+    return traits
 
 
 def _repeats(labels: list[int]) -> bool:

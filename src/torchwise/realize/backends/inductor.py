@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
 from torchwise.realize.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
+from torchwise.realize.watch import places_of
 from torchwise.workload import trees
 
 
@@ -31,10 +32,10 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     tell_autocasts_apart()
     options, straight = _options(plan), Straight(call)
     backend = _backend(plan, options)
-    apart = _apart(plan, lambda: backend or rolled.inductor(tuple(sorted(options.items()))))
+    apart = _apart(plan, call, lambda: backend or rolled.inductor(tuple(sorted(options.items()))))
     noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend or apart else options)}
     steady: Callable[..., Any] = torch.compile(call, backend=apart or backend or "inductor", options=noted)
-    return Compiled(steady, straight, plan, backend)
+    return Compiled(steady, straight, plan, [made for made in (backend, apart) if hasattr(made, "effective")])
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:
@@ -77,13 +78,13 @@ class Compiled:
         steady: Callable[..., Any],
         straight: Straight,
         plan: Plan,
-        backend: ComplexToReal | rolled.Rolled | None = None,
+        backends: Sequence[Any] = (),
     ) -> None:
         functools.update_wrapper(self, steady)
         self._steady = steady
         self._straight = straight
         self._plan = plan
-        self._watched = [*([backend] if backend else []), *_passes(plan)]
+        self._watched = [*backends, *_passes(plan)]
         self._ways: dict[Signature, Callable[..., Any]] = {}
         self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
         self._compiler: int | None = None  # the thread that compiles
@@ -170,7 +171,7 @@ def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | rolled.Roll
     return rolled.around(transform or rolled.inductor(tuple(sorted(options.items()))))
 
 
-def _apart(plan: Plan, backend: Callable[[], Callable[..., Any]]) -> Callable[..., Any] | None:
+def _apart(plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]]) -> Callable[..., Any] | None:
     """Return a backend that Dynamo tells from all others, or None where the options say all that the plan does.
 
     What Dynamo compiled of a function answers every call of it under an equal backend, whatever was set globally when
@@ -178,8 +179,44 @@ def _apart(plan: Plan, backend: Callable[[], Callable[..., Any]]) -> Callable[..
     backend says nothing. So weights that are frozen anew are compiled anew.
     """
     if plan.option("freezing"):
-        return functools.partial(backend())
+        inside = getattr(call, "inside", call)
+        return Freezing(backend(), getattr(inside, "__self__", inside))
     return _dynamic(backend()) if plan.shapes == "dynamic" else None
+
+
+class Freezing:
+    """A backend for graphs whose weights are frozen into the code: the plan turns stale when one of them changes.
+
+    So each must be where the plan looks for changes: among the parameters, buffers and attributes of the model.
+
+    Args:
+        backend: what compiles the graphs.
+        owner: the model that is compiled; anything else is not looked at.
+    """
+
+    def __init__(self, backend: Callable[..., Any], owner: Any) -> None:
+        self._backend = backend
+        self._owner = owner
+        self._unseen: list[str] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph; while weights are frozen, Dynamo hangs them in it as they are."""
+        if isinstance(self._owner, torch.nn.Module):
+            seen = {id(holder[name]) for holder, name in places_of(self._owner).tensors}
+            frozen = (*graph.named_parameters(), *graph.named_buffers())
+            self._unseen += [name for name, tensor in frozen if id(tensor) not in seen]
+        compiled: Callable[..., Any] = self._backend(graph, inputs)
+        return compiled
+
+    @contextlib.contextmanager
+    def effective(self) -> Iterator[None]:
+        """Refuse the plan, from then on, where what was compiled froze a weight that nobody watches."""
+        yield
+        if self._unseen:
+            raise UnsupportedError(
+                f"freezing would fold in {self._unseen[0]}, which is no parameter, buffer or attribute of the model, "
+                "such as one in a list or of a global module: nobody would notice that it changed"
+            )
 
 
 @functools.cache
