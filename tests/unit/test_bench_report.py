@@ -114,6 +114,15 @@ def test_the_best_is_marked_once_per_precision_class_and_never_wrong() -> None:
     assert marked == ["x ★", "torchwise ★"]
 
 
+def test_what_is_not_surely_faster_than_eager_is_not_the_best() -> None:
+    unsure = a_row("default", measurement=Measurement((1.0,) * 12, (0.8, 1.6) * 6))
+    assert unsure.speedup is not None
+    assert unsure.speedup.low < 1 < unsure.speedup.mid
+    eager, sure = a_row("eager", 1.04), a_row("x", 1.02)
+    for rows, best in (((eager, unsure), "eager"), ((eager, sure, unsure), "x"), ((unsure,), "default")):
+        assert [line.name for line in blocks(a_benchmark(rows))[0].lines if line.is_best] == [f"{best} ★"]
+
+
 @pytest.mark.parametrize(("duel", "best"), [(1.02, "torchwise"), (0.97, "max-autotune"), (None, "reduce-overhead")])
 def test_what_was_timed_in_one_process_says_which_is_the_best(duel: float | None, best: str) -> None:
     """Speed-ups over eager put them in another order where eager is unsteady from one process to the next."""

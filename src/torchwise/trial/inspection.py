@@ -51,7 +51,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     named = job.identity_of(identity(workload, mode, model))
     stage("run eager")
     with torch.set_grad_enabled(mode == "training"):
-        writes = _check_runs(workload, mode, job.workload.device)
+        writes, answers = _check_runs(workload, mode, job.workload.device)
         taken, how = (workload.step.copy(), "inference") if workload.step else (workload.call, mode)
         calls = [runner(taken, e, how, restore_inputs=writes) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
@@ -81,7 +81,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         peak_memory=memory,
         shares=shares,
         operators=None if None in counts else max(count for count in counts if count is not None),
-        notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady)),
+        notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady, answers=answers)),
         work=work,
     )
 
@@ -104,20 +104,20 @@ def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, b
     return is_stochastic(lambda: trainee.answer(workload.examples[0]))
 
 
-def _check_runs(workload: Workload, mode: str, device: str) -> bool:
-    """Run the model once on each example; return whether it writes to its inputs.
+def _check_runs(workload: Workload, mode: str, device: str) -> tuple[bool, bool]:
+    """Run the model once on each example; return whether it writes to its inputs, and whether it answers with numbers.
 
     Raises:
         BaselineError: it raises.
     """
     import torch
 
-    writes = False
+    writes = answers = False
     call = workload.step.copy() if workload.step else workload.call
     for example in workload.examples:
         given = example.clone()
         try:
-            call(*given.args, **given.kwargs)
+            answers |= any(map(_tells, trees.named_leaves(call(*given.args, **given.kwargs))))
             if mode == "training" and workload.step is None:
                 runner(workload.call, example, mode)()
             if device == "cuda":
@@ -128,7 +128,19 @@ def _check_runs(workload: Workload, mode: str, device: str) -> bool:
             ) from error
         pairs = zip(given.tensors(), example.tensors(), strict=True)
         writes |= any(not trees.equal(now, then) for now, then in pairs)
-    return writes
+    return writes, answers
+
+
+def _tells(leaf: tuple[str, Any]) -> bool:
+    """Whether something can be compared with a leaf of an answer; of kinds that cannot be looked at that is assumed."""
+    import torch
+
+    found = leaf[1]
+    if not isinstance(found, torch.Tensor):
+        return found is not None
+    with contextlib.suppress(Exception):
+        return not bool(found.detach().isnan().all())  # of no elements, all are
+    return True
 
 
 def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
@@ -252,8 +264,10 @@ def _describe(workload: Workload) -> str:
     return ", ".join([*named, f"trained by {type(workload.step.optimizer).__name__}"] if workload.step else named)
 
 
-def _notes(workload: Workload, mode: str, *, stochastic: bool, unsteady: bool) -> list[str]:
+def _notes(workload: Workload, mode: str, *, stochastic: bool, unsteady: bool, answers: bool) -> list[str]:
     notes = []
+    if not answers:
+        notes.append("the model returns no number (no tensor, or NaN alone): there is nothing that proves a plan right")
     if workload.module is not None and workload.module.training and mode == "inference":
         notes.append("the model is in training mode: dropout and batch-norm act as in training; eval() changes that")
     if stochastic:

@@ -91,12 +91,12 @@ def best_of(rows: tuple[Row, ...]) -> dict[str, Row]:
     """Return the fastest right row of each precision class: ratios never mix classes.
 
     What was timed in one process goes before what was not: where Torchwise was held against what may be the fastest of
-    the others, that says which of the two it is. Else it is the one of the highest speed-up over eager, a guess where
-    eager itself takes 19 ms in one process and 28 in another (a training step on an H200).
+    the others, that says which of the two it is. Else it is the one of the highest speed-up over eager, if it is
+    surely above 1: a guess where eager takes 19 ms in one process and 28 in another (a training step on an H200).
     """
     found: dict[str, Row] = {}
     for row in rows:
-        if row.is_right and (row.precision not in found or _speed(row) > _speed(found[row.precision])):
+        if row.is_right and (row.precision not in found or _rank(row) > _rank(found[row.precision])):
             found[row.precision] = row
     for ours in rows:
         if ours.is_right and ours.duel:
@@ -159,8 +159,11 @@ def _block(benchmark: Benchmark, workload: WorkloadSpec) -> Block:
     return Block(workload, tuple(lines))
 
 
-def _speed(row: Row) -> float:
-    return row.speedup.mid if row.speedup else 0.0
+def _rank(row: Row) -> tuple[bool, bool, float]:
+    """Return what orders rows by speed: those surely faster than eager, eager, and all others."""
+    if row.speedup is None:
+        return False, False, 0.0
+    return row.speedup.low > 1 and row.contender != EAGER, row.contender == EAGER, row.speedup.mid
 
 
 def _memory(performance: Performance | None) -> str:
