@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import torch
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
+from torchwise.realize.backends import inductor
 from torchwise.realize.backends.inductor import compile, compiled_graphs
+from torchwise.realize.watch import ModuleWatch
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
 from torchwise.trial.job import EFFORTS
@@ -100,6 +103,21 @@ def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
     module[0].weight.mul_(2.0)
     with pytest.raises(StalePlanError, match="weights changed"):
         call(x)
+
+
+@torch.no_grad()
+def test_many_kinds_of_call_keep_no_more_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "MOST_STRAIGHT", 2)
+    model = torch.nn.Linear(8, 8).eval()
+    plan = INDUCTOR.with_choice("shapes", "dynamic")
+    call = realize(model, plan, Example((torch.randn(2, 8),)), device="cpu", mode="inference").call
+    watches = []
+    for rows in range(2, 9):
+        for _ in range(2):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(call(x), model(x))
+        watches.append(sum(type(found) is ModuleWatch and found._module is model for found in gc.get_objects()))
+    assert watches[0] < watches[1] == watches[-1]
 
 
 ELSEWHERE = torch.nn.Linear(4, 4).eval()

@@ -147,7 +147,7 @@ def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
     [
         (f"{TARGETS}:broken", WorkloadError, "RuntimeError: no weights here"),
         (f"{TARGETS}:nothing", TargetError, "no 'nothing'"),
-        (f"{TARGETS}:refuses", BaselineError, "float32[4, 8]"),
+        (f"{TARGETS}:refuses", BaselineError, "(4x8 and 16x16); its inputs were [0][0] float32[4, 8]"),
         (f"{TARGETS}:dies", BaselineError, "SIGSEGV"),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_is_the_users_own_fault_is_raised_with_what_was_found(
     launcher: ProcessLauncher, target: str, error: type[Exception], said: str
 ) -> None:
     inspection = Job("inspect", WorkloadSpec(target), effort=EFFORTS["quick"])
-    with pytest.raises(error, match=said.replace("[", r"\[").replace("]", r"\]")):
+    with pytest.raises(error, match=re.escape(said)):
         inspect_workload(launcher, inspection, Limits(60, 8 * GIB), lambda stage: None)
 
 
@@ -339,6 +339,17 @@ def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch
     told = job("good")
     with pytest.raises(WorkloadError, match="device is 'cuda', but PyTorch"):
         loading.load(replace(told, workload=replace(told.workload, device="cuda")))
+
+
+def test_a_model_that_raises_is_told_with_its_line(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    file = tmp_path / "raising.py"
+    file.write_text(
+        "import torch\n\ndef f():\n    return torch.ones(2) @ torch.ones(3)\n\ndef make():\n    return f, ()\n"
+    )
+    with pytest.raises(BaselineError) as error:
+        inspect_workload(launcher, Job("inspect", WorkloadSpec(f"{file}:make")), Limits(60, 8 * GIB), lambda _: None)
+    assert "raising.py:4, in f" in str(error.value)
+    assert "its inputs were none" in str(error.value)
 
 
 @pytest.mark.parametrize(

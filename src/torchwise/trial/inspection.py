@@ -9,6 +9,7 @@ from typing import Any
 from torchwise.errors import BaselineError
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
 from torchwise.realize import is_plain
+from torchwise.realize.capture.obstacle import place_of
 from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.transforms.isolate_rnn import has_rnn
@@ -123,9 +124,10 @@ def _check_runs(workload: Workload, mode: str, device: str) -> tuple[bool, bool]
             if device == "cuda":
                 torch.cuda.synchronize()
         except Exception as error:  # the user's model may raise anything
-            raise BaselineError(
-                f"the model raised {type(error).__name__}: {error}; its inputs were {describe_example(example)}"
-            ) from error
+            place = place_of(error)
+            raised = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            given_to = describe_example(example) or "none"
+            raise BaselineError(f"the model raised {raised}; its inputs were {given_to}") from error
         pairs = zip(given.tensors(), example.tensors(), strict=True)
         writes |= any(not trees.equal(now, then) for now, then in pairs)
     return writes, answers

@@ -22,6 +22,9 @@ from torchwise.realize.transforms.complex_to_real import ComplexToReal
 from torchwise.realize.watch import places_of
 from torchwise.workload import trees
 
+MOST_STRAIGHT = 256
+"""Kinds of call that go past Dynamo's guards; with 100 parameters each keeps some 100 kB."""
+
 
 def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """Return `call` compiled as `plan` says, on its first call for each signature.
@@ -117,7 +120,9 @@ class Compiled:
             for changing in self._watched:
                 effective.enter_context(changing.effective())
             result = owned(self._guarded)(*args, **kwargs)
-        if self._nested or signature_of(args, kwargs) != signature:  # it calls itself, or changed what it was given
+        # It calls itself, or changed what it was given; or there are many kinds of call, such as lengths of texts, and
+        # each straight way keeps what it looks at.
+        if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MOST_STRAIGHT:
             self._ways[signature] = owned(self._guarded)
         else:
             self._ways[signature] = owned(self._straight.way(self._steady, self._guarded, args, kwargs))

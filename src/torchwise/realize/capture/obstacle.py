@@ -28,7 +28,7 @@ _SYNCHRONISES = "called a synchronizing CUDA operation"
 _MACHINERY = (
     str(Path(torch.__file__).parent) + os.sep,  # torchvision beside it is not PyTorch
     str(Path(__file__).parents[1]) + os.sep,  # realize/, through which every captured call goes
-    str(Path(__file__).parents[2] / "runtime") + os.sep,
+    *(str(Path(__file__).parents[2] / package) + os.sep for package in ("runtime", "trial", "workload")),
 )
 _watching = threading.RLock()
 """PyTorch's debug mode and Python's warnings are one for all threads."""
