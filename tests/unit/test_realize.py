@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -714,3 +715,15 @@ def test_the_edge_leaves_a_model_with_extra_state_as_it_was() -> None:
     call: Any = made(module, Plan(precision="autocast_bf16"), x)
     assert module.written.tolist() == module.rebound.tolist() == [0, 0]
     assert torch.equal(call(x), x * 2)
+
+
+def test_batch_norm_that_counts_is_not_frozen() -> None:
+    """It would be stale on the second call; what it wrote on the first, nobody could freeze."""
+    plan, example = Plan(backend="inductor", options=(("freezing", True),)), Example((torch.randn(2, 3, 4),))
+    for model, counts in (
+        (torch.nn.BatchNorm1d(3), True),
+        (torch.nn.BatchNorm1d(3).eval(), False),
+        (torch.nn.BatchNorm1d(3, track_running_stats=False), False),
+    ):
+        with pytest.raises(UnsupportedError, match=r"batch-norm writes .*: eval\(\) ends") if counts else nullcontext():
+            realize(model, plan, example, device="cpu", mode="inference")

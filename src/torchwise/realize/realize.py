@@ -110,6 +110,11 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
     """
     form, layers = transform_model(call, plan.transforms)
     frozen = bool(plan.option("freezing"))
+    if frozen and isinstance(call, torch.nn.Module) and any(map(_counts_statistics, call.modules())):
+        raise UnsupportedError(
+            "freezing folds weights into the code, but batch-norm writes to its statistics on every call while the "
+            "model is in training mode: eval() ends that"
+        )
     inside, guarded = form, frozen or form is not call
     if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
         derived = DerivedWeights(form, plan)
@@ -120,6 +125,11 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
     if isinstance(call, torch.nn.Module) and guarded:
         layers.append(functools.partial(guarding, call, values=frozen))
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
+
+
+def _counts_statistics(module: torch.nn.Module) -> bool:
+    is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    return is_norm and module.training and module.running_mean is not None
 
 
 def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend | None = None) -> Callable[..., Any]:
