@@ -136,6 +136,41 @@ def test_a_forward_or_class_that_was_replaced_is_the_one_that_answers() -> None:
     assert agree(fast, model)
 
 
+@pytest.mark.parametrize("plan", [PLAN, Plan(precision="bf16"), Plan(memory_format="channels_last")])
+def test_a_hook_in_the_place_of_another_runs(plan: Plan) -> None:
+    model = Model().eval()
+    handle = model.register_forward_hook(lambda _module, _inputs, output: output * 2)
+    fast = served(model, plan)
+    assert fast.statistics.optimized == 3
+    handle.remove()
+    model.register_forward_hook(lambda _module, _inputs, output: output * 3)
+    assert agree(fast, model)
+    told = {"a hook was registered or removed since the plan was applied": 1}
+    assert dict(fast.statistics.original) == told
+
+
+def test_a_scripted_module_is_called_and_its_mode_is_looked_at() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval())
+    fast = served(model)
+    assert fast.statistics.optimized == 3
+    model.train()
+    with torch.no_grad():
+        fast(X)
+    assert fast.statistics.optimized == 3
+
+
+@pytest.mark.parametrize("plan", [Plan(memory_format="channels_last"), Plan(precision="bf16")])
+def test_a_class_that_was_swapped_inside_of_the_model_is_the_one_that_answers(plan: Plan) -> None:
+    fast = served(model := Model().eval(), plan)
+    model.inner.__class__ = _Negated
+    assert agree(fast, model)
+
+
+class _Negated(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -super().forward(x)
+
+
 def test_hooks_for_all_modules_run_though_they_were_there_before() -> None:
     hook = nn.modules.module.register_module_forward_hook(lambda _module, _inputs, output: output * 2)
     try:

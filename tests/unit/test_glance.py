@@ -25,6 +25,10 @@ class Net(torch.nn.Module):
         return self.layers(x) * self.scale + self.shift + self.table
 
 
+class Other(torch.nn.Linear):
+    """Takes the place of a layer's class."""
+
+
 @pytest.fixture
 def net() -> Net:
     return Net().eval()
@@ -62,6 +66,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "submodule removed": lambda net: net.layers.__delitem__(1),
     "hook": lambda net: net.layers[0].register_forward_hook(lambda *_: None),
     "moved": lambda net: net.double(),
+    "class": lambda net: setattr(net.layers[0], "__class__", Other),
 }
 
 

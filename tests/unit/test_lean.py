@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +16,7 @@ from counted import Counted
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torchwise.realize.lean import _OF_TORCH, Straight
+from torchwise.realize.lean import _OF_TORCH, Straight, _is_covered
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 
@@ -129,6 +131,10 @@ def test_a_function_is_called_straight_with_its_defaults() -> None:
     assert counted.steady_calls == 0
 
 
+def sums(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
 def reads_a_global(x: torch.Tensor) -> torch.Tensor:
     return x * SCALE
 
@@ -189,9 +195,56 @@ class Classy(nn.Module):
         return x * self.factor
 
 
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state.add_(1)
+        return x * 2 + self.state
+
+
+class Subclass(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self._scale = 2.0
+
+
+def has_an_attribute(x: torch.Tensor) -> torch.Tensor:
+    return x * getattr(x, "scale", 1.0)
+
+
+def with_an_attribute() -> torch.Tensor:
+    x = torch.randn(3, 4)
+    x.scale = 3.0  # type: ignore[attr-defined]
+    return x
+
+
+def reads_a_private_one(batch: Batch) -> torch.Tensor:
+    return batch.x * batch._scale
+
+
+def reads_a_setting(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if torch.backends.mha.get_fastpath_enabled() else 3)
+
+
 @pytest.mark.parametrize(
     ("call", "args", "reason"),
     [
+        (Stateful().forward, (X,), "writes to its own tensors"),
+        (sums, (torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),), "nested, sparse or of a class"),
+        (sums, (X.to_sparse(),), "nested, sparse or of a class"),
+        (sums, (X.as_subclass(Subclass),), "nested, sparse or of a class"),
+        (has_an_attribute, (X,), "depends on x"),
+        (has_an_attribute, (with_an_attribute(),), "depends on x"),
+        (reads_a_private_one, (Batch(X),), "depends on batch._scale"),
         (reads_a_global, (X,), "depends on .*SCALE"),
         (breaks, (X,), "the graph breaks"),
         (closes_over(2.0), (X,), "no plain function"),
@@ -215,6 +268,33 @@ def test_what_nothing_else_looks_at_is_left_to_dynamo(call: Any, args: tuple[Any
 
 def test_a_default_that_was_given_is_an_input_like_any_other() -> None:
     counted = Counted(has_a_default, X, {"scale": 2.0})
+    assert counted.straight.reason == ""
+
+
+def test_the_setting_that_attention_layers_read_is_looked_at() -> None:
+    counted = Counted(reads_a_setting, X)
+    assert counted.straight.reason == ""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert torch.equal(counted(X), X * 3)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert counted.steady_calls == 1
+
+
+@pytest.mark.parametrize(("value", "is_covered"), [(True, False), (1e-5, False), (torch.relu, True), ({}, True)])
+def test_plain_values_in_modules_of_torch_are_no_constants(value: Any, is_covered: bool) -> None:
+    guard = SimpleNamespace(name="G['__import_torch_dot_nn'].it", is_global=True, guard_type="", value=value)
+    assert _is_covered(guard, None, {}) is is_covered
+
+
+def reads_all_of_a_tree(batch: Batch, pair: list[torch.Tensor], *more: Any, **named: Any) -> torch.Tensor:
+    return batch.x + pair[0] * len(pair) + more[0]["a"] + named["b"][0]
+
+
+def test_what_a_signature_tells_of_inputs_in_containers_needs_no_guards() -> None:
+    given = [torch.randn(3, 4) for _ in range(4)]
+    counted = Counted(reads_all_of_a_tree, Batch(given[0]), [given[1]], {"a": given[2]}, b=(given[3],))
     assert counted.straight.reason == ""
 
 

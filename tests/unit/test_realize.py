@@ -108,6 +108,114 @@ def test_derived_weights_follow_the_original(conv: torch.nn.Module, plan: Plan) 
         assert torch.allclose(call(x), conv(x), atol=0.1)  # type: ignore[operator]
 
 
+class Writing(torch.nn.Module):
+    """Counts calls in buffers: in one that it writes to, and in one that it puts another in the place of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("written", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+        self.register_buffer("constant", torch.full((4,), 1 / 3))
+
+    def forward(self, x: torch.Tensor, fails: bool = False) -> torch.Tensor:
+        self.written += 1
+        self.replaced = self.replaced + 1
+        if fails:
+            raise ValueError("refused")
+        return self.layer(x) + self.constant
+
+
+@pytest.mark.parametrize("plan", [Plan(precision="bf16"), Plan(memory_format="channels_last")])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_a_copy_writes_to_buffers_reaches_the_original(plan: Plan, mode: Callable[[], Any]) -> None:
+    model, x = Writing().eval(), torch.randn(2, 4)
+    constant = model.constant.clone()
+    with mode():
+        call: Any = made(model, plan, x)
+        for count in range(1, 4):
+            call(x)
+            assert (float(model.written), float(model.replaced)) == (count, count)
+            assert model.replaced.dtype is torch.float32
+        model.written.fill_(10.0)
+        call(x)
+    assert float(model.written) == 11.0
+    assert torch.equal(model.constant, constant), "what was not written keeps its precision"
+
+
+@torch.no_grad()
+def test_what_a_copy_writes_before_it_fails_does_not_count() -> None:
+    model, x = Writing().eval(), torch.randn(2, 4)
+    call: Any = made(model, Plan(precision="bf16"), x)
+    call(x)
+    with pytest.raises(ValueError, match="refused"):
+        call(x, True)
+    assert (float(model.written), float(model.replaced)) == (1.0, 1.0)
+    call(x)
+    assert (float(model.written), float(model.replaced)) == (2.0, 2.0)
+
+
+class Configured(torch.nn.Module):
+    """Has plain attributes of all kinds: some hold modules or weights, some do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.config = {"scale": 2.0}
+        self.cache: list[torch.Tensor] = []
+        self.lock = threading.Lock()
+        self.layers = [self.layer]
+        self.weights = {"first": (self.layer.weight,)}
+        self.step = self.layer.forward
+
+
+def test_a_copy_shares_plain_attributes_and_hooks_that_hold_no_module_and_no_weight() -> None:
+    model = Configured()
+    copied: Any = share(model, lambda tensor: tensor.detach().clone())
+    for name in ("config", "cache", "lock"):
+        assert getattr(copied, name) is getattr(model, name)
+    assert copied.layers[0] is copied.layer is not model.layer
+    assert copied.weights["first"][0] is copied.layer.weight is not model.layer.weight
+    assert copied.step.__self__ is copied.layer
+    seen: list[bool] = []
+    model.layer.register_forward_hook(lambda *_: seen.append(True))
+    copied.layer(torch.ones(1, 4))
+    assert seen == [True]
+
+
+class Remembering(torch.nn.Module):
+    """Keeps what it was given in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.given: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.given.append(x)
+        return self.layer(sum(self.given))
+
+
+@pytest.mark.parametrize("plan", [Plan(precision="bf16"), Plan(precision="autocast_bf16")])
+@torch.no_grad()
+def test_a_list_that_the_model_keeps_is_the_models_own_and_grows_by_calls_alone(plan: Plan) -> None:
+    model, x = Remembering().eval(), torch.randn(2, 4)
+    call: Any = made(model, plan, x)
+    assert model.given == []
+    call(x)
+    assert len(model.given) == 1
+    model.given.clear()
+    assert torch.allclose(call(x), model.layer(x), atol=0.05)
+
+
+def test_a_hook_that_holds_a_module_is_of_the_copys_in_a_copy() -> None:
+    model = Configured()
+    model.layer.register_forward_pre_hook(model.layer.extra_repr)  # type: ignore[arg-type]
+    copied: Any = share(model)
+    (hook,) = copied.layer._forward_pre_hooks.values()
+    assert hook.__self__ is copied.layer
+
+
 def test_tied_weights_stay_tied_in_a_copy() -> None:
     module = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
     module["b"].weight = module["a"].weight

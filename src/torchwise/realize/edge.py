@@ -6,13 +6,15 @@ The casts are part of what is compiled, so that Inductor fuses them with the fir
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.realize.weights import share
 from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example
 
@@ -44,6 +46,9 @@ class Edge:
         example = example.clone()
         devices = {t.device.type for t in example.tensors()}
         module = call if isinstance(call, torch.nn.Module) else None
+        if module is not None:
+            with suppress(UnsupportedError):  # what cannot be copied runs itself
+                call = share(module, with_state=False)  # whose caches and counters stay as they are
         generators = torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices))
         with torch.no_grad(), generators, kept_buffers(module):
             outputs = trees.tensors(call(*example.args, **example.kwargs))

@@ -3,7 +3,8 @@
 It runs on every call of a captured graph and of compiled code, nearly all of it in C: whether no dict of a module was
 written to, by the counts of writes that Python keeps and Dynamo reads, and whether the tensors lie where and as they
 did, by the guards that Dynamo checks compiled code with. Where something was written, it looks at whether every
-submodule, parameter, buffer and plain attribute is the very object that it was, and whether nothing was added.
+submodule, parameter, buffer and plain attribute is the very object that it was, and whether nothing was added. The
+classes of the submodules are looked at on every call.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
 
     It says no to what changes no answer, too: another object in a place with the same memory, another grad mode.
     """
-    states = [vars(child) for child in module.modules()]
+    children = list(module.modules())
+    kinds = [*map(type, children)]
+    states = [*map(vars, children)]
     dicts = [state[kind] for state in states for kind in _REGISTERED]
     # A deletion from a Sequential puts another dict in the place of `_modules`.
     getters = [itemgetter(*_REGISTERED, *(name for name in state if name not in STANDARD)) for state in states]
@@ -63,7 +66,12 @@ def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
         )
 
     unwritten = _writes_to([*states, *dicts], hooks, closely)
-    return lambda: unwritten() and [*map(_address, tensors)] == addresses and alike(*tensors)
+    return lambda: (
+        unwritten()
+        and [*map(_address, tensors)] == addresses
+        and [*map(type, children)] == kinds  # another class is no write to a dict
+        and alike(*tensors)
+    )
 
 
 def _writes_to(dicts: list[Any], hooks: list[Any], closely: Callable[[], bool]) -> Callable[[], bool]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchwise.realize.signature import is_plain, opaque_leaves
+from torchwise.realize.signature import is_plain, is_strided, opaque_leaves
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
 
@@ -30,6 +30,9 @@ _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.
 """Taken not to change: a plan is proven for the program's code as it is."""
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
 _OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
+_FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
+"""A setting that attention and encoder layers of `torch.nn` read; it is looked at on each call (`checked`)."""
+_ASKS_FOR_ATTRIBUTES = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
 _INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"
 
 
@@ -48,6 +51,7 @@ class Straight:
         self._breaks = _graph_breaks()
         self._seen: set[int] = set()
         self._versions: list[int] = []
+        self._own_versions: list[int] = []
         self.reason = "it was not compiled yet"
 
     def guard_filter(self, guards: Sequence[Any]) -> list[bool]:
@@ -74,7 +78,8 @@ class Straight:
     def forget(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begin anew, before a call with these arguments, which may compile something."""
         self._guards.clear()
-        self._versions = [t._version for t in trees.tensors((args, dict(kwargs))) if not t.is_inference()]
+        self._versions = _writes_to(trees.tensors((args, dict(kwargs))))
+        self._own_versions = self._writes_to_own()
         self._breaks = _graph_breaks()
         self._seen = {id(entry.code) for entry in self._entries()}
 
@@ -127,12 +132,12 @@ class Straight:
         # Another module of the class, or an earlier one of this very kind, was compiled for such a call.
         serving = next((e.code for e in self._entries() if e.guard_manager.check(local)), None)
         needed = _KNOWN.get(serving) if serving is not None else None
-        if needed is None or not needed <= given:
+        if needed is None or not needed <= given.keys():
             self.reason = "what serves it was compiled elsewhere, and its guards are not known"
             return None
         return serving
 
-    def _just_compiled(self, given: set[str], own: str | None) -> types.CodeType | None:
+    def _just_compiled(self, given: Mapping[str, Any], own: str | None) -> types.CodeType | None:
         self.reason = next((f"it depends on {_named(g)}" for g in self._guards if not _is_covered(g, own, given)), "")
         if not self.reason and _graph_breaks() != self._breaks:
             self.reason = "the graph breaks, and what follows is compiled on Dynamo's own way only"
@@ -145,6 +150,12 @@ class Straight:
         _KNOWN[new[0]] = {root for g in self._guards if (root := re.split(r"\W", _named(g), maxsplit=1)[0]) in given}
         made: types.CodeType = new[0]
         return made
+
+    def _writes_to_own(self) -> list[int]:
+        """Count the writes to each of the owner's own tensors, one of which a later input may be."""
+        if not isinstance(self._owner, torch.nn.Module):
+            return []
+        return _writes_to([*self._owner.parameters(), *self._owner.buffers()])
 
     def _entries(self) -> list[Any]:
         """List everything that Dynamo compiled of this code, in the order in which it is asked whether it serves."""
@@ -163,10 +174,14 @@ class Straight:
         if torch.is_grad_enabled():
             return "gradients are enabled, and what needs one may change"
         tensors = trees.tensors((args, dict(kwargs)))
+        if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or not is_strided(t) for t in tensors):
+            return "an input is nested, sparse or of a class of its own, and a signature does not tell all of it"
         if any(t.is_complex() for t in tensors):
             return "an input is complex, and may be conjugated lazily"
-        if [t._version for t in tensors if not t.is_inference()] != self._versions:
+        if _writes_to(tensors) != self._versions:
             return "it writes to its inputs, which may overlap"
+        if self._writes_to_own() != self._own_versions:
+            return "it writes to its own tensors, and an input may be one of them"
         opaque = opaque_leaves((args, dict(kwargs)))
         return f"an input holds {opaque[0]}" if opaque else None
 
@@ -185,10 +200,14 @@ def _graph_breaks() -> int:
     return sum(counters["graph_break"].values())
 
 
+def _writes_to(tensors: list[torch.Tensor]) -> list[int]:
+    return [t._version for t in tensors if not t.is_inference()]  # which keep no count
+
+
 def _bound(
     function: types.FunctionType, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[set[str], str | None, dict[str, Any]]:
-    """Return the parameters that the signature of a call tells of, the name of the owner's own, and all values.
+) -> tuple[dict[str, Any], str | None, dict[str, Any]]:
+    """Return the values of the parameters that the signature of a call tells of, the name of the owner's own, and all.
 
     A default that is left out is not in the signature, and may be an object that changes.
     """
@@ -198,7 +217,7 @@ def _bound(
     defaults = {name: p.default for name, p in signature.parameters.items() if name not in bound.arguments}
     given = {*bound.arguments, *(name for name, value in defaults.items() if _is_frozen(value))} - {own or ""}
     bound.apply_defaults()
-    return given, own, dict(bound.arguments)
+    return {name: bound.arguments[name] for name in given}, own, dict(bound.arguments)
 
 
 def watched(steady: Way, guarded: Way, watch: ModuleWatch) -> Way:
@@ -218,10 +237,14 @@ def checked(straight: Way, guarded: Way, watch: ModuleWatch | None) -> Way:
     settings, stacked = GlobalStateGuard().check, torch._C._len_torch_function_stack
     modes = _function_modes()  # such as that of `torch.device(...)` as a context, or `torch.set_default_device`
     count = len(modes)
+    fastpath = torch.backends.mha.get_fastpath_enabled
+    had_fastpath = fastpath()
     changed = watch.changed if watch is not None else bool
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not settings() or changed() or stacked() != count or (count and _function_modes() != modes):
+        if not settings() or fastpath() is not had_fastpath:
+            return guarded(*args, **kwargs)
+        if changed() or stacked() != count or (count and _function_modes() != modes):
             return guarded(*args, **kwargs)
         return straight(*args, **kwargs)
 
@@ -232,7 +255,7 @@ def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
-def _is_covered(guard: Any, own: str | None, given: set[str]) -> bool:
+def _is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
     """Whether the signature, the watch or the checks above notice whatever this guard notices."""
     name = _named(guard)
     if not name:  # settings of PyTorch: grad mode, determinism, default dtype and device
@@ -242,16 +265,27 @@ def _is_covered(guard: Any, own: str | None, given: set[str]) -> bool:
     if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it; what it holds else is data
         return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
     if guard.is_global:
-        return _OF_TORCH.search(name) is not None or isinstance(guard.value, _CODE)
+        if isinstance(guard.value, _CODE) or name == _FASTPATH:
+            return True
+        return _OF_TORCH.search(name) is not None and not _is_frozen(guard.value)  # a plain value there is a setting
     root = re.match(r"\w+", name)
     if root and root[0] in given:
-        return True
+        return guard.guard_type not in _ASKS_FOR_ATTRIBUTES and _is_told(name[root.end() :], given[root[0]])
     if own is None or not re.fullmatch(re.escape(own) + _INSIDE, name):
         return False
     attribute = name.rpartition(".")[2]
     if name == own or attribute.startswith(("_modules", "_parameters", "_buffers", "_forward", "_backward")):
         return True
     return _is_frozen(guard.value) or isinstance(guard.value, _CODE)
+
+
+def _is_told(place: str, value: Any) -> bool:
+    """Whether a signature tells of a place in an argument: of all of it, of a leaf, or of what holds leaves.
+
+    It does not tell of a tensor's attributes, nor of an object's private ones.
+    """
+    below = re.compile(re.escape(place) + r"(?=[.\[]|$)")
+    return not place or any(below.match(leaf) for leaf, _ in trees.named_leaves(value))
 
 
 def _is_frozen(value: Any) -> bool:

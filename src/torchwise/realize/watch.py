@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchwise.realize.glance import STANDARD, glance_at
 from torchwise.realize.signature import is_plain, is_strided, plain_key
 
-Fingerprint = tuple[list[int], list[int], list[int], list[int], list[tuple[int, ...]], list[bool]]
+Fingerprint = tuple[list[int], list[object], list[int], list[int], list[tuple[int, ...]], list[bool]]
 Slot = tuple[dict[str, Any], str]
 
 
@@ -29,6 +29,7 @@ class Places:
     """Where to look; all of it is kept alive, so that no identity is given to something else meanwhile.
 
     Attributes:
+        modules: the module and its submodules, whose classes may be swapped.
         holders: the attributes of each module, and the dicts in which its children, parameters, buffers and hooks hang.
         attributes: where each plain attribute of each module hangs, its training mode among them.
         values: what hung there.
@@ -39,6 +40,7 @@ class Places:
         kept: aliases of the tensors, so that a graph never reads memory which was given back.
     """
 
+    modules: list[torch.nn.Module]
     holders: list[Sized]
     attributes: list[Slot]
     values: list[Any]
@@ -61,6 +63,7 @@ def places_of(module: torch.nn.Module | None) -> Places:
     children += [(child._modules, name) for child in modules for name in child._modules]
     hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
     return Places(
+        modules,
         [*map(vars, modules), *(child._modules for child in modules), *registered, *hooks],
         attributes,
         [state[name] for state, name in attributes],
@@ -74,14 +77,15 @@ def places_of(module: torch.nn.Module | None) -> Places:
 def fingerprint(places: Places) -> Fingerprint | None:
     """Return what hangs in `places` now, to compare; None where something is gone.
 
-    That is: how much is in each dict, which submodules, and where and how the memory of each tensor lies. Values of
-    tensors are not read, so writes in place do not show. Plain attributes are compared apart (`rebound`).
+    That is: how much is in each dict, which submodules and of which classes, and where and how the memory of each
+    tensor lies. Values of tensors are not read, so writes in place do not show. Plain attributes are compared apart
+    (`rebound`).
     """
     try:
         tensors = [holder[name] for holder, name in places.tensors]
         return (
             [*map(len, places.holders)],
-            [*map(id, [holder[name] for holder, name in places.objects])],
+            [*map(id, [holder[name] for holder, name in places.objects]), *map(type, places.modules)],
             [*map(_address, tensors)],
             [tensor.numel() for tensor in tensors],
             [tensor.stride() if is_strided(tensor) else () for tensor in tensors],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +17,28 @@ from torchwise.realize.glance import STANDARD
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
 
+_ATOMS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, weakref.ref, torch.Tensor)
+"""What is not looked into for modules: a deep copy does not copy it either."""
+
 
 def share(
-    module: torch.nn.Module, derive: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    module: torch.nn.Module,
+    derive: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    *,
+    with_state: bool = True,
 ) -> torch.nn.Module:
     """Copy a module's structure; each parameter and buffer becomes `derive` of the original's, or the original's own.
 
-    Tensors that are plain attributes, or in lists and dicts of them, are the original's own: writes to them are seen.
+    Plain attributes and dicts of hooks are the original's own, so that what is set or collected there later is seen on
+    both sides. Where a module or a weight is held in one, it is copied, and the tensors in lists and dicts alone are
+    the original's. Without `with_state` it is so for all of them, and a call of the copy leaves no trace there.
 
     Raises:
         UnsupportedError: the module cannot be copied; a plan that changes the model's structure cannot be used then.
     """
     plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in trees.tensors(plain)}
+    memo |= {id(value): value for value in _apart(module)} if with_state else {}
     memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
     try:
         copied = copy.deepcopy(module, memo)
@@ -39,8 +51,32 @@ def share(
     return copied
 
 
+def _apart(module: torch.nn.Module) -> list[Any]:
+    """List the plain attributes and dicts of hooks that lead to none of the modules and weights."""
+    states = [vars(part) for part in module.modules()]
+    values = [state[name] for state in states for name in state if name not in STANDARD or "hooks" in name]
+    weights, apart = set(map(id, _tensors(module))), set[int]()
+    return [value for value in values if not _leads_inside(value, weights, apart)]
+
+
+def _leads_inside(value: Any, weights: set[int], apart: set[int]) -> bool:
+    """Whether a module or a weight is held by a value, however deep; if not, all that it holds is added to `apart`."""
+    seen, waiting = set[int](), [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.nn.Module) or id(one) in weights:
+            return True
+        if id(one) not in seen and id(one) not in apart and not isinstance(one, _ATOMS):
+            seen.add(id(one))
+            waiting += gc.get_referents(one)
+    apart |= seen
+    return False
+
+
 class DerivedWeights:
     """A copy of a module in another precision or memory format, brought up to date when the original's weights change.
+
+    What the model writes to the copy's buffers is written to the original's.
 
     Raises (on call):
         StalePlanError: the original changed otherwise: submodules, attributes, shapes, training mode.
@@ -50,20 +86,57 @@ class DerivedWeights:
         self._original = module
         self._watch = ModuleWatch(module)
         self._versions = _versions_of(self._watch)  # before the copy: what is written meanwhile is copied again
-        self.copy = share(module, lambda tensor: _derive(tensor, plan))
+        with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
+            self.copy = share(module, lambda tensor: _derive(tensor, plan))
+        pairs = zip(module.modules(), self.copy.modules(), strict=True)
+        self._buffers = [(own._buffers, copied._buffers, name) for own, copied in pairs for name in own._buffers]
+        self._counted = self._counts()
         for part in self.copy.modules():
             if isinstance(part, torch.nn.RNNBase):
                 part.flatten_parameters()  # into one piece, or cuDNN does so on every call
 
     def following(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call` so that it first copies changed weights over."""
+        """Wrap `call` so that it first copies changed weights over, and then takes over what it wrote to buffers."""
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             if self._watch.changed() or self._watch.versions() != self._versions:
                 self._refresh()
-            return call(*args, **kwargs)
+            try:
+                answer = call(*args, **kwargs)
+            except BaseException:  # it is raised again: the original answers in its place, and writes what there is to
+                if self._wrote():
+                    self._versions = []  # so that the copy is brought back to what the original has
+                raise
+            if self._wrote() and self._versions:  # else another call is copying the weights over
+                self._write_back()
+            return answer
 
         return follow
+
+    def _counts(self) -> list[tuple[torch.Tensor | None, int | None]]:
+        """List the copy's buffers, each with the count of the writes to it."""
+        return [(t, _count(t)) for t in [copied.get(name) for _, copied, name in self._buffers]]
+
+    def _wrote(self) -> bool:
+        """Whether the model wrote to a buffer of the copy, or put another in its place. This runs on every call."""
+        pairs = zip(self._counts(), self._counted, strict=True)
+        return any(new is not old or now != was for (new, now), (old, was) in pairs)
+
+    def _write_back(self) -> None:
+        """Give the original what the model wrote, and only that: other buffers may have more precision there."""
+        # Else the original changed during the call, and the next one brings the copy up to date.
+        current = not self._watch.changed() and self._watch.versions() == self._versions
+        with torch.inference_mode(False), torch.no_grad():
+            for (own, copied, name), (old, was) in zip(self._buffers, self._counted, strict=True):
+                kept, written = own.get(name), copied.get(name)
+                if written is not old:  # another was put in its place
+                    own[name] = _like(kept, written)
+                elif kept is not None and written is not None and _count(written) != was:
+                    trees.write(kept, written)
+        self._counted = self._counts()
+        if current and self._watch.changed():  # by a buffer that took the place of another
+            self._watch.look()
+        self._versions = _versions_of(self._watch) if current else []
 
     def _refresh(self) -> None:
         if self._watch.restructured():
@@ -78,6 +151,7 @@ class DerivedWeights:
                 target.copy_(source)
         for own, copied in zip(self._original.modules(), self.copy.modules(), strict=True):
             vars(copied).update({k: v for k, v in vars(own).items() if isinstance(v, torch.Tensor)})
+        self._counted = self._counts()
         self._versions = versions
 
 
@@ -118,6 +192,17 @@ def _versions_of(watch: ModuleWatch) -> list[int | None]:
             "keeps copies of the weights: make the model outside inference mode"
         )
     return versions
+
+
+def _like(kept: torch.Tensor | None, written: torch.Tensor | None) -> torch.Tensor | None:
+    """Copy what the model put in a buffer's place, in the dtype that the original has there."""
+    if written is None:
+        return None
+    return written.detach().to(written.dtype if kept is None else kept.dtype, copy=True)
+
+
+def _count(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

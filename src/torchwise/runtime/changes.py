@@ -24,9 +24,10 @@ class Changes:
         self._original, self._kind = original, type(original)
         self._state = vars(original) if isinstance(original, torch.nn.Module) else None
         state = self._state or {}
-        self._training, self._forward = state.get("training"), state.get("forward")
+        self._training, self._forward = getattr(original, "training", None), state.get("forward")
         kinds = HOOKS if inference else HOOKS + BACKWARD_HOOKS
         self._hooks = [state[kind] for kind in kinds if kind in state]
+        self._registered = [*map(tuple, self._hooks)]  # each hook has a number of its own
         self._hooked = any(self._hooks)  # then the plan is made of the module as it is called, hooks included
 
     def found(self) -> str | None:
@@ -40,10 +41,10 @@ class Changes:
         state = self._state
         if state is None:
             return None
-        if state["training"] is not self._training:
+        if getattr(self._original, "training", None) is not self._training:  # a torch.jit module's is not in its state
             return "the model changed between train() and eval() since the plan was applied"
-        if not self._hooked and any(self._hooks):
-            return "a hook was registered since the plan was applied"
+        if (self._hooked or any(self._hooks)) and [*map(tuple, self._hooks)] != self._registered:
+            return "a hook was registered or removed since the plan was applied"
         if state.get("forward") is not self._forward or type(self._original) is not self._kind:
             return "the model's forward or class was replaced since the plan was applied"
         return None
