@@ -171,3 +171,12 @@ def test_the_command_loads_no_torch_before_it_runs() -> None:
     code = "import sys, torchwise.cli.analyze, torchwise.records.analysis, torchwise.report.analysis; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_to_type_next_names_the_store_that_was_given(asked: list[Any], tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    result = run(TARGET, "--device", "cpu", "--store", store, "--html", tmp_path / "a.html")
+    said = "".join(result.output.replace("\\\n", "").split())
+    assert said.count(f"--store{store}") == 1
+    assert (tmp_path / "a.html").read_text().count(f"--store {store}") >= 1
+    assert "--store" not in run(TARGET, "--device", "cpu").output

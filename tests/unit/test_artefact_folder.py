@@ -429,7 +429,7 @@ def test_the_command_saves_into_a_folder_with_a_limit(url: str, monkeypatch: pyt
         return artefact.info(f"{url.rstrip('/')}/{put(url, decision)}")
 
     monkeypatch.setattr(artefact, "save", save)
-    assert f"Wrote {url}: plan" in ran("save", "latest", url, "--limit", "2GiB")
+    assert f"Wrote {url} for m:f: plan" in ran("save", "latest", url, "--limit", "2GiB")
     assert given == {"path": url, "limit_bytes": 2**31}
 
 

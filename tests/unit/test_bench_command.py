@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import torchwise.bench
+import torchwise.report.bench
 import torchwise.trial
 from bench_samples import Workers, a_benchmark, a_row, a_spec, some_rows
 from torchwise import cli, environment
 from torchwise.bench import BenchRequest
 from torchwise.bench.contenders import DEFAULT
 from torchwise.bench.request import LIMIT_S
-from torchwise.errors import TargetError
+from torchwise.errors import StorageError, TargetError
 from torchwise.plan import Legality, Plan
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import export, read_benchmark
@@ -176,7 +177,7 @@ def test_ctrl_c_keeps_and_shows_what_is_finished(loop: Loop, tmp_path: Path, cap
     assert len(read_benchmark(tmp_path / "a.json").rows) == 2
     assert (tmp_path / "a.md").exists()
     assert "default" in shown.out
-    assert "interrupted; finished rows are kept, and with --resume FILE.json" in shown.err
+    assert f"interrupted; finished rows are kept, and with --resume {tmp_path / 'a.json'} a run" in shown.err
 
 
 def test_ctrl_c_before_the_first_row_shows_nothing(loop: Loop, monkeypatch, capsys) -> None:
@@ -206,6 +207,13 @@ def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:
         ((TARGET, "--effort", "great"), "effort is 'great'"),
         ((TARGET, "--allow", "all"), "allow is 'all', but must be one of"),
         ((TARGET, "--calls", "0"), "calls is 0, but must be a whole number of at least 1"),
+        ((TARGET, "--seed", "9" * 23), "seed is 99999999999999999999999, but must be a whole number from"),
+        ((TARGET, "--contenders", ""), "contenders are '', but must be at least one name"),
+        ((TARGET, "--contenders", " , "), "contenders are ' , ', but must be at least one name"),
+        ((TARGET, "--export", "/proc/a.json"), "/proc/a.json cannot be written: "),
+        ((TARGET, "--resume", "/proc/a.json"), "/proc/a.json cannot be written: "),
+        ((TARGET, "--html", "/proc/a.html"), "/proc/a.html cannot be written: "),
+        ((TARGET, "--plots", "/proc/none/plots"), "cannot be written: "),
         ((TARGET, "--budget", "0"), "budget is 0.0 s, but must be above 0"),
         ((TARGET, "--export", "a.txt"), "a.txt ends in '.txt', but an export is written by its suffix"),
         ((TARGET, "--export", "nowhere/a.md"), "there is no folder"),
@@ -295,3 +303,34 @@ def test_comparing_loads_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, file, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "B has no regression" in done.stdout
+
+
+def test_the_table_is_shown_though_a_file_cannot_be_written_by_then(
+    loop: Loop, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(torchwise.report.bench, "export", full)
+    assert run(TARGET, "--export", tmp_path / "a.json") == 2
+    shown = capsys.readouterr()
+    assert "torchwise ★" in shown.out
+    assert "the disk is full" in shown.err
+    assert run(TARGET, "--resume", tmp_path / "a.json") == 2, "which is written after every row"
+    shown = capsys.readouterr()
+    assert loop.rows[0].contender in shown.out
+    assert "the disk is full" in shown.err
+
+
+def test_the_way_to_go_on_names_the_file_that_was_exported(loop: Loop, tmp_path: Path, capsys) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    loop.then = interrupt
+    file = tmp_path / "bi2.json"
+    assert run(TARGET, "--export", file) == 130
+    shown = capsys.readouterr()
+    assert f"--resume {file} " in shown.err
+    assert f"--resume{file}:" in "".join(shown.out.split())
+    assert run(TARGET) == 130
+    assert "--resume FILE.json" in capsys.readouterr().err

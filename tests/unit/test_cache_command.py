@@ -101,7 +101,9 @@ def test_save_compiles_what_the_study_decided_for(file: Path, monkeypatch: pytes
 
     found(monkeypatch, "zoo:a.b", a_decision())
     monkeypatch.setattr(artefact, "save", save)
-    assert f"SHA-256 {artefact.info(file).sha256}" in ran("save", "latest", file)
+    said = ran("save", "latest", file)
+    assert f"Wrote {file} for zoo:a.b: plan {a_decision().plan}, " in said
+    assert f"SHA-256 {artefact.info(file).sha256}" in said
 
 
 def test_save_refuses_a_live_model_and_an_open_study(

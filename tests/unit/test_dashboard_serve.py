@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from torchwise.cli import app
 from torchwise.dashboard import serve
-from torchwise.errors import InputError, UnsupportedError
+from torchwise.errors import InputError, StorageError, UnsupportedError
+from torchwise.store import open_storage
 
 
 @pytest.fixture
@@ -40,12 +41,21 @@ def test_only_this_machine_may_rule_unless_somebody_says_so(
     words: list[str], read_only: bool, told: list[list[str]], tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store.db")
+    open_storage(store).close()
     done = CliRunner().invoke(app, ["dashboard", "--store", store, "--port", str(a_free_port()), *words])
     assert done.exit_code == 0, done.output
     (said,) = told
     assert (said[-1] == serve.READ_ONLY) == read_only
     assert os.environ["TORCHWISE_STORE"] == store
     assert store not in " ".join(said)
+
+
+def test_a_store_that_is_not_there_is_refused_and_not_made(told: list[list[str]], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["dashboard", "--store", str(tmp_path / "typo.db")])
+    assert isinstance(done.exception, StorageError)
+    assert "typo.db is not there" in str(done.exception)
+    assert told == []
+    assert not list(tmp_path.iterdir())
 
 
 def test_streamlit_reports_to_nobody_and_opens_a_browser_only_where_asked() -> None:

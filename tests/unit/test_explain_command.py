@@ -95,6 +95,14 @@ def test_the_command_shows_and_writes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "x.html").exists()
 
 
+def test_what_to_type_next_names_the_store_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, store, page = Told(), tmp_path / "s.db", tmp_path / "x.html"
+    monkeypatch.setattr(explaining, "ProcessLauncher", lambda: told)
+    result = run_command("zoo:tutorial.fusion_demo", "--store", str(store), "--html", str(page))
+    assert f"--store{store}" in "".join(result.output.replace("\\\n", "").split())
+    assert f"--store {store}" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -119,12 +119,16 @@ def test_without_a_decision_for_here_nothing_is_written(
     stored(storage, a_study("b:c"), identity="2d" * 8)
     with pytest.raises(InputError, match=why):
         ran("lock", "b:c", TARGET, "--store", "store.db")
+    with pytest.raises(InputError, match=f"torchwise tune {TARGET} --store {tmp_path / 'store.db'}"):
+        ran("lock", "b:c", TARGET, "--store", "store.db")
     assert not (tmp_path / "torchwise.lock").exists()
 
 
 def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
     stored(storage, a_study(), state=StudyState.INTERRUPTED)
-    with pytest.raises(InputError, match=r"study 1 of app.py:make is interrupted.* torchwise tune app.py:make goes on"):
+    with pytest.raises(
+        InputError, match=r"study 1 of app.py:make is interrupted.* torchwise tune app.py:make --store \S+ goes on"
+    ):
         ran("lock", TARGET, "--store", "store.db")
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import os
 import shlex
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from typer.testing import CliRunner
 
 from builders import a_plan, a_study, some_trials
 from torchwise import api
+from torchwise.cli.lookup import find_study
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
 from torchwise.plan import Plan
@@ -133,6 +138,37 @@ def test_next_steps_name_the_store_or_file_that_was_asked(tmp_path: Path, monkey
         for text in (done.output, Path("page.html").read_text()):
             assert f"torchwise plans show {named}" in text
             assert f"torchwise report {named} --html report.html" in text
+
+
+def test_latest_is_what_was_decided_last(tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+    first, second, third = (
+        replace(a_study(), inspection=replace(a_study().inspection, identity=name), created_at=float(at))
+        for at, name in enumerate("abc", 1)
+    )
+    with open_storage(store) as storage:
+        assert storage.latest_study() is None
+        ids = [storage.import_study(replace(study, decision=None)).id for study in (first, second)]
+        assert find_study("latest", store).id == ids[1], "of undecided ones, the newest"
+        for number, study in zip(ids, (first, second), strict=True):
+            storage.conclude(number, state=StudyState.DECIDED, decision=study.decision, excluded=(), seconds=0.0)
+        storage.conclude(ids[0], state=StudyState.DECIDED, decision=first.decision, excluded=(), seconds=0.0)
+        storage.import_study(replace(third, decision=None))
+    assert find_study("latest", store).id == ids[0]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_that_lacks_signs_gets_others(encoding: str, tmp_path: Path) -> None:
+    file = write_json(a_study(), tmp_path / "study.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchwise.cli", "report", str(file)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"torchwise report" in done.stdout, "the end of it"
+    assert b"?" in done.stdout
 
 
 @pytest.mark.parametrize("width", range(35, 90))

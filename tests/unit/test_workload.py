@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 import torch
@@ -142,3 +143,10 @@ def test_a_lone_scalar_is_a_loss_already() -> None:
 
 def test_nothing_to_learn_is_no_loss() -> None:
     assert loss_of({"x": torch.ones(3), "n": 4}) is None
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**23, 1.5, True])
+def test_a_seed_that_cannot_be_drawn_from_is_refused(seed: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"seed is .*, but must be a whole number from -2\*\*63"):
+        WorkloadSpec("zoo:a.b", seed=seed)
+    assert WorkloadSpec("zoo:a.b", seed=2**63 - 1).seed == 2**63 - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -89,8 +90,16 @@ def main(run: Callable[[], None] | None = None) -> None:
     Args:
         run: what reads the words and does what they say; `app` by default.
     """
+    _write_anywhere()
     try:
         (run or app)()
     except TorchwiseError as error:
         typer.echo(f"torchwise: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _write_anywhere() -> None:
+    """Have signs that an output's encoding lacks, such as latin-1 the ×, come out as ?, not as an error at the end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")

@@ -24,7 +24,7 @@ def analyze(
         str,
         typer.Option(
             help="eager, a mode of torch.compile (reduce-overhead, max-autotune, …), a plan as JSON, the id of a plan "
-            "that was decided for, or a study: its number, latest, or a .json file.",
+            "that was decided for, or a study: its number, latest (decided last), or a .json file.",
             show_default="torch.compile's default",
         ),
     ] = "",
@@ -58,6 +58,7 @@ def analyze(
     from torchwise.environment import default_device
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
     from torchwise.report.json_export import write_whole
+    from torchwise.store.location import place_of
     from torchwise.trial import ProcessLauncher
     from torchwise.workload import WorkloadSpec
     from torchwise.workload.target import check_form
@@ -75,13 +76,14 @@ def analyze(
     request = AnalyzeRequest(spec, _plan(plan, store), effort, _sizes(batches), batch_dim, limit)
     for file in (json, html):
         check_writable(file)
+    place = place_of(store) if store else None
     with interruptible(lambda: "; nothing is kept of an analysis that is not done"), AnalyzeProgress() as progress:
         analysis = run_analysis(request, ProcessLauncher(), progress)
-    Console(highlight=False).print(render_analysis(analysis))
+    Console(highlight=False).print(render_analysis(analysis, place))
     if json:
         write_whole(analysis.to_json() + "\n", json)
     if html:
-        write_analysis_html(analysis, html)
+        write_analysis_html(analysis, html, place)
 
 
 def _plan(given: str, store: str | None) -> Plan:

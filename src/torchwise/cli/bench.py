@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,8 +32,9 @@ def bench(
     ] = None,
     device: Device = "",
     contenders: Annotated[
-        str, typer.Option(help="Names with commas between them, or all.", show_default="eager, three modes, torchwise")
-    ] = "",
+        str | None,
+        typer.Option(help="Names with commas between them, or all.", show_default="eager, three modes, torchwise"),
+    ] = None,
     mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
     objective: Annotated[str, typer.Option(help="latency or throughput.", show_default="latency")] = "",
     effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
@@ -114,10 +116,16 @@ class Files:
     html: Path | None
     resume: Path | None
 
+    @property
+    def json(self) -> str | None:
+        """The first export that holds all of a benchmark, quoted for a shell."""
+        return next((shlex.quote(str(file)) for file in self.exports if file.suffix == ".json"), None)
+
 
 def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None:
     """Run, keep every row as soon as it is done, and show and write what there is, however it ended."""
     from torchwise.bench import run_benchmark
+    from torchwise.errors import StorageError
     from torchwise.report.bench import BenchProgress, export
     from torchwise.trial import ProcessLauncher
 
@@ -129,30 +137,39 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
         interrupted = False
     except KeyboardInterrupt:  # caught here, as Typer would end without a word
         done, interrupted = progress.benchmark or earlier, True
+    except StorageError:  # a row could not be kept: what was measured is shown all the same
+        if progress.benchmark:
+            _print(progress.benchmark, request, files)
+        raise
     if done:
         _show(done, request, files)
     if interrupted:
-        kept = (
-            f"the same command goes on from {resume}" if resume else "with --resume FILE.json a run can be gone on with"
-        )
+        again = f"with --resume {files.json or 'FILE.json'} a run can be gone on with"
+        kept = f"the same command goes on from {resume}" if resume else again
         typer.echo(f"torchwise: interrupted; finished rows are kept, and {kept}", err=True)
         raise typer.Exit(130)
     if done and any(row.refused and row.key in _wanted(request) for row in done.rows):
         raise typer.Exit(2)
 
 
-def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
+def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from rich.console import Console
 
-    from torchwise.report.bench import export, render_benchmark, write_bench_html, write_plots
+    from torchwise.report.bench import render_benchmark
 
+    Console(highlight=False).print(render_benchmark(done, _next(done, request, files)))
+
+
+def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
+    from torchwise.report.bench import export, write_bench_html, write_plots
+
+    _print(done, request, files)  # first, so that a disk that is full by now does not take the table with it
     for file in files.exports:
         export(done, file)
     if files.plots:
         write_plots(done, files.plots)
     if files.html:
         write_bench_html(done, files.html)
-    Console(highlight=False).print(render_benchmark(done, _next(done, request, files)))
 
 
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
@@ -160,13 +177,12 @@ def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
     found = []
     wanted = _wanted(request)
     if left := len(wanted - {row.key for row in done.rows}):
-        again = "the same command again" if files.resume else "the same command with --resume bench.json"
+        resumed = f"the same command with --resume {files.json or 'bench.json'}"
+        again = "the same command again" if files.resume else resumed
         found.append(f"{again}: {left} of {len(wanted)} rows are not done")
     if any(row.performance for row in done.rows):  # else there is nothing that another benchmark could be held against
-        exported = next((str(file) for file in files.exports if file.suffix == ".json"), None)
-        found.append(
-            f"torchwise compare {exported or 'BEFORE.json'} AFTER.json" + ("" if exported else "  (after --export)")
-        )
+        after = "" if files.json else "  (after --export)"
+        found.append(f"torchwise compare {files.json or 'BEFORE.json'} AFTER.json{after}")
     return found
 
 
@@ -185,17 +201,26 @@ def _suite(
     device: str,
     mode: str,
     objective: str,
-    contenders: str,
+    contenders: str | None,
 ) -> Suite:
-    """Return the suite of the file, or an empty one, with what was given on the command line in its place."""
+    """Return the suite of the file, or an empty one, with what was given on the command line in its place.
+
+    Raises:
+        InputError: the contenders that are given are none.
+    """
     from dataclasses import replace
 
     from torchwise.bench import Suite, read_suite
     from torchwise.bench.contenders import DEFAULT
     from torchwise.environment import default_device
+    from torchwise.errors import InputError
 
     suite = read_suite(file) if file else Suite(())
-    names = tuple(name.strip() for name in contenders.split(",") if name.strip())
+    names = tuple(name.strip() for name in (contenders or "").split(",") if name.strip())
+    if contenders is not None and not names:
+        raise InputError(
+            f"contenders are {contenders!r}, but must be at least one name, or left out for the usual ones"
+        )
     return replace(
         suite,
         targets=tuple(targets) if targets else suite.targets,
@@ -230,6 +255,9 @@ def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> 
         check_writable(file)
     if plots and plots.exists() and not plots.is_dir():
         raise InputError(f"{plots} is a file, but plots go to a folder")
+    if plots:  # made with its parents where it is not there
+        there = next(folder for folder in (plots.absolute(), *plots.absolute().parents) if folder.exists())
+        check_writable(there / "speedup.png")
 
 
 def _name_families() -> None:

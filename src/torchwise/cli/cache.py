@@ -25,7 +25,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "M
 
 @cache.command("save")
 def save(
-    study: Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a .json file.")],
+    study: Annotated[str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")],
     place: PlaceArgument,
     store: Store = None,
     limit: Annotated[
@@ -57,7 +57,7 @@ def save(
     if not is_url(place):
         check_writable(Path(place))
     made = artefact.save(place, target, decision, **options)
-    typer.echo(f"Wrote {_shown(place)}: {_described(made)}")
+    typer.echo(f"Wrote {_shown(place)} for {target}: {_described(made)}")
     typer.echo(f"SHA-256 {made.sha256}")
 
 

@@ -45,11 +45,13 @@ def explain(
     from torchwise.diagnose.explain import explain as run
     from torchwise.plan import Plan
     from torchwise.report.explain import render_explanation, write_explanation
+    from torchwise.store.location import place_of
     from torchwise.workload.target import check_form
 
     check_form(target)
     for file in (json, html):
         check_writable(file)
+    where = place_of(store) if store else None
     chosen = Plan.from_json(plan) if plan else None
     with interruptible(lambda: "; nothing is kept"), Console(stderr=True).status("starting") as status:
         told = run(
@@ -62,8 +64,8 @@ def explain(
             artefacts=artefacts,
             on_stage=lambda name: status.update(name),
         )
-    Console(highlight=False).print(render_explanation(told))
-    write_explanation(told, html=html, json=json)
+    Console(highlight=False).print(render_explanation(told, where))
+    write_explanation(told, html=html, json=json, store=where)
     if keep:
         _keep(told, store)
 

@@ -39,7 +39,7 @@ def lock(
     if not wanted:
         raise InputError(f"no target is given, and {file} holds none: torchwise lock TARGET, as it was tuned")
     with open_storage(store, existing=True) as storage:
-        entries = collect(storage, wanted)
+        entries = collect(storage, wanted, storage.place if store else None)
     written = known.with_entries(entries)
     write(written, file)
     for entry in entries:

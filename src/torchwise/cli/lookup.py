@@ -13,7 +13,7 @@ from torchwise.records.study import study_from_dict
 
 
 def find_study(name: str, store: str | None) -> Study:
-    """Return the study that `name` means.
+    """Return the study that `name` means; `latest` is the one that was decided last.
 
     Raises:
         InputError: there is none; the message says what there is.
@@ -26,10 +26,10 @@ def find_study(name: str, store: str | None) -> Study:
         raise InputError(f"study is {name!r}, but must be a number, `latest` or a .json file")
     with open_storage(store, existing=True) as storage:
         if name == "latest":
-            summaries = storage.list_studies(limit=1)
-            if not summaries:
+            study = storage.latest_study()
+            if study is None:
                 raise InputError("the store holds no study yet: torchwise tune TARGET makes one")
-            return storage.get_study(summaries[0].id)
+            return study
         return storage.get_study(int(name))
 
 

@@ -24,7 +24,9 @@ SCHEMA = "torchwise.plans/1"
 UNCUT = 10_000
 """Characters of a line that no table reaches."""
 
-StudyArgument = Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a .json file.")]
+StudyArgument = Annotated[
+    str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")
+]
 PlanArgument = Annotated[
     str | None,
     typer.Argument(

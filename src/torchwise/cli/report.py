@@ -11,7 +11,9 @@ from torchwise.cli.options import Store
 
 
 def report(
-    study: Annotated[str, typer.Argument(help="Number of a stored study, `latest`, or a file written with --json.")],
+    study: Annotated[
+        str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a file written with --json.")
+    ],
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write JSON (schema torchwise.study/1).")] = None,
     store: Store = None,

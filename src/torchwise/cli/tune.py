@@ -104,8 +104,11 @@ def check_writable(file: Path | None) -> None:
     """Refuse a path that could not be written, before minutes are spent on what goes there.
 
     Raises:
-        InputError: its folder does not exist, or it is a folder itself.
+        InputError: its folder does not exist or cannot be written to, or it is a folder itself.
     """
+    import os
+    import secrets
+
     from torchwise.errors import InputError
 
     if file is None:
@@ -113,4 +116,15 @@ def check_writable(file: Path | None) -> None:
     if file.is_dir():
         raise InputError(f"{file} is a folder, but must be a file to write to")
     if not file.resolve().parent.is_dir():
-        raise InputError(f"{file} cannot be written: there is no folder {file.resolve().parent}")
+        raise InputError(f"{file} cannot be written: there is no folder {file.resolve().parent}; make it first")
+    if file.exists() and not file.is_file():  # a pipe or a device
+        if not os.access(file, os.W_OK):
+            raise InputError(f"{file} cannot be written: permission denied; give another place")
+        return
+    # Asking for permissions is not enough, as file systems may be read-only. Named like the draft of `write_whole`.
+    probe = file.resolve().with_name(f".{file.resolve().name}.{secrets.token_hex(4)}.tmp")
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror or error}; give another place") from None

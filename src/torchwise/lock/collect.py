@@ -13,17 +13,22 @@ from torchwise.store import Storage
 from torchwise.workload.spec import LIVE
 
 
-def collect(storage: Storage, targets: Iterable[str]) -> list[Entry]:
+def collect(storage: Storage, targets: Iterable[str], store: str | None = None) -> list[Entry]:
     """Return the entries of `targets`: of each the last decision for each device and mode.
+
+    Args:
+        storage: where they were decided.
+        targets: as they were tuned.
+        store: the place of the store that was named for it; None for the one that every command finds by itself.
 
     Raises:
         InputError: a target has no decision that holds here, or cannot be checked from a command line; the message has
             the command to run.
     """
-    return [entry for target in dict.fromkeys(targets) for entry in _of(storage, target)]
+    return [entry for target in dict.fromkeys(targets) for entry in _of(storage, target, store)]
 
 
-def _of(storage: Storage, target: str) -> list[Entry]:
+def _of(storage: Storage, target: str, store: str | None) -> list[Entry]:
     if target.startswith(LIVE):
         raise InputError(
             f"{target} is a model of a running program, which `torchwise check` could not load: tune a factory, as "
@@ -40,13 +45,12 @@ def _of(storage: Storage, target: str) -> list[Entry]:
     if not newest:
         other = f" (what it has is for another, {differences[0]})" if differences else ""
         raise InputError(
-            f"{storage.place} has no decision for {target} on this machine and software{other}: "
-            f"torchwise tune {shlex.quote(target)}"
+            f"{storage.place} has no decision for {target} on this machine and software{other}: {_tune(target, store)}"
         )
-    return [entry_of(_study(storage, decision)) for decision in newest.values()]
+    return [entry_of(_study(storage, decision, store)) for decision in newest.values()]
 
 
-def _study(storage: Storage, decision: Decision) -> Study:
+def _study(storage: Storage, decision: Decision, store: str | None) -> Study:
     """Return the study that a decision was made by.
 
     Raises:
@@ -61,6 +65,10 @@ def _study(storage: Storage, decision: Decision) -> Study:
     if study.state is not StudyState.DECIDED:
         raise InputError(
             f"study {study.id} of {target} is {study.state}, and may come to another decision: "
-            f"torchwise tune {shlex.quote(target)} goes on with it"
+            f"{_tune(target, store)} goes on with it"
         )
     return study
+
+
+def _tune(target: str, store: str | None) -> str:
+    return shlex.join(["torchwise", "tune", target, *(() if store is None else ("--store", store))])

@@ -142,6 +142,11 @@ class Storage:
         """
         return self._database.read(lambda c: studies.summaries(c, target, limit))
 
+    def latest_study(self) -> Study | None:
+        """Return the study that was decided last, the newest where none is decided, or None where there is no study."""
+        study_id = self._database.read(studies.latest)
+        return None if study_id is None else self.get_study(study_id)
+
     def claim_trial(self, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: bool = False) -> Trial | None:
         """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None where there is nothing to do.
 

@@ -129,6 +129,16 @@ def summaries(connection: Connection, target: str | None, limit: int | None) -> 
     return [_summary(row) for row in connection.execute(query)]
 
 
+def latest(connection: Connection) -> int | None:
+    """Return the id of the study that was decided last; of those without a decision, which come behind, the newest."""
+    decided_at = select(func.max(decisions.c.decided_at)).where(decisions.c.study_id == studies.c.id).scalar_subquery()
+    # 0 for none, as SQLite and PostgreSQL sort NULL to different ends.
+    query = select(studies.c.id).order_by(
+        func.coalesce(decided_at, 0.0).desc(), studies.c.created_at.desc(), studies.c.id.desc()
+    )
+    return connection.execute(query.limit(1)).scalar()
+
+
 def count(connection: Connection) -> tuple[int, int]:
     """Count studies and trials."""
     counts = (connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (studies, trials))

@@ -14,6 +14,8 @@ Device = Literal["cpu", "cuda"]
 LIVE = "live:"
 """Prefix of a target that is an object in a Python program, which no command line can load."""
 
+SEEDS = 2**63
+"""From -SEEDS up to, not with it: PyTorch takes twice as many, and those next to a seed are drawn from, too."""
 DEFAULT_CALLS = 100_000
 """Calls assumed where the user gives none: an afternoon of a service, a few epochs of a small job.
 
@@ -57,5 +59,7 @@ class WorkloadSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise WorkloadError(f"{name} is {value!r}, but must be a whole number of at least 1")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -SEEDS <= self.seed < SEEDS:
+            raise WorkloadError(f"seed is {self.seed!r}, but must be a whole number from -2**63 to 2**63 - 1")
         if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")

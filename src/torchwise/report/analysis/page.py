@@ -18,16 +18,16 @@ from torchwise.report.template import render
 TEMPLATE = "analyze.html.j2"
 
 
-def write_analysis_html(analysis: Analysis, path: str | Path) -> Path:
-    """Write an analysis as a page to `path`, whole or not at all; return the path.
+def write_analysis_html(analysis: Analysis, path: str | Path, store: str | None = None) -> Path:
+    """Write an analysis as a page to `path`, whole or not at all; return the path. `store` is as of `next_steps`.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(render_analysis_html(analysis), path)
+    return write_whole(render_analysis_html(analysis, store), path)
 
 
-def render_analysis_html(analysis: Analysis) -> str:
+def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
     """Return an analysis as a page. The same analysis always gives the same page."""
     head, *rest = [advice.text for advice in analysis.advice] or ["Nothing was found."]
     verdict = analysis.trial.verdict
@@ -45,7 +45,7 @@ def render_analysis_html(analysis: Analysis) -> str:
         checks=[_check(check) for check in verdict.checks] if verdict else [],
         traceback=analysis.trial.failure.traceback if analysis.trial.failure else "",
         notes=notes(analysis),
-        steps=next_steps(analysis),
+        steps=next_steps(analysis, store),
         environment=facts.machine(analysis.environment),
         inputs=[("Model", analysis.inspection.description), *(("Inputs", line) for line in analysis.inspection.inputs)],
     )

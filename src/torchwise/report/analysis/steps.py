@@ -9,17 +9,23 @@ from torchwise.report.commands import Step
 from torchwise.workload.spec import LIVE
 
 
-def next_steps(analysis: Analysis) -> list[Step]:
-    """Return what to type next; the most useful first."""
+def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
+    """Return what to type next; the most useful first.
+
+    Args:
+        analysis: what was found.
+        store: the place of the store that was named for it; None for the one that every command finds by itself.
+    """
+    kept = () if store is None else ("--store", store)
     live = analysis.workload.target.startswith(LIVE)
-    tune = "torchwise.tune(model, args)" if live else _command("tune", analysis)
+    tune = "torchwise.tune(model, args)" if live else _command("tune", analysis, *kept)
     steps = [Step(tune, "tries every plan that could pay, and decides")]
     if not analysis.batches:
         scaled = "torchwise.analyze(model, args, batches=(1, 2, 4, 8))"
-        again = scaled if live else _command("analyze", analysis, "--batches", "1,2,4,8")
+        again = scaled if live else _command("analyze", analysis, "--batches", "1,2,4,8", *kept)
         steps.append(Step(again, "how time and throughput go with the batch size; each size is compiled anew"))
     if not live and (analysis.trial.failure or not analysis.trial.is_proven):
-        steps.insert(0, Step(_command("bisect", analysis), "where the failure or the wrong answer enters"))
+        steps.insert(0, Step(_command("bisect", analysis, *kept), "where the failure or the wrong answer enters"))
     return steps
 
 

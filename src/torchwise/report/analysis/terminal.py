@@ -19,8 +19,8 @@ from torchwise.report.layout import hanging
 from torchwise.report.terminal import Command
 
 
-def render_analysis(analysis: Analysis) -> RenderableType:
-    """Return an analysis: the advice, the phases, notes, and the commands that make sense next."""
+def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableType:
+    """Return an analysis: the advice, the phases, notes, and what to type next; `store` is as of `next_steps`."""
     head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["Nothing was found."]
     here = analysis.environment
     place = f"{show.one_line(here.gpu or here.cpu)}, torch {show.one_line(here.torch)}"
@@ -37,7 +37,7 @@ def render_analysis(analysis: Analysis) -> RenderableType:
         *_listed("Worth knowing", notes(analysis)),
         Text("\nNext", style="bold"),
     ]
-    for step in next_steps(analysis):
+    for step in next_steps(analysis, store):
         parts += [Command(step.command), hanging(step.purpose, style="dim", indent=4)]
     return Group(*parts)
 

@@ -15,9 +15,9 @@ from torchwise.report.template import Theme, render, render_part
 TEMPLATE = "explain.html.j2"
 
 
-def render_explanation_html(explanation: Explanation) -> str:
+def render_explanation_html(explanation: Explanation, store: str | None = None) -> str:
     """Return an explanation as a self-contained page. The same explanation always gives the same page."""
-    return render(TEMPLATE, **_context(explanation))
+    return render(TEMPLATE, **_context(explanation, store))
 
 
 def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
@@ -25,7 +25,7 @@ def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
     return render_part(TEMPLATE, theme, **_context(explanation))
 
 
-def _context(explanation: Explanation) -> dict[str, Any]:
+def _context(explanation: Explanation, store: str | None = None) -> dict[str, Any]:
     return {
         "told": explanation,
         "headline": words.headline(explanation),
@@ -37,18 +37,20 @@ def _context(explanation: Explanation) -> dict[str, Any]:
         "nothing": words.NOTHING,
         "plots": plots(explanation),
         "kernels": [words.cells(kernel) for kernel in explanation.kernels],
-        "steps": words.next_steps(explanation),
+        "steps": words.next_steps(explanation, store),
         "environment": facts.machine(explanation.environment),
     }
 
 
-def write_explanation(explanation: Explanation, *, html: Path | None = None, json: Path | None = None) -> None:
-    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all.
+def write_explanation(
+    explanation: Explanation, *, html: Path | None = None, json: Path | None = None, store: str | None = None
+) -> None:
+    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all; `store` as of `next_steps`.
 
     Raises:
         StorageError: a file cannot be written.
     """
     if html:
-        write_whole(render_explanation_html(explanation), html)
+        write_whole(render_explanation_html(explanation, store), html)
     if json:
         write_whole(explanation.to_json() + "\n", json)

@@ -21,7 +21,7 @@ MOST_FILES = 2
 _hanging = partial(layout.hanging, indent=3)
 
 
-def render_explanation(explanation: Explanation) -> RenderableType:
+def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
     """Return an explanation: the call, the findings, the stages, the kernels, and what to type next."""
     parts: list[RenderableType] = [
         Text(show.one_line(headline(explanation)), style="bold"),
@@ -38,7 +38,7 @@ def render_explanation(explanation: Explanation) -> RenderableType:
     if explanation.notes:
         parts += [_title("Worth knowing"), *(_hanging(show.plain(note)) for note in explanation.notes)]
     parts.append(_title("Next"))
-    for step in next_steps(explanation):
+    for step in next_steps(explanation, store):
         parts += [Command(step.command), _hanging(step.purpose, style="dim", indent=5)]
     return Group(*parts)
 

@@ -101,14 +101,17 @@ def cells(kernel: Kernel) -> tuple[str, ...]:
     )
 
 
-def next_steps(explanation: Explanation) -> list[Step]:
-    """Return what to type next, the most useful first."""
+def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]:
+    """Return what to type next, the most useful first; in `store` where one was named."""
+    kept = () if store is None else ("--store", store)
     spec = explanation.workload
     if spec.target.startswith(LIVE):
         return [Step("torchwise.tune(model, inputs)", "proves and times what is proposed here, and more")]
     plans = [f.plan for f in explanation.findings if f.plan is not None and not f.plan.is_eager and _pays(f)]
-    first = [Step(command_line("tune", spec, "--plan", p.to_json()), "proves the dearest mend") for p in plans[:1]]
-    return [*first, Step(command_line("tune", spec), "tries every plan that could pay, and decides")]
+    first = [
+        Step(command_line("tune", spec, "--plan", p.to_json(), *kept), "proves the dearest mend") for p in plans[:1]
+    ]
+    return [*first, Step(command_line("tune", spec, *kept), "tries every plan that could pay, and decides")]
 
 
 def _pays(finding: Finding) -> bool:
