@@ -233,7 +233,7 @@ def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], l
     prepared: list[Plan] = []
     with open_storage(store) as storage:
         study = storage.get_study(1)
-    monkeypatch.setattr(search, "run_study", lambda *_: study)
+    monkeypatch.setattr(search, "run_study", lambda *_, **__: study)
     monkeypatch.setattr(search, "_prove", lambda _request, _study, plan, *_: prepared.append(plan) or "not now")
     told: list[News] = []
     order = Order(Request(DECISION.workload), ("quick",), store, ())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,11 +32,25 @@ PLANS = [Plan(threads=threads) for threads in range(1, 11)]
 
 
 @contextmanager
+def no_main() -> Iterator[None]:
+    """Have a process that is spawned run no script: `__main__` may be a page that an earlier test's Streamlit drew.
+
+    It was once in all tests of this file, in a process of tests that drew the dashboard's pages before.
+    """
+    before, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
+
+
+@contextmanager
 def killed_after_its_word(work: object, *args: object) -> Iterator[str]:
     """Start `work`, wait until it says how far it is, `kill -9` it, and yield what it said."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=work, args=(*args, theirs))  # type: ignore[arg-type]
-    process.start()
+    with no_main():
+        process.start()
     try:
         assert ours.poll(30)
         said = ours.recv()
@@ -57,7 +73,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_32_processes_lose_nothing_and_do_nothing_twice(url: str) -> None:  # all of them create the store
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=all_at_once, args=(url, PROCESSES, theirs, PLANS))
-    process.start()
+    with no_main():
+        process.start()
     assert ours.poll(120), "they did not finish"
     shares, codes = ours.recv()
     process.join(30)
