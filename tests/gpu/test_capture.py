@@ -139,7 +139,7 @@ def test_batch_norm_statistics_move_once_per_call() -> None:
 def test_threads_take_turns(net: torch.nn.Module) -> None:
     """Threads replay and record graphs beside eager calls: which of the two is wrong is seen by what was there before.
 
-    On one CPU core a bit of one call in 200 was once otherwise (H200, torch 2.11), with no word of which side's.
+    On one CPU core one call of 200 once differed (H200, torch 2.11), with no word of which side was wrong.
     """
     call = captured(net, x())
     call(x())  # type: ignore[operator]

@@ -85,8 +85,9 @@ def _costs(history: History) -> dict[Plan, Interval]:
         calling = economics.calls * economics.seconds_per_call(paying[scale]).mid  # seconds for all calls
         least = min(together, key=lambda plan: overhead[plan] + calling * times[plan].mid)
         calling *= times[least].mid
+        beside = _times_beside(least, history)
         for plan in together:
-            ratio = _times_beside(least, history)[plan]
+            ratio = beside[plan]
             mid = 1.0 if ratio.low <= 1 <= ratio.high else ratio.mid
             costs[plan] = Interval(*(overhead[plan] + calling * r for r in (ratio.low, mid, ratio.high)))
     return costs

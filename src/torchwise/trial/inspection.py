@@ -33,6 +33,8 @@ HOPPER = (9, 0)
 """The first compute capability at which a kernel may start before the one ahead of it has ended."""
 MOST_OPERATORS = 20_000
 """Operators of a call that are looked at for repetitions."""
+_REDUCTION, _MEAN = 3, 1
+"""Place of the reduction among the arguments of cross entropy in ATen, and what stands for the mean there."""
 
 
 def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
@@ -85,10 +87,6 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady, answers=answers)),
         work=work,
     )
-
-
-_REDUCTION, _MEAN = 3, 1
-"""Place of the reduction among the arguments of cross entropy in ATen, and what stands for the mean there."""
 
 
 def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
