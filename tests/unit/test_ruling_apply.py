@@ -24,9 +24,9 @@ from torchwise.background import search
 from torchwise.background.messages import News, Order
 from torchwise.errors import RefusedPlanError, StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Decision, Standing, StudyState
+from torchwise.records import Decision, Standing, Study, StudyState
 from torchwise.store import downgrade_storage, open_storage, reading
-from torchwise.study import Request
+from torchwise.study import Caches, Request
 from torchwise.study.ruled import in_force
 
 PLAN, OTHER = (Plan(threads=torch.get_num_threads() + more) for more in (1, 2))
@@ -233,7 +233,13 @@ def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], l
     prepared: list[Plan] = []
     with open_storage(store) as storage:
         study = storage.get_study(1)
-    monkeypatch.setattr(search, "run_study", lambda *_, **__: study)
+
+    def stored(*_: Any, caches: Caches) -> Study:
+        made = Path(caches.new(PLAN))
+        assert made.is_relative_to(Path(store).parent), "which the program deletes, should the search be killed"
+        return study
+
+    monkeypatch.setattr(search, "run_study", stored)
     monkeypatch.setattr(search, "_prove", lambda _request, _study, plan, *_: prepared.append(plan) or "not now")
     told: list[News] = []
     order = Order(Request(DECISION.workload), ("quick",), store, ())
