@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from dataclasses import dataclass
@@ -168,8 +169,8 @@ def test_threads_take_turns(net: torch.nn.Module) -> None:
 def test_recording_leaves_products_of_other_threads_alone(core: str) -> None:
     """Products that are split along the inner dimension keep partial sums in a workspace, one for a thread and stream.
 
-    A recording takes one from its own pool, and for that clears everybody's: a product that is under way in another
-    thread must not lose what it computes in.
+    A recording needs one that stays, but must not clear everybody's for that, as PyTorch's own do: a product that is
+    under way in another thread would lose what it computes in.
     """
     a, b = torch.randn(64, 1 << 16, device="cuda"), torch.randn(1 << 16, 64, device="cuda")
     expected = a @ b
@@ -198,6 +199,80 @@ def test_recording_leaves_products_of_other_threads_alone(core: str) -> None:
         os.sched_setaffinity(0, before)
     assert min(turns) > 10
     assert wrong == [0, 0], turns
+
+
+def split_along_the_inner_dimension() -> tuple[torch.nn.Module, torch.Tensor]:
+    """Few rows and many columns: products whose partial sums lie in a workspace."""
+    model = torch.nn.Linear(1 << 16, 64, bias=False).cuda().eval()
+    return model, torch.randn(64, 1 << 16, device="cuda")
+
+
+@pytest.mark.slow
+def test_plans_replay_beside_each_other_in_workspaces_of_their_own() -> None:
+    torch.manual_seed(0)
+    plans = []
+    for _ in range(3):
+        model, given = split_along_the_inner_dimension()
+        plans.append((captured(model, given), given))
+        plans[-1][0](given)  # type: ignore[operator]
+    expected = [call(given) for call, given in plans]  # type: ignore[operator]
+    wrong = [0] * len(plans)
+
+    def work(number: int) -> None:
+        call, given = plans[number]
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(500):
+                wrong[number] += not torch.equal(call(given), expected[number])  # type: ignore[operator]
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(plans))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0] * len(plans)
+
+
+def test_a_thread_that_never_multiplied_matrices_records() -> None:
+    """Its recording asks for a workspace all the same, and so for a handle of cuBLAS, which nothing may make then."""
+    given = x()
+    answers: list[torch.Tensor] = []
+
+    def work() -> None:
+        with torch.no_grad():
+            answers.append(captured(torch.relu, given)(given))  # type: ignore[operator]
+
+    threads = [threading.Thread(target=work) for _ in range(3)]  # at once: a thread takes the handle of one that ended
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 3
+    assert all(torch.equal(answer, torch.relu(given)) for answer in answers)
+
+
+def test_a_plan_that_dies_leaves_its_workspace_to_the_next() -> None:
+    torch.manual_seed(0)
+    model, given = split_along_the_inner_dimension()
+    expected = captured(model, given)(given)  # type: ignore[operator]
+    held = []
+    for turn in range(6):
+        call = captured(model, given)
+        assert torch.equal(call(given), expected)  # type: ignore[operator]
+        if turn % 2:  # somebody clears them, and takes the memory
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
+            assert torch.equal(call(given), expected)  # type: ignore[operator]
+            torch.cuda.synchronize()
+            assert all(bool((other == 7.0).all()) for other in others)
+            del others
+        del call
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        held.append(torch.cuda.memory_reserved())
+    assert held[-2:] <= held[:2], held
 
 
 def test_streams_wait_for_each_other() -> None:

@@ -17,10 +17,22 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture import call as captured
+from torchwise.realize.capture import graph
 from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS, Replays
 from torchwise.realize.capture.graph import Graph, copy_each, record, record_in_place
+from torchwise.realize.capture.recording import RecordingStream
 from torchwise.workload import trees
+
+
+class Side(str):
+    def wait_stream(self, other: object) -> None: ...
+
+
+class Alone(RecordingStream):
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Any]:
+        yield None
 
 
 class Stream:
@@ -435,6 +447,7 @@ class Cuda:
         self.lock = threading.Lock()
         fakes = {
             "CUDAGraph": lambda: Graph(lambda: None, [], None, []),
+            "current_device": lambda: 0,
             "current_stream": lambda: self,
             "get_rng_state": lambda: "numbers",
             "set_rng_state": self.done.append,
@@ -443,7 +456,6 @@ class Cuda:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
 
     def wait_stream(self, other: object) -> None:
         self.done.append("current waits" if other == "side" else "side waits")
@@ -466,11 +478,9 @@ def test_a_call_that_raises_while_warming_up_is_waited_for_and_its_random_number
 
     cuda = Cuda(monkeypatch)
 
-    class Side(str):
-        def wait_stream(self, other: object) -> None: ...
-
+    monkeypatch.setattr(graph, "warm_up_stream", lambda device: Side("side"))
     with pytest.raises(ValueError, match="at length"):
-        record(fails, (), {}, pool=None, stream=Side("side"), settled=lambda: None)  # type: ignore[arg-type]
+        record(fails, (), {}, pool=None, stream=RecordingStream(), settled=lambda: None)
     assert cuda.done == ["current waits", "numbers"]
 
 
@@ -483,7 +493,7 @@ def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
         collecting.append(gc.isenabled())
 
     def work() -> None:
-        record_in_place(slow, (), {}, None, pool=None, stream=None)  # type: ignore[arg-type]
+        record_in_place(slow, (), {}, None, pool=None, stream=Alone())
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -14,6 +14,7 @@ import torch
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.realize.capture.loop import MOST_ITERATIONS, CapturedLoop, iterations
 from torchwise.realize.capture.obstacle import synchronisations, synchronises
+from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
 from torchwise.realize.capture.surroundings import differing, surroundings_of
 from torchwise.realize.signature import opaque_leaves
@@ -77,7 +78,7 @@ class Rollout:
         self._refused: dict[Situation, str] = {}
         self._logged: set[str] = set()
         self._pool: Any = None
-        self._side: torch.cuda.Stream | None = None
+        self._side = RecordingStream()
         self._last: torch.cuda.Stream | None = None
 
     def __call__(self, state: Any, steps: int) -> Any:
@@ -173,8 +174,6 @@ class Rollout:
                 raise UnsupportedError(f"{name} changes in Python from step to step: carry it in the state as a tensor")
 
     def _record(self, step_s: float, course: Course) -> CapturedLoop:
-        if self._side is None:
-            self._side = torch.cuda.Stream()
         if not self._loops:  # a pool whose graphs are gone takes no new ones while anything lies in it
             self._pool = torch.cuda.graph_pool_handle()
         if self._watch.changed():  # lazy modules and caches took shape

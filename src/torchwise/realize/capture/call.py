@@ -13,6 +13,7 @@ from torchwise.realize.capture.direct import Recorded, Replays
 from torchwise.realize.capture.frozen import FrozenError, is_held
 from torchwise.realize.capture.graph import flat_places, overlap, record, record_in_place, tensors_of
 from torchwise.realize.capture.obstacle import is_of_capture, refused
+from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, settings_now, situation_of
 from torchwise.realize.signature import signature_of
 from torchwise.realize.watch import ModuleWatch
@@ -62,7 +63,7 @@ class CapturedCall:
         self._pool: Any = None
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
-        self._side = torch.cuda.Stream()
+        self._side = RecordingStream()
         self._device = torch.cuda.current_device()
         self._capturing = torch._C._cuda_isCurrentStreamCapturing
         self._raw_stream = torch._C._cuda_getCurrentRawStream  # as Inductor's generated code asks; 20 times quicker

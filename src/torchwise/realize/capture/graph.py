@@ -17,6 +17,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.frozen import count_capture
+from torchwise.realize.capture.recording import RecordingStream, warm_up_stream
 from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
 from torchwise.workload.trees import PLAIN
@@ -63,7 +64,7 @@ def record(
     kwargs: Mapping[str, Any],
     *,
     pool: Any,
-    stream: torch.cuda.Stream,
+    stream: RecordingStream,
     settled: Callable[[], None],
 ) -> Graph:
     """Warm up, and record one call on copies of its inputs.
@@ -73,7 +74,7 @@ def record(
         args: positional arguments.
         kwargs: keyword arguments.
         pool: the memory pool that the graphs of one plan share.
-        stream: the side stream on which CUDA wants captures to happen.
+        stream: likewise; CUDA wants captures to happen on a stream beside the default one.
         settled: called between warm-up and recording.
 
     Raises:
@@ -88,7 +89,7 @@ def record(
         raise UnsupportedError("an input is sparse or nested, but a graph needs strided memory")
     if outside := _elsewhere(inputs):
         raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays the current GPU's work only")
-    _warm_up(call, args, kwargs, inputs, stream)
+    _warm_up(call, args, kwargs, inputs)
     settled()
     before = [t._version for t in inputs]
     replay, outputs = _recorded(lambda: call(*args, **kwargs), pool=pool, stream=stream)
@@ -104,7 +105,7 @@ def record_in_place(
     wanted: list[torch.Tensor] | None,
     *,
     pool: Any,
-    stream: torch.cuda.Stream,
+    stream: RecordingStream,
 ) -> tuple[Callable[[], None], Any]:
     """Record one call that is warm already, on the memory of its arguments, with its outputs copied to `wanted`.
 
@@ -135,15 +136,20 @@ def record_in_place(
     return _recorded(whole, pool=pool, stream=stream)
 
 
-def _recorded(call: Callable[[], Any], *, pool: Any, stream: torch.cuda.Stream) -> tuple[Callable[[], None], Any]:
+def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> tuple[Callable[[], None], Any]:
     """Return what replays `call`, and what it returned while it was recorded.
 
     Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
     """
     graph = torch.cuda.CUDAGraph()
     try:
-        recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _recording_alone, _own_workspaces(), _own_casts(), _no_collection(), recording:
+        with (
+            _recording_alone,
+            _own_casts(),
+            _no_collection(),
+            stream.ready() as ready,
+            torch.cuda.graph(graph, pool=pool, stream=ready, capture_error_mode="thread_local"),
+        ):
             outputs = call()
         count_capture()
     except BaseException:  # raised again: only the generator must be settled first, whatever it was
@@ -191,13 +197,12 @@ def _copied(outputs: Any) -> Any:
     return trees.map_tensors(torch.Tensor.clone, outputs)
 
 
-def _warm_up(
-    call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], stream: torch.cuda.Stream
-) -> None:
-    """Call a few times on the side stream, leaving inputs and random numbers as they were.
+def _warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+    """Call a few times on a side stream, leaving inputs and random numbers as they were.
 
     Where the call raises, too, the current stream waits: what puts the state back must not race with its kernels.
     """
+    stream = warm_up_stream(torch.cuda.current_device())
     saved = [t.clone() for t in inputs]
     generator = torch.cuda.get_rng_state()
     stream.wait_stream(torch.cuda.current_stream())
@@ -215,20 +220,6 @@ def _warm_up(
 def overlap(tensors: list[torch.Tensor]) -> bool:
     """Whether two of the tensors share a storage, so that what is written to one may be what another one reads."""
     return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
-
-
-@contextlib.contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """Have matrix products take their workspace from the graph's own pool while it is recorded.
-
-    PyTorch keeps one workspace per stream, which warming up takes from everybody's memory. Whoever clears them, as
-    `torch.compile` does for its own CUDA graphs, would give that memory to others while replays still write to it.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextlib.contextmanager

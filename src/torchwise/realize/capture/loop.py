@@ -12,6 +12,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.graph import Graph, record, static
 from torchwise.realize.capture.obstacle import refused
+from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import on_gpu
 from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
@@ -62,7 +63,7 @@ class CapturedLoop:
     """
 
     def __init__(
-        self, step: Callable[[Any], Any], state: Any, *, length: int, inside: int, pool: Any, stream: torch.cuda.Stream
+        self, step: Callable[[Any], Any], state: Any, *, length: int, inside: int, pool: Any, stream: RecordingStream
     ) -> None:
         self.length = length
         self._check(state)
@@ -109,7 +110,7 @@ class CapturedLoop:
             raise UnsupportedError("a tensor of the state requires gradients, which no graph carries on: detach it")
         _check_apart(tensors)
 
-    def _recorded(self, length: int, inside: int, pool: Any, stream: torch.cuda.Stream) -> Graph:
+    def _recorded(self, length: int, inside: int, pool: Any, stream: RecordingStream) -> Graph:
         recording = False
 
         def steps() -> list[Any]:

@@ -18,6 +18,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.attempt import Attempt, Grads, detached
 from torchwise.realize.capture.graph import Graph, overlap, record, tensors_of
 from torchwise.realize.capture.obstacle import refused
+from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
 from torchwise.realize.capture.training import TrainingState
 from torchwise.workload import trees
@@ -97,7 +98,7 @@ class CapturedStep:
         self._lock = threading.RLock()
         self._inside = False
         self._pool: Any = None
-        self._side: torch.cuda.Stream | None = None
+        self._side = RecordingStream()
         self._last: torch.cuda.Stream | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -199,8 +200,6 @@ class CapturedStep:
         return answer
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorded:
-        if self._side is None:
-            self._side = torch.cuda.Stream()
         if not self._graphs:  # a pool whose graphs are gone takes no new ones while tensors (gradients) lie in it
             self._pool = torch.cuda.graph_pool_handle()
         self._state.check()
