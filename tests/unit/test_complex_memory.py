@@ -38,7 +38,21 @@ def check(function: Callable[..., Any], *given: torch.Tensor) -> None:
     assert (door.rewritten, door.reasons) == (1, [])
     for our, their in zip([*answers, *ours], [*expected, *theirs], strict=True):
         close(our, their, 16)
-    assert shared(answers, ours) == shared(expected, theirs)
+    assert shared(answers, ours) == (shared(expected, theirs) if EVERYTHING else shared_untouched(function, given))
+
+
+EVERYTHING = torch.__version__ < (2, 15)
+"""Whether all that a program computes reaches us: later versions take `x * 1` for x before, also where it is returned,
+so that what `torch.compile` returns may be an input (which a proof refuses)."""
+
+
+def shared_untouched(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """List who shares memory with whom where the same graph runs as it reached us."""
+    torch._dynamo.reset()
+    door, ours = uncompiled(), trees.clone(given)
+    door._compiled = door._inner  # type: ignore[method-assign,assignment]
+    with torch.no_grad():
+        return shared(several(torch.compile(function, backend=door)(*ours)), ours)
 
 
 def seen_before_a_step(psi: torch.Tensor) -> Any:
@@ -133,6 +147,7 @@ def test_outputs_lie_in_memory_of_their_own_where_they_do_in_eager(function: Cal
     check(function, z(4))
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="NOT TESTED: torch itself gives it away, which a proof refuses")
 def test_a_constant_is_not_given_away() -> None:
     constant = z(4)
     function = torch.compile(lambda x: ((constant * 1.0).real, x * constant), backend=uncompiled())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +104,35 @@ def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
     module[0].weight.mul_(2.0)
     with pytest.raises(StalePlanError, match="weights changed"):
         call(x)
+
+
+def copies_in_code() -> int:
+    """Count the weights that Inductor's modules hold."""
+    for _ in range(2):  # the modules are let go of when what calls them is collected
+        gc.collect()
+    spaces = [held for held in gc.get_objects() if type(held) is dict and "extern_kernels" in held]
+    return sum(name.startswith("_frozen_param") for space in spaces for name in space)
+
+
+@torch.no_grad()
+def test_copies_of_frozen_weights_go_with_their_plan_and_the_model_may_go_before() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(), torch.randn(4, 8)
+    plan, before = INDUCTOR.with_choice("options", ("freezing", True)), copies_in_code()
+    for _ in range(2):
+        realized = realize(model, plan, Example((x,)), device="cpu", mode="inference")
+        expected = realized.call(x)
+        assert copies_in_code() > before
+        lean = realized.lean((x,), {})
+        assert torch.equal(lean(x), expected)
+        realized.close()
+        del realized
+        assert torch.equal(lean(x), expected), "another thread may be inside"
+        del lean
+        assert copies_in_code() == before
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 @torch.no_grad()

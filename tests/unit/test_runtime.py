@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import copy
 import io
 import json
@@ -297,6 +298,40 @@ def test_what_a_call_had_computed_is_freed_before_the_original_runs(net: Net, mo
     made = Realized(THREADS, call, lambda _args, _kwargs: call, lambda: None)
     monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
     applied(net)(X)
+    assert alive == [False]
+
+
+class Cycle:
+    """Held by itself, and so until it is collected; then it lets go of what is behind it."""
+
+    def __init__(self, behind: Any) -> None:
+        self.own = self
+        weakref.finalize(self, [behind].clear)
+
+
+@torch.no_grad()
+def test_what_a_plan_held_in_cycles_is_freed_before_the_original_runs(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fault(monkeypatch, RuntimeError("unused"))
+    alive: list[bool] = []
+
+    def made(*_args: Any, **_options: Any) -> Realized:
+        inner = Cycle(None)
+        outer, reference = Cycle(inner), weakref.ref(inner)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(reference() is not None))
+
+        def call(x: torch.Tensor, _code: Any = outer) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return Realized(THREADS, call, lambda _args, _kwargs: call, lambda: None)
+
+    monkeypatch.setattr(dispatch, "realize", made)
+    gc.disable()
+    try:
+        applied(net)(X)
+    finally:
+        gc.enable()
     assert alive == [False]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -236,6 +237,8 @@ class Dispatcher:
         """Free what the plan holds on the GPU, captured graphs and their memory, and leave it alone for a time."""
         is_first = self._memory.failed()
         self._forget()
+        for _ in range(2):  # compiled code lies in cycles, and the weights that are frozen into it in others behind
+            gc.collect()
         torch.cuda.empty_cache()  # which does nothing where there is no GPU
         if not is_first:  # another thread's call failed for the same reason at once
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,12 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize import dependent_launch, rolled
+from torchwise.realize.backends.freezing import Freezing
 from torchwise.realize.cache_key import tell_autocasts_apart
 from torchwise.realize.lean import Straight
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
 from torchwise.realize.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
-from torchwise.realize.watch import places_of
 from torchwise.workload import trees
 
 MOST_STRAIGHT = 256
@@ -38,7 +39,10 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     apart = _apart(plan, call, lambda: backend or rolled.inductor(tuple(sorted(options.items()))))
     noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend or apart else options)}
     steady: Callable[..., Any] = torch.compile(call, backend=apart or backend or "inductor", options=noted)
-    return Compiled(steady, straight, plan, [made for made in (backend, apart) if hasattr(made, "effective")])
+    made = Compiled(steady, straight, plan, [used for used in (backend, apart) if hasattr(used, "effective")])
+    if isinstance(apart, Freezing):
+        weakref.finalize(made, apart.release)
+    return made
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:
@@ -187,41 +191,6 @@ def _apart(plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]]) -> 
         inside = getattr(call, "inside", call)
         return Freezing(backend(), getattr(inside, "__self__", inside))
     return _dynamic(backend()) if plan.shapes == "dynamic" else None
-
-
-class Freezing:
-    """A backend for graphs whose weights are frozen into the code: the plan turns stale when one of them changes.
-
-    So each must be where the plan looks for changes: among the parameters, buffers and attributes of the model.
-
-    Args:
-        backend: what compiles the graphs.
-        owner: the model that is compiled; anything else is not looked at.
-    """
-
-    def __init__(self, backend: Callable[..., Any], owner: Any) -> None:
-        self._backend = backend
-        self._owner = owner
-        self._unseen: list[str] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph; while weights are frozen, Dynamo hangs them in it as they are."""
-        if isinstance(self._owner, torch.nn.Module):
-            seen = {id(holder[name]) for holder, name in places_of(self._owner).tensors}
-            frozen = (*graph.named_parameters(), *graph.named_buffers())
-            self._unseen += [name for name, tensor in frozen if id(tensor) not in seen]
-        compiled: Callable[..., Any] = self._backend(graph, inputs)
-        return compiled
-
-    @contextlib.contextmanager
-    def effective(self) -> Iterator[None]:
-        """Refuse the plan, from then on, where what was compiled froze a weight that nobody watches."""
-        yield
-        if self._unseen:
-            raise UnsupportedError(
-                f"freezing would fold in {self._unseen[0]}, which is no parameter, buffer or attribute of the model, "
-                "such as one in a list or of a global module: nobody would notice that it changed"
-            )
 
 
 @functools.cache
