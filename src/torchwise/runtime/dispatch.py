@@ -6,7 +6,6 @@ import gc
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +132,7 @@ class Dispatcher:
         try:
             result = call(*args, **kwargs) if counts.optimized % EVERY else self._timed(call, args, kwargs)
         except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
+            call = last = None  # or what may have to be freed would be held from here
             return self._failed(error, key or signature_of(args, kwargs), args, kwargs)
         counts.optimized += 1
         return result
@@ -149,9 +149,7 @@ class Dispatcher:
             return self._original(refusal, args, kwargs)
         start, undo = time.perf_counter(), Undo(args, kwargs, self._module) if key not in self._served else None
         try:
-            with self._lock:  # two first calls at once would compile twice
-                realized = self._realize(args, kwargs)
-            result = self._watched(self._held(realized.call))(*args, **kwargs)
+            realized, result = self._answered(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
             if undo is not None:
                 undo()
@@ -169,6 +167,11 @@ class Dispatcher:
                 self.statistics.first_calls_s += time.perf_counter() - start
             self._shorten(realized, key, args, kwargs)
         return result
+
+    def _answered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Realized, Any]:
+        with self._lock:  # two first calls at once would compile twice
+            realized = self._realize(args, kwargs)
+        return realized, self._watched(self._held(realized.call))(*args, **kwargs)
 
     def _shorten(self, realized: Realized, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the shorter way for calls like one that was answered; where that fails, the longer one goes on."""
@@ -213,7 +216,7 @@ class Dispatcher:
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory:  # first, so that the original has room
-            traceback.clear_frames(error.__traceback__)  # which hold what the plan had computed so far
+            error.__traceback__ = error.__context__ = None  # which hold what had been computed, and the code itself
             self._release(plan)
         result = self._original(f"the plan failed ({kind})", args, kwargs)
         self.statistics.failures[kind] += 1
