@@ -310,8 +310,9 @@ class Cycle:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("calls", [1, 2], ids=["first call", "later"])
 def test_what_a_plan_held_in_cycles_is_freed_before_the_original_runs(
-    net: Net, monkeypatch: pytest.MonkeyPatch
+    net: Net, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     Fault(monkeypatch, RuntimeError("unused"))
     alive: list[bool] = []
