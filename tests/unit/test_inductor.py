@@ -247,8 +247,9 @@ def test_dynamic_compiles_once_for_all_sizes_and_static_for_each() -> None:
 
 
 def test_an_option_that_this_torch_lacks_is_refused() -> None:
-    plan = INDUCTOR.with_choice("options", ("not_an_option", True))
-    with pytest.raises(UnsupportedError, match="does not exist in torch"):
+    plan = INDUCTOR.with_choice("options", ("max_autotun", True))
+    said = r"option 'max_autotun' does not exist in torch \S+; did you mean max_autotune"
+    with pytest.raises(UnsupportedError, match=said):
         realize(torch.tanh, plan, Example((torch.ones(1),)), device="cpu", mode="inference")
 
 

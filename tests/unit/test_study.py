@@ -334,6 +334,14 @@ def test_a_plan_the_user_did_not_allow_is_refused_before_anything_runs() -> None
         request(plans=(Plan(precision="bf16"),))
 
 
+def test_a_misspelt_option_is_named_and_not_called_forbidden() -> None:
+    misspelt, unknown = (INDUCTOR.with_choice("options", (name, True)) for name in ("max_autotun", "epilogue_fusion"))
+    with pytest.raises(InputError, match=r"option 'max_autotun' does not exist in torch .*; did you mean max_autotune"):
+        request(plans=(misspelt,))
+    with pytest.raises(InputError, match="is swapped, but only up to reordered is allowed: --allow swapped"):
+        request(plans=(unknown,))
+
+
 def test_named_plans_are_decided_among_themselves(storage: Storage, table: Table) -> None:
     run_study(request(), storage, table, Silent())
     study = run_study(request(plans=(Plan(threads=9),)), storage, table, Silent())

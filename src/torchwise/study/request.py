@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchwise.errors import InputError, is_positive
+from torchwise.errors import InputError, UnsupportedError, is_positive
 from torchwise.plan import Legality, Plan, check_is_plan
 from torchwise.plan.space import EFFORTS, legality_of
 from torchwise.trial import ProcessSettings
@@ -58,6 +58,7 @@ class Request:
         for plan in self.plans or ():
             check_is_plan(plan)
             if not self.allow.allows(level := legality_of(plan)):  # which refuses choices that nobody knows, too
+                _refuse_misspelt_options(plan)
                 raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
 
     @property
@@ -78,3 +79,19 @@ class Request:
     def inspection_s(self) -> float:
         """Seconds after which the look at the plain model is ended."""
         return INSPECTIONS * TRIAL_S[self.effort]
+
+
+def _refuse_misspelt_options(plan: Plan) -> None:
+    """Refuse a plan for an option that is not there: to allow what nobody has described would only be refused later.
+
+    Raises:
+        InputError: naming the option, and near ones that there are.
+    """
+    if plan.backend != "inductor" or not plan.options:
+        return
+    from torchwise.realize.backends.inductor import check_options  # loads torch, which takes seconds
+
+    try:
+        check_options(name for name, _ in plan.options)
+    except UnsupportedError as error:
+        raise InputError(f"plan {plan}: {error}") from None

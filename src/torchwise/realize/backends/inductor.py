@@ -6,12 +6,12 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torchwise.errors import UnsupportedError
+from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize import dependent_launch, rolled
@@ -231,11 +231,23 @@ def _options(plan: Plan) -> dict[str, Any]:
         options["post_grad_custom_pre_pass"] = graph_pass
     if options.get(dependent_launch.OPTION) or torch._inductor.config.triton.enable_pdl:  # or the user's own setting
         dependent_launch.wait_first()
-    known = torch._inductor.list_options()
-    for name in options:
-        if name not in known:
-            raise UnsupportedError(f"Inductor option {name!r} does not exist in torch {torch.__version__}")
+    check_options(options)
     return options
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Refuse names of compiler options that this torch does not have.
+
+    Raises:
+        UnsupportedError: naming the first of them, and near ones that there are.
+    """
+    import torch._inductor
+
+    known = torch._inductor.list_options()
+    for name in names:
+        if name not in known:
+            close = did_you_mean(name, known)
+            raise UnsupportedError(f"Inductor option {name!r} does not exist in torch {torch.__version__}{close}")
 
 
 def _outputs_owned(compiled: Callable[..., Any]) -> Callable[..., Any]:
