@@ -48,13 +48,21 @@ def test_in_a_pipe_every_study_is_one_line_of_whole_words(store: str, monkeypatc
     assert "…" not in said
 
 
-def test_a_narrow_terminal_folds_and_cuts_nothing(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_of_any_width_folds_targets_and_plans_alone(
+    store: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     screen = io.StringIO()
-    terminal = rich.console.Console(file=screen, force_terminal=True, width=80)
+    terminal = rich.console.Console(file=screen, force_terminal=True, width=width, color_system=None)
     monkeypatch.setattr(rich.console, "Console", lambda: terminal)
     listed(store)
-    assert "…" not in screen.getvalue()
-    assert len(screen.getvalue().splitlines()) > 8
+    said = screen.getvalue()
+    assert max(map(len, said.splitlines())) <= width
+    assert "…" not in said
+    assert STUDY.decision is not None
+    for word in ("interrupted", STUDY.workload.device, STUDY.workload.mode, *str(STUDY.decision.plan).split()):
+        assert word in said, word
+    assert ("┃ study ┃" in said) == (width == 120)
 
 
 def test_what_is_listed_is_written_as_json(store: str, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import typer
 from torchwise.cli.options import Store
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from torchwise.records import Ruling
     from torchwise.store.keys import StudySummary
 
@@ -23,6 +25,9 @@ plans = typer.Typer(
 SCHEMA = "torchwise.plans/1"
 UNCUT = 10_000
 """Characters of a line that no table reaches."""
+FOLDED = ("target", "plan")
+LEAST_FOLDED = 20
+"""Characters in a line of a table that the columns that are folded are to have."""
 
 StudyArgument = Annotated[
     str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")
@@ -48,7 +53,6 @@ def list_plans(
 ) -> None:
     """List studies with what was decided, newest first."""
     from rich.console import Console
-    from rich.table import Column, Table
 
     from torchwise.cli.tune import check_writable
     from torchwise.store import open_storage
@@ -66,17 +70,10 @@ def list_plans(
     if not summaries:
         typer.echo(f"The store holds no study of {target}, only of others: torchwise plans list names them.")
         return
-    headings = ("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
-    # A name that is cut can be given to no command.
-    table = Table(*(Column(heading, overflow="fold") for heading in headings))
-    for row in summaries:
-        speedup = str(row.speedup) if row.speedup else "–"
-        cells = (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup)
-        table.add_row(*map(str, cells))
     console = Console()
     if not console.is_terminal:
         console.width = UNCUT  # a program that searches the lines finds no name that goes over two
-    console.print(table)
+    console.print(_table(summaries, console.width))
     if len(found) > limit:
         typer.echo(f"These are the newest {limit}, and there are older ones: --limit N, --target TARGET.")
 
@@ -209,6 +206,34 @@ def list_rulings(
             )
     if not found:
         typer.echo("Nothing is ruled: torchwise plans pin, approve or reject STUDY does that.")
+
+
+def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
+    """Return a table, a row for each study; where that would fold more than targets and plans, paragraphs."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    headings = ("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
+    rows = []
+    for row in summaries:
+        speedup = str(row.speedup) if row.speedup else "–"
+        cells = (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup)
+        rows.append(tuple(map(str, cells)))
+    longest = {column[0]: max(map(len, column)) for column in zip(headings, *rows, strict=True)}
+    widths = [min(length, LEAST_FOLDED) if name in FOLDED else length for name, length in longest.items()]
+    if sum(widths) + 3 * len(widths) + 1 > width:  # a line and two spaces go with each column
+        return Text("\n".join(map(_paragraph, summaries)), overflow="fold")
+    # A name that is cut can be given to no command.
+    table = Table(*(Column(heading, overflow="fold", no_wrap=heading not in FOLDED) for heading in headings))
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def _paragraph(row: StudySummary) -> str:
+    plan = f"\n  {row.plan}{f' {row.speedup}' if row.speedup else ''}" if row.plan else ""
+    trials = f"{row.trials} trial{'s' * (row.trials != 1)}"
+    return f"study {row.id}: {row.target}\n  {row.device}, {row.mode}, {row.state}, {trials}{plan}"
 
 
 def _write(path: Path, summaries: Sequence[StudySummary]) -> None:
