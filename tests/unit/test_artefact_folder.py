@@ -450,6 +450,21 @@ def test_the_command_loads_all_that_is_for_here_and_lists_it(url: str, place: Pa
         ran("load", url, "--trust", "--sha256", "0" * 64)
 
 
+def test_a_mistyped_folder_is_not_taken_for_an_empty_one(url: str, tmp_path: Path) -> None:
+    Path(tmp_path, "fleet").mkdir()
+    assert ran("list", url).startswith(f"{url.rstrip('/')} holds no artefact: torchwise cache save STUDY ")
+    Path(tmp_path, "file").touch()
+    mistyped = {"flete": "there is no such folder", "file": "it is a file"}
+    for name, why in mistyped.items():
+        for command in ("list", "load"):
+            with pytest.raises(InputError, match=f"{name} cannot be listed: {why}"):
+                ran(command, f"file://{tmp_path}/{name}")
+        with pytest.raises(InputError, match=why):
+            artefact.load(f"file://{tmp_path}/{name}", NET, trust=True)
+    with pytest.raises(InputError, match=f"such as s3://bucket/models or {(tmp_path / 'fleet').as_uri()}"):
+        ran("list", str(tmp_path / "fleet"))
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("10GiB", 10 * 2**30), ("1.5 MB", 1_500_000), ("1000", 1000), ("7B", 7), (" 2TiB ", 2**41)]
 )

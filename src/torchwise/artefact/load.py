@@ -113,9 +113,11 @@ def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
             folder.mark(name)
         except TorchwiseError as error:
             failures.append(error)
+    if failures and not loaded:
+        raise failures[0]
     if not loaded:
-        nothing = InputError(f"{folder.place.url} has no artefact for this machine and its software: save one here")
-        raise failures[0] if failures else nothing
+        folder.place.check()
+        raise InputError(f"{folder.place.url} has no artefact for this machine and its software: save one here")
     for failure in failures:
         logger.warning("torchwise: %s", failure)
     return loaded
@@ -157,6 +159,7 @@ def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: b
             return where, found
     if damaged:
         raise damaged[0]
+    folder.place.check()
     raise InputError(
         f"{folder.place.url} has no artefact for this model{' and these inputs' if inputs else ''} on this machine and "
         "its software: save one here, or go on without it"

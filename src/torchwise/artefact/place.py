@@ -21,6 +21,7 @@ from torchwise.errors import InputError, UnsupportedError
 SUFFIX = ".tw"
 ARRIVES_WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
 S3 = ("s3", "s3a")
+DISK = ("file", "local")
 
 
 def is_url(path: str | Path) -> bool:
@@ -50,7 +51,8 @@ class Place:
 
     def __init__(self, url: str) -> None:
         if not is_url(url):
-            raise InputError(f"url is {url!r}, but must be a URL, such as s3://bucket/models or file:///mnt/models")
+            here = Path(url).absolute().as_uri()
+            raise InputError(f"url is {url!r}, but must be a URL, such as s3://bucket/models or {here}")
         self.url = shown(url).rstrip("/")
         self._scheme = url.partition("://")[0]
         fsspec = _fsspec()
@@ -62,6 +64,16 @@ class Place:
         except Exception as error:  # each store's library has its own errors for a URL that it cannot read
             raise InputError(f"{self.url} cannot be used: {error}") from None
         self._root: str = root.rstrip("/")
+
+    def check(self) -> None:
+        """Refuse a folder of a disk that is not there, as it cannot be told from an empty one; other stores have none.
+
+        Raises:
+            InputError: it is not there, or is a file.
+        """
+        if self._scheme in DISK and not Path(self._root).is_dir():
+            what = "it is a file" if Path(self._root).exists() else "there is no such folder"
+            raise InputError(f"{self.url} cannot be listed: {what}")
 
     def read(self, name: str) -> bytes:
         """Return what a file holds."""
@@ -77,7 +89,7 @@ class Place:
                 return
             folder, _, last = path.rpartition("/")
             self._store.makedirs(folder, exist_ok=True)
-            if self._scheme in ("file", "local"):
+            if self._scheme in DISK:
                 package.put(Path(path), data)
                 return
             beside = f"{folder}/.{last}.{uuid.uuid4().hex}"

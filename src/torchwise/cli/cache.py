@@ -97,11 +97,17 @@ def list_(
     """List the artefacts in a folder, the last used first, and say which are for this machine; none is read."""
     from torchwise.artefact.folder import Folder
 
-    found = Folder(url).entries()
+    folder = Folder(url)
+    folder.place.check()
+    found = folder.entries()
+    if not found:
+        typer.echo(f"{folder.place.url} holds no artefact: torchwise cache save STUDY {folder.place.url} puts one there.")
+        return
     for entry in found:
         used = f"{entry.used:%Y-%m-%d %H:%M} UTC" if entry.used else "gone"
         typer.echo(f"{entry.url}  {entry.size / 2**20:.1f} MiB  used {used}  {entry.device or 'for others'}")
-    typer.echo(f"{len(found)} artefacts, {sum(entry.size for entry in found) / 2**20:.1f} MiB")
+    size = sum(entry.size for entry in found) / 2**20
+    typer.echo(f"{len(found)} artefact{'s' * (len(found) != 1)}, {size:.1f} MiB")
 
 
 @cache.command("info")
