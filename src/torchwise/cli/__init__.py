@@ -20,6 +20,7 @@ from torchwise.cli.compare import compare
 from torchwise.cli.dashboard import dashboard
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
+from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import lock
 from torchwise.cli.plans import plans
 from torchwise.cli.report import report
@@ -31,12 +32,13 @@ from torchwise.errors import TorchwiseError
 
 
 class Commands(TyperGroup):
-    """The commands; what is refused as no number is named, which Typer itself may leave out."""
+    """The commands; what is refused as no number is named, which Typer itself may leave out, and so is Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named."""
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
         except typer.BadParameter as error:
             for found in getattr(error.__cause__, "errors", list)():
                 error.message = f"{found['msg']}; it is {found['input']!r}"

@@ -101,7 +101,9 @@ def list_(
     folder.place.check()
     found = folder.entries()
     if not found:
-        typer.echo(f"{folder.place.url} holds no artefact: torchwise cache save STUDY {folder.place.url} puts one there.")
+        typer.echo(
+            f"{folder.place.url} holds no artefact: torchwise cache save STUDY {folder.place.url} puts one there."
+        )
         return
     for entry in found:
         used = f"{entry.used:%Y-%m-%d %H:%M} UTC" if entry.used else "gone"

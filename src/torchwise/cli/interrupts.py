@@ -9,7 +9,7 @@ import typer
 
 
 @contextlib.contextmanager
-def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+def interruptible(kept: Callable[[], str] = str) -> Iterator[None]:
     """End with exit code 130 on Ctrl-C, and say what is kept: Typer would end without a word.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,6 +46,11 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
         os.killpg(process.pid, signal.SIGKILL)
         out, _ = process.communicate()
         return Ended(None, out, f"it ran past {limit_s:g} s")
+    except BaseException:  # such as Ctrl-C, which the child does not hear of
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
     return Ended(process.returncode, out, _reason(process.returncode, err))
 
 

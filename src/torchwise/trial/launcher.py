@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,7 +31,10 @@ from torchwise.records import Failure, FailureKind, codec
 from torchwise.trial import worker
 from torchwise.trial.worker import Assignment
 
-PRELOAD = ["torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"]
+PRELOAD = [
+    *("torch", "torch._inductor.compile_fx", "torchwise.trial.candidate", "torchwise.trial.inspection"),
+    "torchwise.trial.server",  # comes last
+]
 SERVER_VARIABLES = {
     # Importing Inductor asks whether there is a GPU, and in torch 2.11 that alone initialises the driver, after which
     # no fork of the server can use CUDA. With this PyTorch asks NVML instead.
@@ -100,6 +104,7 @@ class ProcessLauncher:
             log = Path(folder, "output")
             process = self._context.Process(target=worker.main, args=(job, sender, str(log)))
             with _clean_start():
+                _start_server()
                 process.start()
             sender.close()
             try:
@@ -219,6 +224,16 @@ def _resident(pid: int | None) -> int:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
     return total
+
+
+def _start_server() -> None:
+    """Start the workers' server, where it does not run, deaf to Ctrl-C until it has loaded PyTorch; see `server`."""
+    resource_tracker.ensure_running()  # or the server starts it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _start_lock = threading.Lock()

@@ -55,7 +55,10 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
     _become_leader()
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
     os.environ.update(job.variables())
-    _redirect_output(log)
+    try:
+        _redirect_output(log)
+    except FileNotFoundError:  # its folder went with the parent, and there is nobody left to tell
+        os._exit(1)
     faulthandler.register(TELL_WHERE)
     stage = ["load"]
 

@@ -1,0 +1,79 @@
+"""Ctrl-C, whenever it comes, ends a command with one line and exit code 130, and what it had started with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import forkserver, get_context
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from torchwise.cli import app
+from torchwise.doctor import child
+from torchwise.trial import ProcessLauncher
+from torchwise.trial.launcher import _start_server
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("work", "words"), [("torchwise.doctor.diagnose", ["doctor"]), ("torchwise.zoo.list_workloads", ["zoo"])]
+)
+def test_every_command_says_that_it_was_interrupted(work: str, words: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(work, interrupt)
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stderr) == (130, "torchwise: interrupted\n")
+
+
+def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None:
+    mark, main = tmp_path / "alive", threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        child.run(["sh", "-c", f"(sleep 2; touch {mark}) & sleep 60"], 60)
+    time.sleep(2)
+    assert not mark.exists()
+
+
+def test_the_server_of_workers_dies_quietly_while_it_loads(tmp_path: Path) -> None:
+    """It is in the terminal's foreground as the command is, and hears Ctrl-C as that does."""
+    (tmp_path / "model.py").write_text("import torch\ndef make():\n    return torch.tanh, (torch.ones(3),)\n")
+    words = [sys.executable, "-m", "torchwise.cli", "tune", "model.py:make", "--device", "cpu", "--store", "tried.db"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # looking at the plain model, for which the server starts
+        deadline = time.monotonic() + 60
+        while not psutil.Process(process.pid).children() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert said.count("\n") == 1, said
+    assert said.startswith("torchwise: interrupted; finished trials are kept")
+    assert process.returncode == 130
+
+
+def blocked() -> None:
+    sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+
+def test_children_of_the_users_own_hear_ctrl_c_from_the_same_server() -> None:
+    ProcessLauncher()
+    forkserver._forkserver._stop()  # another test may have begun one
+    _start_server()
+    process = get_context("forkserver").Process(target=blocked)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
