@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from analysis_samples import an_analysis
 from bench_samples import a_benchmark
 from builders import a_study
 from explain_samples import explanation
+from torchwise.cli import app as main_app
 from torchwise.cli.analyze import analyze
 from torchwise.cli.bench import bench
 from torchwise.cli.bisect import bisect
@@ -56,6 +59,48 @@ def test_a_command_writes_its_schema(schema: str, tmp_path: Path, monkeypatch: p
     result = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--json", "found.json", *store])
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads((tmp_path / "found.json").read_text())["schema"] == schema
+
+
+@pytest.mark.parametrize("schema", COMMANDS)
+def test_a_dash_is_standard_output_and_all_else_goes_to_standard_error(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, module, name, answer = COMMANDS[schema]
+    monkeypatch.setattr(module, name, lambda *_args, **_options: answer())
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    store = ("--store", "studies.db") if command is tune else ()
+    result = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--json", "-", *store])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(capfd.readouterr().out)["schema"] == schema  # the descriptor itself
+    assert result.stdout == ""
+    assert result.stderr
+    assert not (tmp_path / "-").exists()
+
+
+def test_what_was_in_standard_output_stays_and_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "torchwise.cli", "zoo", "--json", "-"]
+    with (tmp_path / "log").open("a") as log:
+        log.write("before\n")
+        log.flush()
+        subprocess.run(words, stdout=log, stderr=subprocess.DEVNULL, check=True)
+    before, _, rest = (tmp_path / "log").read_text().partition("\n")
+    assert (before, json.loads(rest)["schema"]) == ("before", "torchwise.zoo/1")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert "Broken pipe" not in process.stderr.read()
+    assert process.returncode == 1
+
+
+def test_a_dash_is_for_json_alone() -> None:
+    result = CliRunner().invoke(main_app, ["report", "1", "--html", "-"])
+    assert (type(result.exception), str(result.exception)) == (
+        InputError,
+        "- cannot be written: standard output is for --json alone; give a file",
+    )
 
 
 def test_a_memory_limit_is_given_in_gibibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Seed, Store, Target
+from torchwise.cli.options import Device, Mode, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def analyze(
     seed: Seed = 0,
     limit: Annotated[float, typer.Option(help="Seconds after which one phase is ended.")] = LIMIT_S,
     store: Store = None,
-    json: Annotated[Path | None, typer.Option(help="Write the analysis as JSON (schema torchwise.analysis/1).")] = None,
+    json: Annotated[Path | None, json_option("Write the analysis as JSON (schema torchwise.analysis/1)")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the analysis as a self-contained page.")] = None,
 ) -> None:
     """Look at one plan in full: baseline, compile cost, consistency, economics, memory, correctness, batch sizes.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.options import Device
+from torchwise.cli.options import STDOUT, Device, json_option
 from torchwise.cli.tune import check_writable
 from torchwise.workload.spec import DEFAULT_CALLS
 
@@ -56,7 +56,7 @@ def bench(
     export: Annotated[
         list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the results as JSON (schema torchwise.bench/1).")] = None,
+    json: Annotated[Path | None, json_option("Write the results as JSON (schema torchwise.bench/1)")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots, PNG and SVG.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the results as a self-contained page.")] = None,
     resume: Annotated[
@@ -74,9 +74,10 @@ def bench(
 
     if not targets and not suite:
         _name_families()
-    files = list(dict.fromkeys([*(export or []), *([json] if json else []), *([resume] if resume else [])]))
+    files = list(dict.fromkeys([*(export or []), *([resume] if resume else [])]))
     _check_files(files, plots, resume)
-    check_writable(html)
+    for file in (json, html):
+        check_writable(file)
     earlier = read_benchmark(resume) if resume and resume.exists() else None
 
     from torchwise.bench import BenchRequest
@@ -97,7 +98,7 @@ def bench(
         warm=not no_warm,
         plans=tuple(Plan.from_json(text) for text in plan or ()),
     )
-    _run(request, earlier, Files(tuple(files), plots, html, resume))
+    _run(request, earlier, Files(tuple(files), plots, json, html, resume))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +108,23 @@ class Files:
     Attributes:
         exports: JSON, CSV or Markdown.
         plots: a folder.
+        whole: JSON, whatever it is called.
         html: a page.
         resume: JSON to go on with, written after every row; one of the exports.
     """
 
     exports: tuple[Path, ...]
     plots: Path | None
+    whole: Path | None
     html: Path | None
     resume: Path | None
 
     @property
     def json(self) -> str | None:
-        """The first export that holds all of a benchmark, quoted for a shell."""
-        return next((shlex.quote(str(file)) for file in self.exports if file.suffix == ".json"), None)
+        """The first file that holds all of a benchmark, quoted for a shell."""
+        files = [file for file in self.exports if file.suffix == ".json"]
+        files += [self.whole] if self.whole and self.whole != STDOUT else []
+        return shlex.quote(str(files[0])) if files else None
 
 
 def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None:
@@ -162,10 +167,13 @@ def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from torchwise.report.bench import export, write_bench_html, write_plots
+    from torchwise.report.json_export import write_whole
 
     _print(done, request, files)  # first, so that a disk that is full by now does not take the table with it
     for file in files.exports:
         export(done, file)
+    if files.whole:
+        write_whole(f"{done.to_json()}\n", files.whole)
     if files.plots:
         write_plots(done, files.plots)
     if files.html:

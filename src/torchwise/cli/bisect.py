@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Seed, Store, Target
+from torchwise.cli.options import Device, Mode, Seed, Store, Target, json_option
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
@@ -38,7 +38,7 @@ def bisect(
     ] = Path("bisect_repro.py"),
     no_repro: Annotated[bool, typer.Option("--no-repro", help="Write no such program.")] = False,
     store: Store = None,
-    json: Annotated[Path | None, typer.Option(help="Write what was found (schema torchwise.bisection/1).")] = None,
+    json: Annotated[Path | None, json_option("Write what was found (schema torchwise.bisection/1)")] = None,
 ) -> None:
     """Find where a fault enters: stage, pass or option, smallest part, with a program that shows it.
 

@@ -9,6 +9,7 @@ import typer
 
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import File
+from torchwise.cli.options import json_option
 
 LIMIT_S = 600.0
 """As `torchwise.lock.check.LIMIT_S`, which cannot be read here without loading the launcher."""
@@ -26,7 +27,7 @@ def check(
     threshold: Annotated[float, typer.Option(help="Relative change beyond which a plan is slower.")] = 0.05,
     effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
     limit: Annotated[float, typer.Option(help="Seconds after which one worker is ended.")] = LIMIT_S,
-    json: Annotated[Path | None, typer.Option(help="Write what was found (schema torchwise.check/1).")] = None,
+    json: Annotated[Path | None, json_option("Write what was found (schema torchwise.check/1)")] = None,
 ) -> None:
     """Check that locked plans are fresh (machine, software, model, inputs), right, and not slower than locked.
 

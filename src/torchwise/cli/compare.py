@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.options import json_option
+
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Before: a .json file that `torchwise bench` exported.")],
@@ -14,9 +16,7 @@ def compare(
     threshold: Annotated[
         float, typer.Option(help="Relative change beyond which a contender is slower or faster.")
     ] = 0.05,
-    json: Annotated[
-        Path | None, typer.Option(help="Write the comparison as JSON (schema torchwise.comparison/1).")
-    ] = None,
+    json: Annotated[Path | None, json_option("Write the comparison as JSON (schema torchwise.comparison/1)")] = None,
 ) -> None:
     """Compare two benchmarks row by row, by 95 % intervals that hold for all rows together.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.options import json_option
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,7 +19,7 @@ STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the findings to this file.")] = None,
+    json: Annotated[Path | None, json_option("Also write the findings to this file")] = None,
 ) -> None:
     """Say whether this machine can tune well, and what to do where it cannot. Exits with 1 if something is bad."""
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Store, Target
+from torchwise.cli.options import Device, Mode, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def explain(
     artefacts: Annotated[
         Path | None, typer.Option(help="Folder for graphs before and after, generated code and guards.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write schema torchwise.explanation/1.")] = None,
+    json: Annotated[Path | None, json_option("Write schema torchwise.explanation/1")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
     keep: Annotated[bool, typer.Option(help="Keep it in the store, where the dashboard finds it.")] = True,
     store: Store = None,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -19,3 +22,17 @@ Seed = Annotated[int, typer.Option(help="Seed of the weights and inputs that the
 Store = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
 ]
+STDOUT = Path("/dev/stdout")
+"""What `--json -` means."""
+
+
+def _stream(ctx: typer.Context, file: Path | None) -> Path | None:
+    if file != Path("-"):
+        return file
+    ctx.with_resource(contextlib.redirect_stdout(sys.stderr))  # or no program could read what comes
+    return STDOUT
+
+
+def json_option(help: str) -> Any:
+    """Return `--json FILE`; with - for standard output, where all that the command says goes to standard error."""
+    return typer.Option("--json", help=f"{help}; - is standard output.", callback=_stream)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.options import Store
+from torchwise.cli.options import Store, json_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +48,7 @@ def list_plans(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     store: Store = None,
     json: Annotated[
-        Path | None, typer.Option("--json", help="Also write what is listed to this file (schema torchwise.plans/1).")
+        Path | None, json_option("Also write what is listed to this file (schema torchwise.plans/1)")
     ] = None,
 ) -> None:
     """List studies with what was decided, newest first."""
@@ -214,11 +214,7 @@ def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
     from rich.text import Text
 
     headings = ("study", "target", "device", "mode", "state", "trials", "plan", "speed-up")
-    rows = []
-    for row in summaries:
-        speedup = str(row.speedup) if row.speedup else "–"
-        cells = (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup)
-        rows.append(tuple(map(str, cells)))
+    rows = [tuple(map(str, _cells(row))) for row in summaries]
     longest = {column[0]: max(map(len, column)) for column in zip(headings, *rows, strict=True)}
     widths = [min(length, LEAST_FOLDED) if name in FOLDED else length for name, length in longest.items()]
     if sum(widths) + 3 * len(widths) + 1 > width:  # a line and two spaces go with each column
@@ -228,6 +224,10 @@ def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
     for cells in rows:
         table.add_row(*cells)
     return table
+
+
+def _cells(row: StudySummary) -> tuple[object, ...]:
+    return (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", row.speedup or "–")
 
 
 def _paragraph(row: StudySummary) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchwise.cli.options import Store
+from torchwise.cli.options import Store, json_option
 
 
 def report(
@@ -15,7 +15,7 @@ def report(
         str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a file written with --json.")
     ],
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write JSON (schema torchwise.study/1).")] = None,
+    json: Annotated[Path | None, json_option("Write JSON (schema torchwise.study/1)")] = None,
     store: Store = None,
 ) -> None:
     """Show a stored study: the decision, every candidate, and why each lost."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Store
+from torchwise.cli.options import Device, Store, json_option
 from torchwise.cli.tune import Address, Launcher, check_writable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def sweep(
         int | None, typer.Option(help="Studies at once, at most.", show_default="one for each device")
     ] = None,
     store: Store = None,
-    json: Annotated[Path | None, typer.Option(help="Write all studies as JSON (schema torchwise.sweep/1).")] = None,
+    json: Annotated[Path | None, json_option("Write all studies as JSON (schema torchwise.sweep/1)")] = None,
 ) -> None:
     """Tune every target of a manifest, each as `torchwise tune` does, side by side and one for each device.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Seed, Store, Target
+from torchwise.cli.options import STDOUT, Device, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 Launcher = Annotated[str, typer.Option(help="process, on this machine, or ray, on one device of a Ray cluster.")]
@@ -51,7 +51,7 @@ def tune(
     launcher: Launcher = "process",
     address: Address = None,
     store: Store = None,
-    json: Annotated[Path | None, typer.Option(help="Write the study as JSON (schema torchwise.study/1).")] = None,
+    json: Annotated[Path | None, json_option("Write the study as JSON (schema torchwise.study/1)")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the study as a self-contained page.")] = None,
 ) -> None:
     """Try candidate plans for a model, each proven and timed in its own process; decide by expected cost.
@@ -111,8 +111,10 @@ def check_writable(file: Path | None) -> None:
 
     from torchwise.errors import InputError
 
-    if file is None:
+    if file is None or file == STDOUT:
         return
+    if file == Path("-"):
+        raise InputError("- cannot be written: standard output is for --json alone; give a file")
     if file.is_dir():
         raise InputError(f"{file} is a folder, but must be a file to write to")
     if not file.resolve().parent.is_dir():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.options import json_option
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,7 +22,7 @@ def zoo(
     name: Annotated[
         str | None, typer.Argument(help="A family, or family.operation[@size].", show_default="all of them")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write what is shown to this file.")] = None,
+    json: Annotated[Path | None, json_option("Also write what is shown to this file")] = None,
 ) -> None:
     """List the reference workloads, or show one with its sizes and the command that tunes it."""
     from rich.console import Console

@@ -11,6 +11,8 @@ from torchwise.errors import StorageError
 from torchwise.records import Study
 from torchwise.records.codec import to_json
 
+STDOUT = Path("/dev/stdout")
+
 
 def write_json(study: Study, path: str | Path) -> Path:
     """Write a study to `path`, which holds either the whole of it or what it held before; return the path.
@@ -29,13 +31,23 @@ def write_whole(text: str, path: str | Path) -> Path:
     """
     target = Path(path)
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device, such as /dev/stdout: never to be replaced
+        if target == STDOUT:
+            _print(text)
+        elif target.exists() and not target.is_file():  # a pipe or a device, such as /dev/stdout: never to be replaced
             target.write_text(text, encoding="utf-8", errors="replace", newline="\n")
         else:
             _replace(target.resolve(), text)
+    except BrokenPipeError:  # whoever reads has enough, which is no fault
+        raise
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
     return target
+
+
+def _print(text: str) -> None:
+    """Write to this process's standard output itself: `/dev/stdout` opened anew would begin a file again, after >>."""
+    with open(1, "w", encoding="utf-8", errors="replace", closefd=False) as stream:
+        stream.write(text)
 
 
 def _replace(target: Path, text: str) -> None:
