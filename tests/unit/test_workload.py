@@ -145,8 +145,16 @@ def test_nothing_to_learn_is_no_loss() -> None:
     assert loss_of({"x": torch.ones(3), "n": 4}) is None
 
 
+def refusal(seed: int) -> str:
+    with pytest.raises(WorkloadError) as refused:
+        WorkloadSpec("zoo:a.b", seed=seed)
+    return str(refused.value)
+
+
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**23, 1.5, True])
 def test_a_seed_that_cannot_be_drawn_from_is_refused(seed: Any) -> None:
     with pytest.raises(WorkloadError, match=r"seed is .*, but must be a whole number from -2\*\*63"):
         WorkloadSpec("zoo:a.b", seed=seed)
+    assert "PyTorch draws the same numbers from -1" in refusal(2**64 - 1)
+    assert "the same numbers" not in refusal(2**64)
     assert WorkloadSpec("zoo:a.b", seed=2**63 - 1).seed == 2**63 - 1

@@ -15,7 +15,7 @@ LIVE = "live:"
 """Prefix of a target that is an object in a Python program, which no command line can load."""
 
 SEEDS = 2**63
-"""From -SEEDS up to, not with it: PyTorch takes twice as many, and those next to a seed are drawn from, too."""
+"""From -SEEDS up to, not with it: to PyTorch, those above are the negative ones. Those beside a seed are drawn from."""
 DEFAULT_CALLS = 100_000
 """Calls assumed where the user gives none: an afternoon of a service, a few epochs of a small job.
 
@@ -60,6 +60,14 @@ class WorkloadSpec:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise WorkloadError(f"{name} is {value!r}, but must be a whole number of at least 1")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -SEEDS <= self.seed < SEEDS:
-            raise WorkloadError(f"seed is {self.seed!r}, but must be a whole number from -2**63 to 2**63 - 1")
+            rule = f"must be a whole number from -2**63 to 2**63 - 1{_same(self)}"
+            raise WorkloadError(f"seed is {self.seed!r}, but {rule}")
         if self.memory_limit is not None and not is_positive(self.memory_limit):
             raise WorkloadError(f"memory limit is {self.memory_limit!r} bytes, but must be above 0")
+
+
+def _same(spec: WorkloadSpec) -> str:
+    """Name the seed in bounds that is the same to PyTorch, where there is one."""
+    if isinstance(spec.seed, int) and SEEDS <= spec.seed < 2 * SEEDS:
+        return f"; PyTorch draws the same numbers from {spec.seed - 2 * SEEDS}"
+    return ""
