@@ -110,6 +110,8 @@ def test_noise_and_drift_speak_from_their_thresholds_on() -> None:
     flat, rising = Consistency((1.0,) * 30), Consistency((1.0,) * 10 + (1.1,) * 10 + (1.2,) * 10)
     own = an_analysis(steady=a_steady(plan=rising, baseline=flat))
     assert advice.drift(own) == ("Calls became 20 % longer from the first third to the last, while eager's did not.")
+    raised = a_steady(plan=Consistency((1.0,) * 10 + (1.1,) * 10 + (364.0,) * 10))
+    assert "Calls took 364 times as long in the last third" in advice.drift(an_analysis(steady=raised))
     assert "and eager's did, too" in advice.drift(an_analysis(steady=a_steady(plan=rising, baseline=rising)))
     still = an_analysis(steady=a_steady(plan=flat, baseline=flat))
     assert (advice.noise(still), advice.drift(still), advice.tail(still)) == ("", "", "")

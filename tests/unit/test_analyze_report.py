@@ -13,7 +13,7 @@ from rich.console import Console
 from analysis_samples import CRASH, HANG, a_batch, a_steady, an_analysis
 from builders import a_failure, a_measurement, a_plan, a_trial, an_inspection
 from torchwise.plan import EAGER, Plan
-from torchwise.records.analysis import Advice, Analysis, Batch, Memory
+from torchwise.records.analysis import Advice, Analysis, Batch, Consistency, Memory
 from torchwise.report.analysis import render_analysis, render_analysis_html, write_analysis_html
 from torchwise.report.analysis.phases import phases
 from torchwise.report.analysis.plots import plots
@@ -58,6 +58,10 @@ def test_a_consistency_row_holds_calls_percentiles_variation_drift_and_outliers(
     assert p50.startswith("8.2")
     assert re.fullmatch(r"[+-]\d+\.\d %", drift)
     assert outliers.isdigit()
+    slowed = replace(a_steady(), plan=Consistency((1.0,) * 10 + (364.0,) * 5))
+    table = next(phase.table for phase in phases(an_analysis(steady=slowed)) if phase.key == "speed")
+    assert table is not None
+    assert table.lines[0][-2] == "364×"
 
 
 def test_a_plan_needing_less_memory_shows_it() -> None:

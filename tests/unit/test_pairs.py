@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torchwise.measure import pairs
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.pairs import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
 from torchwise.measure.quality import Watch
+from torchwise.records import Measurement
 
 
 class Steady(Clock):
@@ -96,6 +98,29 @@ def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(m
     found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=(2.0, 1.0))
     assert (found.speedup.mid, len(begun)) == (0.5, 2)
     assert not any("held it up" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("eager", "said"),
+    [
+        ((1.0,) * 3 + (1.2,) * 3 + (1.4,) * 3, ["eager drifted by +40% from the first rounds to the last"]),
+        (
+            (1.0,) * 5 + (364.13,) * 4,
+            ["took over 364 times as long as another", "364 times as long in the last rounds"],
+        ),
+        (
+            (364.13,) * 4 + (1.0,) * 5,
+            ["took over 364 times as long as another", "364 times as long in the first rounds"],
+        ),
+    ],
+)
+def test_what_is_beyond_tenfold_is_no_percentage(eager: tuple[float, ...], said: list[str]) -> None:
+    notes = Watch("cpu").notes(Measurement((1.0,) * 9, eager), 0.02)
+    for text in said:
+        assert any(text in note for note in notes), notes
+    if len(said) > 1:
+        assert sum("too busy to time" in note for note in notes) == 2
+        assert not any(re.search(r"\d{4}", note) for note in notes), notes
 
 
 def test_examples_count_by_their_weight() -> None:

@@ -16,6 +16,8 @@ DRIFTED = 0.10
 """Relative change of eager from the first third of the rounds to the last above which it counts as drifting."""
 BUSY = 0.5
 """Share of the other cores' time used by other processes above which the machine counts as busy."""
+TOO_BUSY = 10.0
+"""Ratio between times of the same calls from which on it is said instead of a percentage, with what that means."""
 
 
 class Watch:
@@ -32,8 +34,11 @@ class Watch:
         found = [*_spread(measurement), *self._load()]
         speedup = measurement.speedup
         if not measurement.pruned and speedup.half_width > target:
+            # Beyond 100 % it is far from symmetrical, and its ends say more.
+            is_wide = speedup.half_width > 1
+            width = f"[{speedup.low:.3g}, {speedup.high:.3g}]" if is_wide else f"±{speedup.half_width:.1%}"
             found.append(
-                f"the interval is ±{speedup.half_width:.1%} after {len(measurement.candidate_s)} rounds, "
+                f"the interval is {width} after {len(measurement.candidate_s)} rounds, "
                 f"wider than the ±{target:.0%} asked for"
             )
         return found + (_gpu() if self._device == "cuda" else [])
@@ -54,12 +59,20 @@ def _spread(measurement: Measurement) -> list[str]:
     middle = float(np.median(samples))
     quartiles = np.quantile(samples, (0.25, 0.75))
     found = []
-    if (spread := float(quartiles[1] - quartiles[0]) / middle) > NOISY:
+    if (spread := float(quartiles[1] - quartiles[0]) / middle) > TOO_BUSY:
+        found.append(
+            f"a quarter of eager's samples took over {quartiles[1] / quartiles[0]:,.0f} times as long as another "
+            "quarter: the machine was too busy to time"
+        )
+    elif spread > NOISY:
         found.append(f"eager's own time varies by {spread:.0%} between its quartiles: the machine is noisy")
     third = len(samples) // 3
     if third >= 3:
-        drift = float(np.median(samples[-third:]) / np.median(samples[:third])) - 1
-        if abs(drift) > DRIFTED:
+        first, last = np.median(samples[:third]), np.median(samples[-third:])
+        if (longer := max(first, last) / min(first, last)) > TOO_BUSY:
+            when = "last rounds as in the first" if last > first else "first rounds as in the last"
+            found.append(f"eager took {longer:,.0f} times as long in the {when}: the machine was too busy to time")
+        elif abs(drift := last / first - 1) > DRIFTED:
             found.append(f"eager drifted by {drift:+.0%} from the first rounds to the last")
     return found
 

@@ -148,6 +148,8 @@ def drift(analysis: Analysis) -> str:
     also = abs(analysis.steady.baseline.drift) >= DRIFTED
     whose = "and eager's did, too: the machine's clock or load changed" if also else "while eager's did not"
     word = "longer" if moved > 0 else "shorter"
+    if moved >= 9:  # a percentage would only be a large number
+        return f"Calls took {show.three(1 + moved)} times as long in the last third as in the first, {whose}."
     return f"Calls became {show.percent(abs(moved))} {word} from the first third to the last, {whose}."
 
 

@@ -178,7 +178,8 @@ def scaling(analysis: Analysis) -> Phase:
 
 def _consistency(name: str, side: Consistency) -> tuple[str, ...]:
     quantiles = (show.seconds(side.quantile(share)) for share in (0.5, 0.95, 0.99))
-    drift = f"{side.drift:+.1%}".replace("%", " %")
+    tenfold = side.drift >= 9
+    drift = show.ratio(1 + side.drift) if tenfold else f"{side.drift:+.1%}".replace("%", " %")
     return (
         name,
         show.count(len(side.calls_s)),
