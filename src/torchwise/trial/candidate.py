@@ -12,6 +12,7 @@ from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Backend, Realized, realize
 from torchwise.realize.backends.inductor import compiled_graphs
+from torchwise.realize.transforms.isolate_rnn import why_uncompiled
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.job import Attempt, Job
@@ -97,7 +98,7 @@ class _Tryout:
         """
         seconds = self.arena.first_calls(self.candidate)
         if self._is_compiled_here and compiled_graphs() == 0:
-            raise UnsupportedError("nothing was compiled: the model runs where torch.compile does not look")
+            raise UnsupportedError(f"nothing was compiled: {why_uncompiled(self.arena.workload.module)}")
         return seconds
 
     def verdict(self, stage: Callable[[str], None]) -> Verdict:

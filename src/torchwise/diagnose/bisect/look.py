@@ -16,6 +16,7 @@ from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER
 from torchwise.realize import realize
 from torchwise.realize.backends.inductor import compiled_graphs
+from torchwise.realize.transforms.isolate_rnn import why_uncompiled
 from torchwise.records import Measurement, Outcome, Verdict
 from torchwise.records.bisection import Sighting, Symptom
 from torchwise.trial.inspection import mix_of
@@ -50,7 +51,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     candidate = build(workload, order)
     verdict = _verdict(workload, candidate, order)
     if order.stage != "plan" and compiled_graphs() == before:
-        raise InputError("nothing of the model is compiled: it runs where torch.compile does not look")
+        raise InputError(f"nothing of the model is compiled: {why_uncompiled(workload.module)}")
     sighting = sighting_of(verdict)
     if sighting.symptom is Symptom.NONE and order.timed:
         stage(f"{order.stage}, timed")
