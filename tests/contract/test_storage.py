@@ -111,6 +111,9 @@ class StorageContract:
         study = create(storage)
         with pytest.raises(StorageError, match=f"there is no study 4711; the newest are {study.id}"):
             storage.get_study(4711)
+        for number in (-1, 2**31, 2**63, 10**30):
+            with pytest.raises(StorageError, match=f"there is no study {number}; the newest are {study.id}"):
+                storage.get_study(number)
 
     def test_nothing_is_written_for_a_missing_study(self, storage: Storage, study: Study) -> None:
         for act in (

@@ -22,6 +22,7 @@ from torchwise import api
 from torchwise.cli.lookup import find_study
 from torchwise.cli.report import report
 from torchwise.cli.tune import tune
+from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.records import Study, StudyState
 from torchwise.report import write_json
@@ -155,6 +156,18 @@ def test_latest_is_what_was_decided_last(tmp_path: Path) -> None:
         storage.conclude(ids[0], state=StudyState.DECIDED, decision=first.decision, excluded=(), seconds=0.0)
         storage.import_study(replace(third, decision=None))
     assert find_study("latest", store).id == ids[0]
+
+
+def test_what_names_no_study_is_refused_in_words(tmp_path: Path) -> None:
+    store = str(tmp_path / "studies.db")
+    with open_storage(store) as storage:
+        storage.import_study(a_study())
+    for name, said in (("²", "must be a number"), ("9" * 30, "there is no study 9999")):
+        with pytest.raises(InputError, match=said):
+            find_study(name, store)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InputError, match=r"other\.json holds no study: schema is None, but this version reads"):
+        find_study(str(tmp_path / "other.json"), store)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -95,7 +95,7 @@ def _plan(given: str, store: str | None) -> Plan:
     from torchwise.cli.lookup import find_decided
     from torchwise.diagnose.analysis.plans import is_id, plan_of
 
-    if given != "latest" and not given.endswith(".json") and (not given.isdigit() or is_id(given)):
+    if given != "latest" and not given.endswith(".json") and (not given.isdecimal() or is_id(given)):
         return plan_of(given or None, store)
     _, decision = find_decided(given, store)
     return decision.plan
@@ -110,6 +110,6 @@ def _sizes(given: str) -> tuple[int, ...]:
     from torchwise.errors import InputError
 
     words = [word.strip() for word in given.split(",") if word.strip()]
-    if wrong := next((word for word in words if not word.isdigit()), None):
+    if wrong := next((word for word in words if not word.isdecimal()), None):
         raise InputError(f"batch size is {wrong!r}, but must be a whole number of at least 1, as in --batches 1,2,4,8")
     return tuple(map(int, words))

@@ -22,7 +22,7 @@ def find_study(name: str, store: str | None) -> Study:
         return read_study(Path(name))
     from torchwise.store import open_storage
 
-    if name != "latest" and not name.isdigit():
+    if name != "latest" and not name.isdecimal():
         raise InputError(f"study is {name!r}, but must be a number, `latest` or a .json file")
     with open_storage(store, existing=True) as storage:
         if name == "latest":
@@ -84,4 +84,7 @@ def read_study(file: Path) -> Study:
         raise InputError(f"{file} holds no JSON: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{file} holds no study: it is a {type(data).__name__}")
-    return study_from_dict(data)
+    try:
+        return study_from_dict(data)
+    except InputError as error:
+        raise InputError(f"{file} holds no study: {error}") from None

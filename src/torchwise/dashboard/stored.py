@@ -51,10 +51,10 @@ def choose_study(label: str, found: list[StudySummary], parameter: str, default:
     """
     names = {summary.id: name_of(summary) for summary in found}
     asked = st.query_params.get(parameter, "")
-    if asked.isdigit() and int(asked) not in names:
+    if asked.isdecimal() and int(asked) not in names:
         names = {int(asked): f"study {asked}"} | names
     ids = list(names)
-    first = ids.index(int(asked)) if asked.isdigit() else min(default, len(ids) - 1)
+    first = ids.index(int(asked)) if asked.isdecimal() else min(default, len(ids) - 1)
     chosen = st.selectbox(label, ids, index=first, format_func=names.__getitem__, key=f"choose-{parameter}")
     assert isinstance(chosen, int)
     st.query_params[parameter] = str(chosen)

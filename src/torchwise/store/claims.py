@@ -18,6 +18,8 @@ from torchwise.store.owner import Owner
 from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
 
+LARGEST = 2**31 - 1
+"""Number that a study may have: a database refuses to look for larger ones in words of its own."""
 _RUNNING = TrialState.RUNNING.value
 _UNSETTLED = (TrialState.PRUNED.value, TrialState.FAIL.value)
 
@@ -31,7 +33,8 @@ def require(connection: Connection, study_id: int, *, lock: bool = False) -> Non
         StorageError: there is no such study.
     """
     query = select(studies.c.id).where(studies.c.id == study_id)
-    if connection.execute(query.with_for_update() if lock else query).one_or_none() is None:
+    can_be = 0 <= study_id <= LARGEST
+    if not can_be or connection.execute(query.with_for_update() if lock else query).one_or_none() is None:
         newest = connection.execute(select(studies.c.id).order_by(studies.c.id.desc()).limit(10)).scalars().all()
         held = f"the newest are {', '.join(map(str, newest))}" if newest else "the store holds none yet"
         raise StorageError(f"there is no study {study_id}; {held}")

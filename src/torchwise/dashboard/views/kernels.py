@@ -19,7 +19,7 @@ def show() -> None:
         one.id: f"{one.target}, {one.plan or 'torch.compile'} on {one.device}, {when(one.created_at)}" for one in found
     }
     asked = st.query_params.get("explanation", "")
-    first = list(names).index(int(asked)) if asked.isdigit() and int(asked) in names else 0
+    first = list(names).index(int(asked)) if asked.isdecimal() and int(asked) in names else 0
     chosen = st.selectbox("Explanation", list(names), index=first, format_func=names.__getitem__)
     assert isinstance(chosen, int)
     st.query_params["explanation"] = str(chosen)
