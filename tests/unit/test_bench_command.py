@@ -186,7 +186,16 @@ def test_ctrl_c_before_the_first_row_shows_nothing(loop: Loop, monkeypatch, caps
 
     monkeypatch.setattr(torchwise.bench, "run_benchmark", interrupted)
     assert run(TARGET) == 130
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "torchwise: interrupted; no row was finished\n")
+
+
+def test_ctrl_c_does_not_say_that_rows_are_kept_where_no_file_holds_them(loop: Loop, capsys) -> None:
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
+    loop.then = interrupt
+    assert run(TARGET) == 130
+    assert "finished rows are shown, and are in no file" in capsys.readouterr().err
 
 
 def test_what_is_left_is_said_with_the_way_on(loop: Loop, capsys) -> None:

@@ -34,6 +34,12 @@ def test_every_command_says_that_it_was_interrupted(work: str, words: list[str],
     assert (done.exit_code, done.stderr) == (130, "torchwise: interrupted\n")
 
 
+def test_bisect_does_not_speak_of_looks_that_were_not_taken(monkeypatch) -> None:
+    monkeypatch.setattr("torchwise.diagnose.bisect.run_bisection", interrupt)
+    done = CliRunner().invoke(app, ["bisect", "zoo:tutorial.fusion_demo", "--device", "cpu", "--no-repro"])
+    assert (done.exit_code, done.stderr) == (130, "torchwise: interrupted before the first look was done\n")
+
+
 def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None:
     mark, main = tmp_path / "alive", threading.main_thread().ident
     assert main is not None

@@ -67,7 +67,7 @@ def bench(
     """Run contenders side by side, each in its own process, proven and timed against eager.
 
     Exit codes: 0 done, or the budget is spent; 2 bad input, also where it is one target's and the others are done;
-    130 interrupted, finished rows are kept.
+    130 interrupted, finished rows are shown, and kept by --resume.
     """
     from torchwise.plan import Legality, Plan
     from torchwise.report.bench import read_benchmark
@@ -149,12 +149,21 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
     if done:
         _show(done, request, files)
     if interrupted:
-        again = f"with --resume {files.json or 'FILE.json'} a run can be gone on with"
-        kept = f"the same command goes on from {resume}" if resume else again
-        typer.echo(f"torchwise: interrupted; finished rows are kept, and {kept}", err=True)
+        typer.echo(f"torchwise: interrupted; {_kept(done, files)}", err=True)
         raise typer.Exit(130)
     if done and any(row.refused and row.key in _wanted(request) for row in done.rows):
         raise typer.Exit(2)
+
+
+def _kept(done: Benchmark | None, files: Files) -> str:
+    """Say what is kept of a run that was interrupted, and how it is gone on with."""
+    if not done:
+        return "no row was finished"
+    if files.resume:
+        return f"finished rows are kept, and the same command goes on from {files.resume}"
+    if files.json:
+        return f"finished rows are kept, and with --resume {files.json} a run can be gone on with"
+    return "finished rows are shown, and are in no file that a run could go on from: --resume FILE.json writes one"
 
 
 def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:

@@ -63,12 +63,18 @@ def bisect(
     for path in (json, None if no_repro else repro):
         check_writable(path)
     progress = BisectProgress()
-    with interruptible(lambda: f" after {len(progress.steps)} looks; what they saw stands above"), progress:
+    with interruptible(lambda: _kept(len(progress.steps))), progress:
         found = run_bisection(request, ProcessLauncher(), progress)
     if json:
         write_whole(found.to_json() + "\n", json)
     Console(highlight=False).print(render_bisection(found))
     raise typer.Exit(1 if found.found else 0)
+
+
+def _kept(looks: int) -> str:
+    if not looks:
+        return " before the first look was done"
+    return f" after {looks} look{'s' * (looks > 1)}; what was seen stands above"
 
 
 def _plan(text: str, store: str | None) -> Plan:
