@@ -12,7 +12,7 @@ from synthetic import TRAITS, Machine, Search, a_space
 
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
 from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S
-from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS
+from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS, _about
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
 from torchwise.plan.space import compile_factor_of, legality_of
@@ -340,6 +340,11 @@ def test_a_gap_that_was_not_measured_is_counted_on_by_half() -> None:
     history = a_history(a_trial(INDUCTOR, 2.0), inspection=inspection, calls=200_000, device="cpu")
     found = excluded(history, device="cpu", effort="thorough")
     assert found[str(CPP)].startswith("over 200,000 calls it is counted on to save 21 s")
+
+
+def test_figures_of_what_is_not_tried_are_readable_however_small_or_large() -> None:
+    said = [_about(seconds) for seconds in (0.0, 0.004721, 0.6, 12.0, 999.4, 12345.0, -3.0)]
+    assert said == ["0 s", "4.72 ms", "0.6 s", "12 s", "999 s", "3 h 26 min", "-3 s"]
 
 
 @pytest.mark.parametrize(

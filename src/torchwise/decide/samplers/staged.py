@@ -16,6 +16,7 @@ from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
 from torchwise.plan.space import EFFORTS, choices_of, complexity_of, parts_of
+from torchwise.records import figures
 
 LEAST_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
@@ -49,7 +50,8 @@ class _Option:
         if self.choice.acts == "compile":
             saved = history.overhead_of(self.base) - self.overhead_s
             if saved < max(LEAST_GAIN * history.cost_of(leader), self.trial_s) or self.base != leader:
-                return f"it could save at most {max(saved, 0):.3g} s of compiling; its trial takes {self.trial_s:.3g} s"
+                most = _about(max(saved, 0))
+                return f"it could save at most {most} of compiling; its trial takes {_about(self.trial_s)}"
             return None
         leader_s = history.seconds_of(leader)
         if self.gain_s < LEAST_GAIN * leader_s:
@@ -61,10 +63,15 @@ class _Option:
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
         if saved < dearer + self.trial_s:
             return (
-                f"over {history.workload.calls:,} calls it is counted on to save {saved:.3g} s; "
-                f"compiling takes about {dearer:.3g} s more than the leader's, and the trial {self.trial_s:.3g} s"
+                f"over {history.workload.calls:,} calls it is counted on to save {_about(saved)}; "
+                f"compiling takes about {_about(dearer)} more than the leader's, and the trial {_about(self.trial_s)}"
             )
         return None
+
+
+def _about(seconds: float) -> str:
+    """Return an estimate in words, without digits that it does not have, and without an exponent."""
+    return f"{seconds:.3g} s" if 0.1 <= abs(seconds) < 999.5 else figures.seconds(seconds)
 
 
 _PARTS = {
