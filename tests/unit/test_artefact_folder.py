@@ -450,6 +450,11 @@ def test_the_command_loads_all_that_is_for_here_and_lists_it(url: str, place: Pa
         ran("load", url, "--trust", "--sha256", "0" * 64)
 
 
+def test_a_folder_given_as_a_path_is_answered_with_its_url(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"but must be one artefact, or the folder's URL: {tmp_path.as_uri()}"):
+        ran("load", str(tmp_path))
+
+
 def test_a_mistyped_folder_is_not_taken_for_an_empty_one(url: str, tmp_path: Path) -> None:
     Path(tmp_path, "fleet").mkdir()
     assert ran("list", url).startswith(f"{url.rstrip('/')} holds no artefact: torchwise cache save STUDY ")

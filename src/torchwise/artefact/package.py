@@ -65,6 +65,9 @@ def read(path: Path, sha256: str | None = None) -> Package:
     """
     try:
         data = path.read_bytes()
+    except IsADirectoryError:
+        url = path.absolute().as_uri()
+        raise InputError(f"{path} is a folder, but must be one artefact, or the folder's URL: {url}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     return unpack(str(path), data, sha256)
