@@ -176,6 +176,39 @@ def test_channels_last_lays_out_weights_state_and_inputs_and_back() -> None:
     step(x, y)
 
 
+LAID_OUT = Plan(memory_format="channels_last")
+
+
+@pytest.mark.parametrize("plan", [LAID_OUT, Plan(optimizer="fused"), LAID_OUT.with_choice("optimizer", "fused")])
+def test_a_fused_optimizer_goes_on_from_a_checkpoint_that_lies_otherwise(plan: Plan) -> None:
+    """Its kernels on a CPU walk through weights and state alike, and do not look how the two lie."""
+
+    def start(**how: Any) -> torchwise.TrainStep:
+        torch.manual_seed(0)
+        return a_step(torch.nn.Conv2d(4, 4, 3), lambda p: adam(p, **how), loss=torch.nn.functional.mse_loss)
+
+    fused = plan.optimizer != "fused"  # then it is the user's own
+    given = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 6, 6)
+    written, step = start(fused=fused), start(fused=fused)
+    written(*given)
+    checkpoint = copy.deepcopy(written.state_dict())
+    if plan == Plan(optimizer="fused"):  # saved where weights lay with channels last
+        weight = checkpoint["optimizer"]["state"][0]
+        weight.update({k: v.to(memory_format=torch.channels_last) for k, v in weight.items() if k != "step"})
+    made = realize(step, plan, Example(given), device="cpu", mode="training")
+    made.call(*given)
+    step.load_state_dict(checkpoint)
+    made.call(*given)
+    resumed = start(fused=fused)  # without the plan
+    resumed.load_state_dict(copy.deepcopy(step.state_dict()))
+    for now in (made.call, written, written, resumed):
+        now(*given)
+    made.close()
+    for one, other, third in zip(*(s.model.parameters() for s in (step, written, resumed)), strict=True):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, third)
+
+
 # ---- what is put back, and what checkpoints show meanwhile
 
 

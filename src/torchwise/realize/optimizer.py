@@ -126,6 +126,8 @@ class _Given:
                 if wanted.rates and not isinstance(group["lr"], torch.Tensor) and group["params"]:
                     group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
                 _place_counts(optimizer, group)
+            if wanted.flags.get("fused"):
+                lay_states(optimizer)
             if all(group.get("fused") for group in optimizer.param_groups):  # which copies of optimizers forget
                 vars(optimizer)[_SCALES] = True
             elif wanted.flags.get("fused") is False:
@@ -167,6 +169,18 @@ def _place_counts(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> No
         state = optimizer.state.get(parameter, {})
         if isinstance(count := state.get("step"), torch.Tensor):
             state["step"] = count.to(parameter.device if there else "cpu", torch.float32)
+
+
+def lay_states(optimizer: torch.optim.Optimizer) -> None:
+    """Lay what an optimizer keeps of each parameter as that parameter lies: fused kernels walk through both alike.
+
+    They lie otherwise where weights were laid out anew since, or where a checkpoint was loaded whose weights lay so.
+    """
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            is_like_it = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if is_like_it and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torchwise.plan import Plan
 from torchwise.realize.backends.inductor import compile as compiled_by_inductor
 from torchwise.realize.capture.step import CapturedStep
 from torchwise.realize.edge import AUTOCAST
-from torchwise.realize.optimizer import TunedOptimizer
+from torchwise.realize.optimizer import TunedOptimizer, lay_states
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.settings import settings_for
 from torchwise.workload import trees
@@ -186,9 +186,14 @@ class RealizedStep:
         model = unwrapped(self._step.model)
         tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dim() == 4]
         optimizer = self._step.optimizer
-        self._undo.callback(_lay_back, [(t, t.stride()) for t in tensors], optimizer)
+        strides = [(t, t.stride()) for t in tensors]
+        self._undo.callback(_lay_back, strides, optimizer)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _follow(optimizer)
+        lay_states(optimizer)
+        if any(group.get("fused") for group in optimizer.param_groups):  # others heed how each of the two lies
+            saved = functools.partial(_as_laid_before, strides)
+            self._undo.callback(optimizer.register_load_state_dict_post_hook(lay_states).remove)
+            self._undo.callback(optimizer.register_state_dict_post_hook(saved).remove)
 
     @staticmethod
     def _laid_out(inputs: Any, plan: Plan) -> Any:
@@ -251,18 +256,28 @@ def _check_for_hooks(plan: Plan) -> None:
 def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer) -> None:
     """Give tensors the strides that they had."""
     for tensor, strides in tensors:
-        empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-        tensor.data = empty.copy_(tensor.data)
-    _follow(optimizer)
+        tensor.data = _laid(tensor.data, strides)
+    lay_states(optimizer)
 
 
-def _follow(optimizer: torch.optim.Optimizer) -> None:
-    """Lay what the optimizer keeps of a parameter as the parameter lies: fused kernels walk through both alike."""
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            is_like_it = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            if is_like_it and value.stride() != parameter.stride():
-                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+def _as_laid_before(
+    tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return an optimizer's checkpoint that lies as weights do without the plan: what loads it may not look."""
+    had = {id(tensor): (tensor.shape, strides) for tensor, strides in tensors}
+    numbered = enumerate(p for group in optimizer.param_groups for p in group["params"])
+    places = {number: had[id(p)] for number, p in numbered if id(p) in had}
+
+    def before(number: int, value: Any) -> Any:
+        shape, strides = places.get(number, (None, ()))
+        return _laid(value, strides) if isinstance(value, torch.Tensor) and value.shape == shape else value
+
+    states = {number: {k: before(number, v) for k, v in kept.items()} for number, kept in state["state"].items()}
+    return {**state, "state": states}
+
+
+def _laid(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _of_model(plan: Plan) -> Plan:
