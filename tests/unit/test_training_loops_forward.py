@@ -140,6 +140,27 @@ def test_hooks_run_once_a_call() -> None:
     assert len(calls) == 4
 
 
+def test_what_is_set_on_the_model_is_read_and_what_a_call_sets_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cooling(torch.nn.Linear):
+        temperature, calls = 1.0, 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return super().forward(x) / self.temperature
+
+    monkeypatch.setattr(forward_module, "tune", lambda call, *_args, **_options: for_training(call))
+    model = Cooling(4, 3)
+    planned = PlannedForward(model)
+    for number in range(1, 6):
+        planned.between_steps()
+        model.temperature = float(number)
+        model.again = number
+        torch.testing.assert_close(model(X[:4]) * number, torch.nn.functional.linear(X[:4], model.weight, model.bias))
+        assert model.calls == number
+        del model.again
+    assert planned.statistics.optimized == 4
+
+
 def test_closing_gives_the_forward_back() -> None:
     model = net()
     planned = PlannedForward(model, for_training(model))

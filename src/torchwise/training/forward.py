@@ -6,9 +6,10 @@ without taking part in them is how the model's forward, and with it the backward
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ from torchwise.workload.step import sharded_parts, unwrapped
 
 logger = logging.getLogger("torchwise")
 
-_MARKS = ("_is_accelerate_prepared",)
-"""Attributes that a loop leaves on a model, and that a decision made before knows nothing of."""
+_APART = ("forward", "_is_accelerate_prepared")
+"""Attributes that the twin of a model has not, or has otherwise: what was replaced, and what a loop leaves there."""
+_OF_A_LOOP = "_current_fx_name"
+"""Where Lightning is in its loop, set on a LightningModule with every hook: a plan that watches it would never hold."""
 
 
 class PlannedForward:
@@ -88,7 +91,8 @@ class PlannedForward:
         if not (self._model.training and torch.is_grad_enabled()):
             return self._written(*args, **kwargs)
         if self._dispatcher is not None and self._seen is not None and self._seen.autocast == _autocast(self._device):
-            with torch.autocast(self._device, enabled=False):  # what is dispatched enters it itself
+            same = _same_attributes(self._model, _twin_in(self._dispatcher.original))
+            with same, torch.autocast(self._device, enabled=False):  # what is dispatched enters it itself
                 return self._dispatcher(*args, **kwargs)
         if self._seen is None and self._steps < 2:
             self._seen = _Seen(Example(args, kwargs).clone(), _autocast(self._device))
@@ -213,14 +217,39 @@ def _scene(
     """
     twin = model.__class__.__new__(model.__class__)
     names = vars(twin)
-    names.update(vars(model))
-    for name in ("forward", *_MARKS):
-        names.pop(name, None)
+    names.update({n: type(v)() if _is_of_hooks(n, v) else v for n, v in vars(model).items() if n not in _APART})
     if getattr(written, "__self__", None) is not model:  # somebody else had replaced it
         names["forward"] = written
-    hooks = [name for name in names if name.startswith(("_forward_", "_backward_")) and isinstance(names[name], dict)]
-    names.update({name: type(names[name])() for name in hooks})
     return twin if autocast is None else UnderAutocast(twin, device, autocast)
+
+
+def _twin_in(scene: Any) -> torch.nn.Module:
+    found: torch.nn.Module = scene.model if type(scene) is UnderAutocast else scene
+    return found
+
+
+@contextlib.contextmanager
+def _same_attributes(model: torch.nn.Module, twin: torch.nn.Module) -> Iterator[None]:
+    """Have the twin of a model see what was set on the model since, and the model what a call of the twin sets."""
+    _follow(vars(model), vars(twin))
+    try:
+        yield
+    finally:
+        _follow(vars(twin), vars(model))
+
+
+def _follow(source: dict[str, Any], target: dict[str, Any]) -> None:
+    """Give one the attributes of the other, and write only what differs. This runs on every call."""
+    for name in [name for name in target if name not in source and name not in _APART]:
+        del target[name]
+    for name, value in source.items():
+        if target.get(name, _APART) is value or name in (*_APART, _OF_A_LOOP) or _is_of_hooks(name, value):
+            continue
+        target[name] = value
+
+
+def _is_of_hooks(name: str, value: Any) -> bool:
+    return name.startswith(("_forward_", "_backward_")) and isinstance(value, dict)
 
 
 def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
