@@ -209,6 +209,33 @@ def test_a_fused_optimizer_goes_on_from_a_checkpoint_that_lies_otherwise(plan: P
         torch.testing.assert_close(one, third)
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Be the only rank there is."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_model_that_is_trained_over_ranks_is_copied_and_pickled_as_it_is_written() -> None:
+    step = a_step(torch.nn.parallel.DistributedDataParallel(Blocks()))
+    made = realized(step, Plan(backend="inductor"))
+    made.call(*batch())
+    model, (x, _) = step.model.module, batch()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
+    right = model(x).detach()
+    made.call(*batch())
+    for copied in copies:
+        torch.testing.assert_close(copied(x), right)
+        assert copied.forward.__self__ is copied
+    assert not torch.allclose(model(x), right)
+    made.close()
+
+
 # ---- what is put back, and what checkpoints show meanwhile
 
 

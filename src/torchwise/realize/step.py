@@ -117,7 +117,7 @@ class RealizedStep:
         planned = realizer(inner, plan, _as_example(example.args[0]))
         if inner is model:
             return planned
-        self._replace_forward(inner, planned)
+        self._replace_forward(inner, _InPlace(inner, planned))
         return model
 
     def _compile_in_place(self, model: torch.nn.Module, plan: Plan) -> None:
@@ -128,7 +128,7 @@ class RealizedStep:
         if not blocks:
             raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
         for part in blocks:
-            self._replace_forward(part, compiled_by_inductor(part.forward, plan))
+            self._replace_forward(part, _InPlace(part, compiled_by_inductor(part.forward, plan)))
 
     def _updating(self, plan: Plan) -> Callable[[], Any]:
         optimizer, form = self._step.optimizer, plan.optimizer
@@ -225,6 +225,29 @@ class _WithLoss(torch.nn.Module):
             return found
         loss: torch.Tensor = self.__dict__["_from"](outputs, *targets)
         return loss
+
+
+class _InPlace:
+    """A compiled forward in the place of a module's own, which copies and pickles of the module have instead."""
+
+    def __init__(self, module: torch.nn.Module, planned: Callable[..., Any]) -> None:
+        self._module, self._planned, self._before = module, planned, vars(module).get("forward")
+        functools.update_wrapper(self, module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._planned(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_itself, (self._before,)) if self._before is not None else (_in_class, (self._module,))
+
+
+def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
+
+
+def _in_class(module: torch.nn.Module) -> Callable[..., Any]:
+    forward: Callable[..., Any] = type(module).forward.__get__(module)
+    return forward
 
 
 class _Update:
