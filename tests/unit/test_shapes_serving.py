@@ -346,6 +346,28 @@ def test_it_is_the_model_copied_pickled_and_unwrapped(net: Net) -> None:
 
 
 @torch.no_grad()
+def test_a_copy_has_the_canary_and_what_was_given_up(net: Net) -> None:
+    proof = prove(net, (X,), padding=RULE, buckets=BUCKETS)
+    plans = [decision(net, THREADS, (4,)), decision(net, OTHER, (8,))]
+    fast = apply_buckets(net, plans, proof, canary=1)
+    buckets_of(fast)._routes[1].close("the canary found it wrong")
+    for copied in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        same(copied(X[:3]), net(X[:3]))
+        same(copied(X), net(X))
+        assert (copied.statistics.optimized, copied.statistics.compared) == (1, 1)
+        assert copied.statistics.original == {"the canary found it wrong": 1}
+
+
+@torch.no_grad()
+def test_a_copy_of_what_changed_since_the_proof_pads_nothing(net: Net) -> None:
+    fast = served(net)
+    net.inner.weight = torch.nn.Parameter(torch.randn(3, 3))
+    copied = copy.deepcopy(fast)
+    same(copied(X[:3]), net(X[:3]))
+    assert copied.statistics.original == {CHANGED: 1}
+
+
+@torch.no_grad()
 def test_threads_get_their_own_answers(net: Net) -> None:
     fast = served(net)
     warm_up(fast)

@@ -63,6 +63,7 @@ class Buckets(Dispatcher):
         served = {id(decision): _served(original, decision, proof, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
         super().__init__(original, leading, stale_because(original, leading), statistics=shared)
+        self.canary = canary  # which is at work in the routes
         self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
         each = self.decisions if len(decisions) > 1 else self.decisions * len(proof.buckets)
         self._routes = [served[id(decision)] for decision in each]
@@ -135,6 +136,20 @@ class Buckets(Dispatcher):
         super().close(reason)
         for dispatcher in self._dispatchers:
             dispatcher.close(reason)
+
+    @property
+    def refusals(self) -> tuple[str | None, ...]:
+        """Why no plan may answer at all, if that is so, and then for each bucket why its plan may not."""
+        changed = CHANGED if self._watch.changed() else None  # since the proof, which a copy's own watch would not know
+        return (self._refusal or changed, *(route.refusal if route is not None else None for route in self._routes))
+
+    def refuse(self, refusals: Sequence[str | None]) -> None:
+        """Give up what was refused, or given up, in those that this is a copy of."""
+        if refusals[0] is not None:
+            self.close(refusals[0])
+        for route, refusal in zip(self._routes, refusals[1:], strict=True):
+            if route is not None and refusal is not None:
+                route.close(refusal)
 
     def counted(self) -> Counts:
         """Return the counts, with what was compiled and captured since the freeze."""

@@ -109,14 +109,25 @@ def buckets_of(fast: Any) -> Buckets:
 
 
 def _parts(buckets: Buckets) -> tuple[Any, ...]:
-    return (_rebuilt, (buckets.original, buckets.decisions, buckets.proof, buckets.canary))
+    return (_rebuilt, (buckets.original, buckets.decisions, buckets.proof, buckets.canary, buckets.refusals))
 
 
-def _rebuilt(original: Any, decisions: tuple[Decision, ...], proof: Proof, canary: int | None) -> Bucketed:
-    """Make a wrapper of what is in force, which copies and pickles carry: they look into no store."""
-    if isinstance(original, torch.nn.Module):
-        return BucketedModule(original, decisions, proof, canary=canary)
-    return BucketedFunction(original, decisions, proof, canary=canary)
+def _rebuilt(
+    original: Any,
+    decisions: tuple[Decision, ...],
+    proof: Proof,
+    canary: int | None,
+    refusals: tuple[str | None, ...] | None = None,
+) -> Bucketed:
+    """Make a wrapper of what is in force, which copies and pickles carry: they look into no store.
+
+    A plan that was refused, or given up, is so in a copy as well.
+    """
+    kind = BucketedModule if isinstance(original, torch.nn.Module) else BucketedFunction
+    made = kind(original, decisions, proof, canary=canary)
+    if refusals is not None:
+        buckets_of(made).refuse(refusals)
+    return made
 
 
 def _said(buckets: Buckets) -> str:
