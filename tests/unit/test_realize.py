@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -835,3 +836,89 @@ def test_batch_norm_that_counts_is_not_frozen() -> None:
     ):
         with pytest.raises(UnsupportedError, match=r"batch-norm writes .*: eval\(\) ends") if counts else nullcontext():
             realize(model, plan, example, device="cpu", mode="inference")
+
+
+class Keeping(torch.nn.Module):
+    """A model that keeps something of each call, in its parts as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList([KeepingBlock() for _ in range(3)])
+        self.patches = torch.nn.Conv1d(1, 1, 2, stride=2)
+        self.calls, self.seen = 0, {"any": False}
+        self.gone = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        self.mine = [self.blocks[0]]
+        if self.calls == 1:
+            self.register_buffer("offset", x.mean(), persistent=False)
+        if self.calls == 2:
+            del self.gone
+        x = self.patches(x.unsqueeze(1)).squeeze(1)
+        for block in self.blocks:
+            x = block(x)
+        return x * self.calls + self.offset
+
+
+class KeepingBlock(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.kept = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x).tanh()
+        self.kept = x.detach().mean()
+        return x
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(precision="bf16"),
+        Plan(memory_format="channels_last"),
+        Plan(backend="inductor", scope="regional"),
+        Plan(backend="inductor", transforms=("patch_matmul",)),
+        Plan(precision="bf16", backend="inductor", transforms=("patch_matmul",)),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_what_a_copy_sets_on_itself_reaches_the_original(plan: Plan) -> None:
+    model, x = Keeping().eval(), torch.randn(4, 16)
+    plain = copy.deepcopy(model)
+    made = realize(model, plan, Example((x,)), device="cpu", mode="inference")
+    ways = [made.call]
+    for _ in range(4):
+        torch.testing.assert_close(ways[-1](x), plain(x), rtol=0.05, atol=0.05)
+        assert model.calls == plain.calls
+        assert hasattr(model, "gone") == hasattr(plain, "gone")
+        torch.testing.assert_close(model.offset, plain.offset, rtol=0.05, atol=0.05, check_dtype=False)
+        assert model.state_dict().keys() == plain.state_dict().keys()
+        for block, other in zip(model.blocks, plain.blocks, strict=True):
+            torch.testing.assert_close(block.kept, other.kept, rtol=0.05, atol=0.05)
+        assert getattr(model, "mine", [model.blocks[0]]) == [model.blocks[0]]  # and nothing of the copy's
+        ways.append(made.lean((x,), {}))
+    model.calls = 0
+    with pytest.raises(StalePlanError):
+        made.call(x)
+
+
+def test_a_copy_that_makes_a_part_of_its_own_is_refused() -> None:
+    class Late(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner: torch.nn.Module | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.inner is None:
+                self.inner = torch.nn.Linear(4, 4)
+            return self.inner(x)
+
+    model, x = Late(), torch.randn(2, 4)
+    made = realize(model, Plan(memory_format="channels_last"), Example((x,)), device="cpu", mode="inference")
+    with pytest.raises(UnsupportedError, match="adds or removes 'inner' in the model"):
+        made.call(x)
+    assert "inner" not in model._modules

@@ -65,7 +65,7 @@ def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
             and [*map(len, holders)] == lengths
         )
 
-    unwritten = _writes_to([*states, *dicts], hooks, closely)
+    unwritten = unwritten_since([*states, *dicts], hooks, closely)
     return lambda: (
         unwritten()
         and [*map(_address, tensors)] == addresses
@@ -74,7 +74,7 @@ def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
     )
 
 
-def _writes_to(dicts: list[Any], hooks: list[Any], closely: Callable[[], bool]) -> Callable[[], bool]:
+def unwritten_since(dicts: list[Any], hooks: list[Any], closely: Callable[[], bool]) -> Callable[[], bool]:
     """Return what tells whether dicts hold what they hold now: by their counts of writes, or else by looking closely.
 
     What was set and put back, such as `training`, was written to, and a look then finds that nothing changed.

@@ -24,7 +24,7 @@ from torchwise.realize.entry import entry_of
 from torchwise.realize.settings import settings_for
 from torchwise.realize.step import RealizedStep
 from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
-from torchwise.realize.weights import DerivedWeights, guarding, share
+from torchwise.realize.weights import DerivedWeights, Guard, guarding, share
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
 
@@ -115,15 +115,20 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
             "freezing folds weights into the code, but batch-norm writes to its statistics on every call while the "
             "model is in training mode: eval() ends that"
         )
-    inside, guarded = form, frozen or form is not call
+    inside, guarded, follows = form, frozen or form is not call, False
     if isinstance(form, torch.nn.Module) and (plan.precision == "bf16" or plan.memory_format == "channels_last"):
         derived = DerivedWeights(form, plan)
-        inside = derived.copy
-        layers += [] if frozen else [derived.following]
+        inside, follows = derived.copy, not frozen
+        layers += [derived.following] if follows else []
     elif isinstance(form, torch.nn.Module) and plan.scope == "regional":
         inside, guarded = share(form), True
     if isinstance(call, torch.nn.Module) and guarded:
-        layers.append(functools.partial(guarding, call, values=frozen))
+        runs = form if follows else inside  # the form is told by what follows it
+        is_copy = runs is not call and "static_form" not in plan.transforms  # which the model itself declares
+        if is_copy and isinstance(runs, torch.nn.Module):
+            layers.append(Guard(call, values=frozen, copied=runs).around)
+        else:
+            layers.append(functools.partial(guarding, call, values=frozen))
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
 

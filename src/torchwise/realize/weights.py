@@ -13,6 +13,7 @@ import torch
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
+from torchwise.realize.attributes import Attributes
 from torchwise.realize.glance import STANDARD
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
@@ -76,7 +77,7 @@ def _leads_inside(value: Any, weights: set[int], apart: set[int]) -> bool:
 class DerivedWeights:
     """A copy of a module in another precision or memory format, brought up to date when the original's weights change.
 
-    What the model writes to the copy's buffers is written to the original's.
+    What the model writes to the copy's buffers is written to the original's, and what it sets on itself is set there.
 
     Raises (on call):
         StalePlanError: the original changed otherwise: submodules, attributes, shapes, training mode.
@@ -88,9 +89,8 @@ class DerivedWeights:
         self._versions = _versions_of(self._watch)  # before the copy: what is written meanwhile is copied again
         with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
             self.copy = share(module, lambda tensor: _derive(tensor, plan))
-        pairs = zip(module.modules(), self.copy.modules(), strict=True)
-        self._buffers = [(own._buffers, copied._buffers, name) for own, copied in pairs for name in own._buffers]
-        self._counted = self._counts()
+        self._list_buffers()
+        self._set = attributes_of(module, self.copy, follows=True)
         for part in self.copy.modules():
             if isinstance(part, torch.nn.RNNBase):
                 part.flatten_parameters()  # into one piece, or cuDNN does so on every call
@@ -109,9 +109,26 @@ class DerivedWeights:
                 raise
             if self._wrote() and self._versions:  # else another call is copying the weights over
                 self._write_back()
+            if self._set.written():
+                self._carry()
             return answer
 
         return follow
+
+    def _list_buffers(self) -> None:
+        pairs = zip(self._original.modules(), self.copy.modules(), strict=True)
+        self._buffers = [(own._buffers, copied._buffers, name) for own, copied in pairs for name in own._buffers]
+        self._counted = self._counts()
+
+    def _carry(self) -> None:
+        """Give the original what the model set on itself, and go on following it as it is then."""
+        moved = self._watch.changed()  # by somebody else, during the call
+        current = self._watch.versions() == self._versions
+        self._set.carry()
+        self._list_buffers()
+        if not moved:
+            self._watch.look()
+            self._versions = _versions_of(self._watch) if current else []
 
     def _counts(self) -> list[tuple[torch.Tensor | None, int | None]]:
         """List the copy's buffers, each with the count of the writes to it."""
@@ -155,28 +172,61 @@ class DerivedWeights:
         self._versions = versions
 
 
-def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool) -> Callable[..., Any]:
-    """Wrap `call`, which holds for `module` as it is now, so that it refuses to answer once that changed.
+class Guard:
+    """Lets what was made from a module answer for as long as that does not change, but by the calls themselves.
 
     Args:
         module: the original.
-        call: what was made from it.
-        values: whether that holds for the weights' present values only, as where they are frozen into it.
+        values: whether what was made holds for the weights' present values only, as where they are frozen into it.
+        copied: what is called in its place, where that is a copy of it: what that sets on itself is carried over.
 
     Raises (on call):
         StalePlanError: it changed.
     """
-    watch = ModuleWatch(module)
-    versions = _versions_of(watch) if values else []
 
-    def guard(*args: Any, **kwargs: Any) -> Any:
-        if watch.changed():
+    def __init__(self, module: torch.nn.Module, *, values: bool, copied: torch.nn.Module | None = None) -> None:
+        self._watch = ModuleWatch(module)
+        self._values = values
+        self._set = attributes_of(module, copied, follows=False) if copied is not None else None
+        self._look()
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call, or a shorter way for one; all that are wrapped share one look at what is set."""
+
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            self._check()
+            answer = call(*args, **kwargs)
+            if self._set is not None and self._set.written():
+                self._check()  # or somebody else changed it during the call
+                self._set.carry()
+                self._look()
+            return answer
+
+        return guard
+
+    def _check(self) -> None:
+        if self._watch.changed():
             raise StalePlanError("the model changed since the plan was made for it")
-        if values and watch.versions() != versions:
+        if self._values and self._watch.versions() != self._versions:
             raise StalePlanError("the weights changed since they were frozen into the plan")
-        return call(*args, **kwargs)
 
-    return guard
+    def _look(self) -> None:
+        self._watch.look()
+        self._versions = _versions_of(self._watch) if self._values else []
+
+
+def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool) -> Callable[..., Any]:
+    """Wrap `call`, which holds for `module` as it is now, so that it refuses to answer once that changed (`Guard`)."""
+    return Guard(module, values=values).around(call)
+
+
+def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> Attributes:
+    """Watch what calls set on a copy, for the original; `follows` as for `Attributes`."""
+
+    def is_own(value: Any) -> bool:
+        return _leads_inside(value, set(map(id, _tensors(copied))), set())
+
+    return Attributes(original, copied, is_own, follows=follows)
 
 
 def _versions_of(watch: ModuleWatch) -> list[int | None]:
