@@ -92,6 +92,14 @@ def test_a_plan_takes_the_steps() -> None:
     assert step.schedulers[0].last_epoch == 4
 
 
+def test_a_plan_that_was_proven_on_another_device_is_not_taken() -> None:
+    step, written = make(), make()
+    found = decided(step, FUSED, *batch())
+    fast = torchwise.apply(step, replace(found, workload=replace(found.workload, device="cuda")))
+    assert same(run(fast), run(written))
+    assert fast.statistics.original == {NOT_PROVEN: 4}
+
+
 def test_another_batch_goes_as_written_and_is_counted() -> None:
     fast = optimized(make())
     fast(*batch(8))

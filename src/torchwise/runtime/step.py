@@ -146,6 +146,8 @@ class OptimizedStep:
         return self._realized
 
     def _is_proven(self, batch: tuple[Any, ...]) -> bool:
+        if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
+            return False
         return describe_example(Example(batch)) in self.decision.inputs and not opaque_leaves(batch)
 
     def _set_anew(self) -> str | None:
