@@ -33,12 +33,9 @@ def study_of(tmp_path: Path, target: str, *plans: Plan, **options: object) -> ob
 def test_a_search_tries_capture_and_proves_it(tmp_path: Path) -> None:
     """How much faster it is is for benchmarks to say: with four other programs on the GPU eager may be decided for."""
     study = study_of(tmp_path, "zoo:tutorial.many_small_ops")
-    captured = [trial for trial in study.trials if trial.plan.capture == "call"]  # type: ignore[attr-defined]
-    assert captured
-    for trial in captured:
-        assert trial.state is TrialState.COMPLETE, trial.reason
-        assert trial.verdict.outcome is Outcome.PASS, trial.verdict.reason
-    assert study.decision.plan in [Plan(), *(trial.plan for trial in study.trials)]  # type: ignore[attr-defined]
+    passed = [t.plan for t in study.trials if t.verdict and t.verdict.outcome is Outcome.PASS]  # type: ignore[attr-defined]
+    assert any(plan.capture == "call" for plan in passed)
+    assert study.decision.plan in [Plan(), *passed]  # type: ignore[attr-defined]
 
 
 def test_noise_is_proven_under_capture_and_under_cuda_graph_modes(tmp_path: Path) -> None:

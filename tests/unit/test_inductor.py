@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._inductor.codecache import PyCodeCache
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.backends import inductor
+from torchwise.realize.backends.freezing import Freezing
 from torchwise.realize.backends.inductor import compile, compiled_graphs
 from torchwise.realize.watch import ModuleWatch
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
@@ -133,6 +138,25 @@ def test_copies_of_frozen_weights_go_with_their_plan_and_the_model_may_go_before
     del model
     gc.collect()
     assert alive() is None
+
+
+def test_a_compilation_that_fails_leaves_no_weights_and_touches_no_other_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, others = types.ModuleType("compiled_alike"), types.ModuleType("compiled_alike")
+    mine.__dict__["weight"] = others.__dict__["weight"] = torch.ones(2)
+    monkeypatch.setitem(sys.modules, "compiled_alike", others)
+    modules = list(PyCodeCache.modules)
+
+    def fails(graph: Any, inputs: Any) -> Any:
+        PyCodeCache.modules.append(mine)
+        raise torch.OutOfMemoryError("no memory")
+
+    graph = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
+    with pytest.raises(torch.OutOfMemoryError):
+        Freezing(fails, None)(graph, [])
+    assert PyCodeCache.modules == modules
+    assert sys.modules["compiled_alike"] is others
 
 
 @torch.no_grad()

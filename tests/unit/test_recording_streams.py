@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from torchwise.errors import UnsupportedError
 from torchwise.realize.capture import recording
 from torchwise.realize.capture.recording import RecordingStream
+
+
+class Anchor: ...
 
 
 class Card:
@@ -20,11 +26,12 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device, self.waited = 0, 0
         self.anchors: list[tuple[str, int]] = []
+        self.made: list[weakref.ref[Anchor]] = []
         names = (f"stream {number}" for number in itertools.count())
         monkeypatch.setattr(recording, "_free", recording.defaultdict(list))
         monkeypatch.setattr(recording, "_new_stream", lambda: next(names))
         monkeypatch.setattr(recording, "_anchor", self.anchor)
-        monkeypatch.setattr(recording, "_look_up_handles", lambda: None)
+        monkeypatch.setattr(recording, "_ask_for_workspaces", lambda: None)
         monkeypatch.setattr(recording, "warm_up_stream", lambda device: "warm-up")
         monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
@@ -33,7 +40,9 @@ class Card:
 
     def anchor(self, stream: str, pool: int) -> object:
         self.anchors.append((stream, pool))
-        return object()
+        made = Anchor()
+        self.made.append(weakref.ref(made))
+        return made
 
     def wait(self) -> None:
         self.waited += 1
@@ -76,12 +85,15 @@ def test_the_stream_of_a_plan_that_died_goes_to_the_next_once_the_gpu_is_idle(ca
 
 def test_a_stream_stays_on_its_device(card: Card) -> None:
     first = RecordingStream()
-    stream_of(first)
+    assert stream_of(first) == "stream 0"
     card.device = 1
-    del first
-    assert stream_of(RecordingStream()) == "stream 1"
+    assert stream_of(first) == "stream 1"
     card.device = 0
+    assert stream_of(first) == "stream 0"
+    del first
     assert stream_of(RecordingStream()) == "stream 0"
+    card.device = 1
+    assert stream_of(RecordingStream()) == "stream 1"
 
 
 def test_every_recording_is_anchored_in_the_pool_of_its_stream(card: Card) -> None:
@@ -89,7 +101,41 @@ def test_every_recording_is_anchored_in_the_pool_of_its_stream(card: Card) -> No
     first, second = RecordingStream(), RecordingStream()
     for plan in (first, first, second):
         stream_of(plan)
-    assert card.anchors == [("stream 0", 0)] * 3 + [("stream 1", 1)] * 2
+    assert card.anchors == [("stream 0", 0)] * 2 + [("stream 1", 1)]
+
+
+def test_the_first_anchor_keeps_the_pool_and_later_ones_go_with_their_recordings(card: Card) -> None:
+    plan = RecordingStream()
+    for alive in (1, 1, 1):
+        with plan.ready():
+            pass
+        gc.collect()
+        assert sum(anchor() is not None for anchor in card.made) == alive
+    with pytest.raises(ValueError, match="no") as failed, plan.ready():
+        raise ValueError("no")
+    assert sum(anchor() is not None for anchor in card.made) == 1, failed
+
+
+def test_the_stream_that_was_left_first_is_taken_first(card: Card) -> None:
+    """The graphs of a plan that is just being collected may be there still."""
+    first, second = RecordingStream(), RecordingStream()
+    stream_of(first), stream_of(second)
+    del first
+    del second
+    assert stream_of(RecordingStream()) == "stream 0"
+
+
+def test_a_stream_whose_anchor_fails_is_not_lost(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(stream: str, pool: int) -> object:
+        raise torch.OutOfMemoryError("no memory")
+
+    plan = RecordingStream()
+    monkeypatch.setattr(recording, "_anchor", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        stream_of(plan)
+    monkeypatch.setattr(recording, "_anchor", card.anchor)
+    del plan
+    assert stream_of(RecordingStream()) == "stream 0"
 
 
 def test_a_recording_that_fails_leaves_the_plan_its_stream(card: Card) -> None:
@@ -99,13 +145,29 @@ def test_a_recording_that_fails_leaves_the_plan_its_stream(card: Card) -> None:
     assert stream_of(plan) == "stream 0"
 
 
-def test_a_driver_that_makes_no_stream_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [(2, torch.OutOfMemoryError, "no stream could be made"), (999, RuntimeError, "cuStreamCreate returned 999")],
+)
+def test_a_driver_that_makes_no_stream_is_named(
+    monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception], said: str
+) -> None:
     class Driver:
         def cuStreamCreate(self, handle: Any, flags: int) -> int:
-            return 2
+            assert flags == 1
+            return code
 
     monkeypatch.setattr(recording.ctypes, "CDLL", lambda _: Driver())
-    with pytest.raises(RuntimeError, match="cuStreamCreate returned 2"):
+    with pytest.raises(error, match=said):
+        recording._new_stream()
+
+
+def test_where_there_is_no_driver_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(recording.ctypes, "CDLL", missing)
+    with pytest.raises(UnsupportedError, match="from the CUDA driver, but no libcuda"):
         recording._new_stream()
 
 
@@ -130,7 +192,7 @@ def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
         yield
         current.pop()
 
-    zeros = torch.zeros
+    zeros, addmm = torch.zeros, torch.addmm
     fakes = {
         "CUDAGraph": Graph,
         "stream": on,
@@ -145,8 +207,11 @@ def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
     monkeypatch.setattr(recording, "_free", recording.defaultdict(list))
     monkeypatch.setattr(recording, "_new_stream", lambda: "own")
     monkeypatch.setattr(recording, "warm_up_stream", lambda device: "warm-up")
-    with torch.set_grad_enabled(gradients):
+    monkeypatch.setattr(torch, "addmm", lambda *given: done.append(("product", current[-1])) or addmm(*given))
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch.autograd, "_get_sequence_nr", lambda: int(gradients))
+    with torch.no_grad():
         stream_of(RecordingStream())
     threads = 2 if gradients else 1  # on the CPU autograd runs in the calling thread, but the hook is called
-    anchored = [("begins", "pool"), *[("handle", "own")] * threads, ("ends",)]
-    assert done == [("handle", "warm-up")] * threads + anchored * 2
+    warm, own = ([("handle", stream), ("product", stream)] * threads for stream in ("warm-up", "own"))
+    assert done == [*warm, ("begins", "pool"), *own, ("ends",)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
@@ -16,11 +15,13 @@ from torchwise.alerts import alert
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.realize import Backend, Realized, Signature, realize, signature_of
 from torchwise.realize.capture.frozen import FrozenError, hold
+from torchwise.realize.capture.graph import collect_garbage
 from torchwise.records import Decision
 from torchwise.runtime.alike import Known, is_of, ranks, recognized
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.circuit import Circuit
+from torchwise.runtime.frames import without_frames
 from torchwise.runtime.latency import EVERY, Latency
 from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.undo import Undo
@@ -214,14 +215,16 @@ class Dispatcher:
             self._last = None
             return self._original(CHANGED, args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
-        is_memory = isinstance(error, torch.OutOfMemoryError)
+        is_memory, told = isinstance(error, torch.OutOfMemoryError), ""
         if is_memory:  # first, so that the original has room
-            error.__traceback__ = error.__context__ = None  # which hold what had been computed, and the code itself
+            told = without_frames(error)
             self._release(plan)
         result = self._original(f"the plan failed ({kind})", args, kwargs)
         self.statistics.failures[kind] += 1
         if self.statistics.failures.total() == 1:
-            logger.warning("torchwise: plan %s failed, the original answers", plan, exc_info=error)
+            logger.warning(
+                "torchwise: plan %s failed, the original answers%s", plan, told, exc_info=None if told else error
+            )
         if is_memory:
             return result
         circuit = self._circuits.setdefault(key, Circuit())
@@ -240,8 +243,7 @@ class Dispatcher:
         """Free what the plan holds on the GPU, captured graphs and their memory, and leave it alone for a time."""
         is_first = self._memory.failed()
         self._forget()
-        for _ in range(2):  # compiled code lies in cycles, and the weights that are frozen into it in others behind
-            gc.collect()
+        collect_garbage()
         torch.cuda.empty_cache()  # which does nothing where there is no GPU
         if not is_first:  # another thread's call failed for the same reason at once
             return

@@ -66,8 +66,12 @@ def _not_kept() -> Iterator[None]:
     from torch._inductor.codecache import PyCodeCache
 
     before = len(PyCodeCache.modules)
-    yield
-    for module in PyCodeCache.modules[before:]:
-        if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
-            PyCodeCache.modules.remove(module)
-            sys.modules.pop(module.__name__, None)
+    try:
+        yield
+    finally:  # a compilation that fails, for want of memory, may have loaded one by then
+        for module in PyCodeCache.modules[before:]:
+            if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
+                with contextlib.suppress(ValueError):  # somebody cleared the cache meanwhile
+                    PyCodeCache.modules.remove(module)
+                if sys.modules.get(module.__name__) is module:  # the name is of the source, which others may share
+                    del sys.modules[module.__name__]

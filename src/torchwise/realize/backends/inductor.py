@@ -41,7 +41,7 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     steady: Callable[..., Any] = torch.compile(call, backend=apart or backend or "inductor", options=noted)
     made = Compiled(steady, straight, plan, [used for used in (backend, apart) if hasattr(used, "effective")])
     if isinstance(apart, Freezing):
-        weakref.finalize(made, apart.release)
+        weakref.finalize(made, apart.release).atexit = False
     return made
 
 

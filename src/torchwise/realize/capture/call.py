@@ -35,7 +35,8 @@ class CapturedCall:
     numbers. Weights that were replaced are kept in memory until the next call, which is the first to notice.
 
     Not noticed, so that the replay goes on as before: what is inside lists and dicts of a module, global variables, and
-    whatever a function closes over, tensors that are rebound there included.
+    whatever a function closes over, tensors that are rebound there included. Streams that the module computes on itself
+    should be its own: what it computes on them elsewhere meanwhile may share a workspace with a replay.
 
     Raises (on call):
         UnsupportedError: gradients are enabled and an input requires them (those of weights are not looked at), a

@@ -74,7 +74,7 @@ def record(
         args: positional arguments.
         kwargs: keyword arguments.
         pool: the memory pool that the graphs of one plan share.
-        stream: likewise; CUDA wants captures to happen on a stream beside the default one.
+        stream: the plan's own, and no other plan's.
         settled: called between warm-up and recording.
 
     Raises:
@@ -156,6 +156,18 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
         _settle_generator()
         raise
     return graph.replay, outputs
+
+
+def collect_garbage() -> None:
+    """Free what lies in cycles, CUDA graphs among it, while nothing is recorded: that would fail.
+
+    Twice: compiled code lies in cycles, and the weights that are frozen into it in others behind.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return
+    with _recording_alone:
+        for _ in range(2):
+            gc.collect()
 
 
 def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:

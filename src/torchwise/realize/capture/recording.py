@@ -1,17 +1,22 @@
 """The streams that graphs are recorded on, and the workspaces that their matrix products find there.
 
-PyTorch keeps one workspace of cuBLAS for each thread and stream (32 MiB on an H100), and a graph that was recorded on a
-stream writes to that stream's workspace at each replay. Wherever it lies, it must stay: whoever clears the workspaces,
-as `torch.compile` does for its own CUDA graphs, would else give memory to others while replays still write to it.
+A product that is split along its inner dimension keeps partial sums in a workspace, and PyTorch keeps two of them for
+each thread and stream, of cuBLAS and of cuBLASLt (torch 2.11; 32 MiB and 1 on an H200; 2.15 by default has none). A
+graph writes, at each replay, to those of the stream that it was recorded on. Wherever they lie, they must stay: whoever
+clears the workspaces, as `torch.compile` does for its own CUDA graphs, would else give memory to others while replays
+still write to it.
 
-Clearing them all before a recording, so that the graph takes one from its own pool, takes memory from products that
+Clearing them all before a recording, so that the graph takes some from its own pool, takes memory from products that
 are under way in other threads: an illegal memory access, on an H200 with torch 2.11, within a hundred recordings.
-So nothing of others' is cleared here. A plan records on a stream that nobody else uses, and finds the workspace there
-that an anchor, a tiny graph recorded just before, has put into a memory pool where nothing else ever lies. That pool
+So nothing of others' is cleared here. A plan records on a stream that nobody else uses, and finds the workspaces there
+that an anchor, a tiny graph recorded just before, has had put into a memory pool where nothing else lies. That pool
 stays for as long as the process, and goes with its stream to another plan when this one dies.
 
-Sources: PyTorch's `CublasHandlePool.cpp`; pytorch/pytorch#175276 and #193402 (later versions clear the workspaces of a
-stream when a graph that was recorded on it is freed, which the anchor's pool outlives, too).
+Not covered: a model that computes on streams of its own, whose workspaces lie where its warm-up put them; and somebody
+who clears them in another thread in the very moment between the anchor and a recording's end.
+
+Sources: PyTorch's `CublasHandlePool.cpp` and `CUDABlas.cpp`; pytorch/pytorch#175276 and #193402 (later versions clear
+the workspaces of a stream when a graph that was recorded on it is freed, which the anchor's pool outlives, too).
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,76 +33,90 @@ from typing import Any
 
 import torch
 
+from torchwise.errors import UnsupportedError
+
+DRIVERS = ("libcuda.so.1", "nvcuda.dll")
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: others may use the default stream while this one is recorded
+_OUT_OF_MEMORY = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Anchored:
+@dataclass(slots=True)
+class Own:
     """A stream that nothing but graphs is recorded on, and what keeps its workspaces where they are.
 
     Attributes:
         stream: made for this; PyTorch hands its own streams out again and again, to whoever asks.
         pool: where the workspaces lie, and nothing else.
-        anchor: the graph that keeps the pool.
+        anchor: the first graph of the pool, which keeps it.
     """
 
     stream: torch.cuda.Stream
     pool: Any
-    anchor: torch.cuda.CUDAGraph
+    anchor: torch.cuda.CUDAGraph | None = None
 
 
-_free: defaultdict[int, list[Anchored]] = defaultdict(list)
+_free: defaultdict[int, list[Own]] = defaultdict(list)
 """By device, those of plans that died: a stream cannot be rid of its workspaces, which would be lost with it."""
 
 
 class RecordingStream:
-    """The stream of one plan, whose graphs share a workspace: replays of one plan wait for each other.
+    """The stream of one plan, whose graphs share workspaces: replays of one plan wait for each other.
 
-    It is taken when the first graph is recorded, and handed on when this object dies, so that it must live as long as
-    the graphs do.
+    It is taken, on each device, when the first graph is recorded there, and handed on when this object dies, so that it
+    must live as long as the graphs do.
     """
 
     def __init__(self) -> None:
-        self._taken: Anchored | None = None
+        self._own: dict[int, Own] = {}
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[torch.cuda.Stream]:
         """Give the stream for one recording, with workspaces in place for this thread and autograd's."""
         device = torch.cuda.current_device()
         with torch.cuda.stream(warm_up_stream(device)):
-            _look_up_handles()  # makes those that are missing, which takes memory as no recording may
-        if self._taken is None:
-            self._taken = _take(device)
-            weakref.finalize(self, _free[device].append, self._taken)
-        anchor = _anchor(self._taken.stream, self._taken.pool)  # anew: somebody may have cleared the workspaces
-        yield self._taken.stream
-        del anchor  # not before: later versions clear a stream's workspaces with any graph that was recorded on it
+            _ask_for_workspaces()  # makes handles that are missing, which takes memory as no recording may
+        own = self._own.get(device)
+        if own is None:
+            own = self._own[device] = _take(device)
+            weakref.finalize(self, _free[device].append, own).atexit = False
+        anchor = _anchor(own.stream, own.pool)  # anew: somebody may have cleared the workspaces
+        own.anchor = own.anchor or anchor
+        try:
+            yield own.stream
+        finally:  # not before: later versions clear a stream's workspaces with any graph that was recorded on it
+            del anchor
 
 
 @functools.cache
 def warm_up_stream(device: int) -> torch.cuda.Stream:
-    """Return one stream for all that warms up: each has workspaces, and memory that it gives back to itself alone."""
+    """Return one stream for all that warms up: each stream has workspaces, and memory that is reused on it alone."""
     return torch.cuda.Stream(device)
 
 
-def _take(device: int) -> Anchored:
+def _take(device: int) -> Own:
     torch.cuda.synchronize()  # a replay of the plan that had it may be under way
     if _free[device]:
-        return _free[device].pop()
-    stream, pool = _new_stream(), torch.cuda.graph_pool_handle()
-    return Anchored(stream, pool, _anchor(stream, pool))
+        return _free[device].pop(0)  # that of the latest may have graphs still, which are collected just now
+    return Own(_new_stream(), torch.cuda.graph_pool_handle())
 
 
 def _new_stream() -> torch.cuda.Stream:
     """Return a stream that PyTorch gives to nobody else."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # ROCm
-        return torch.cuda.Stream()
+    driver = _driver()
     handle = ctypes.c_void_p()
-    if code := driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING):
+    code = driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
+    if code == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError("CUDA out of memory: no stream could be made to record a graph on")
+    if code:
         raise RuntimeError(f"the CUDA driver makes no stream to record a graph on: cuStreamCreate returned {code}")
     return torch.cuda.ExternalStream(handle.value or 0)
+
+
+def _driver() -> Any:
+    for name in DRIVERS:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    raise UnsupportedError(f"a capture needs a stream of its own from the CUDA driver, but no {DRIVERS[0]} is found")
 
 
 def _anchor(stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
@@ -105,24 +125,36 @@ def _anchor(stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
     with torch.cuda.stream(stream):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            _look_up_handles()
+            _ask_for_workspaces()
         finally:
             graph.capture_end()
     return graph
 
 
-def _look_up_handles() -> None:
-    """Have PyTorch give the threads that may multiply matrices a workspace for the current stream, with the handle.
+def _ask_for_workspaces() -> None:
+    """Have PyTorch give the threads that may multiply matrices workspaces for the current stream.
 
-    Besides this thread it is that in which autograd runs backward passes, where gradients are wanted.
+    Besides this thread it is that in which autograd runs backward passes, where this thread ever had anything to
+    differentiate: a model may ask for gradients by itself, as of an energy, where none are wanted of its answers.
     """
-    leaf = torch.zeros(1, device="cuda", requires_grad=torch.is_grad_enabled())  # some work: no graph is empty
-    torch.cuda.current_blas_handle()
-    if leaf.requires_grad:
-        product = leaf * 1
-        product.register_hook(_look_up_handle)
-        torch.autograd.grad(product, leaf)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        leaf = torch.zeros(1, device="cuda", requires_grad=True)
+        _multiply(leaf)
+        if _differentiates():
+            product = leaf * 1
+            product.register_hook(_multiply)
+            torch.autograd.grad(product, leaf)
 
 
-def _look_up_handle(_: torch.Tensor) -> None:
-    torch.cuda.current_blas_handle()
+def _multiply(_: torch.Tensor) -> None:
+    torch.cuda.current_blas_handle()  # which has a workspace from here on
+    if torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        return  # no product may run at all
+    with torch.no_grad():  # with a bias, this goes by cuBLASLt
+        square = torch.zeros(2, 2, device="cuda", dtype=torch.float32)
+        torch.addmm(square[0], square, square)
+
+
+def _differentiates() -> bool:
+    count = getattr(torch.autograd, "_get_sequence_nr", None)  # of this thread's nodes; a version may lack it
+    return count is None or count() > 0
