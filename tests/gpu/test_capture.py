@@ -207,6 +207,17 @@ def split_along_the_inner_dimension(bias: bool) -> tuple[torch.nn.Module, torch.
     return model, torch.randn(64, 1 << 16, device="cuda")
 
 
+def check_after_others_cleared(call: object, given: torch.Tensor, expected: torch.Tensor) -> None:
+    """Clear everybody's workspaces, as PyTorch's own graphs do, take the memory, and replay."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
+    for _ in range(3):
+        assert torch.equal(call(given), expected)  # type: ignore[operator]
+    torch.cuda.synchronize()
+    assert all(bool((other == 7.0).all()) for other in others), "a replay wrote to memory that is somebody else's"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 def test_plans_replay_beside_each_other_in_workspaces_of_their_own(bias: bool) -> None:
@@ -261,14 +272,8 @@ def test_a_plan_that_dies_leaves_its_workspace_to_the_next(bias: bool) -> None:
     for turn in range(6):
         call = captured(model, given)
         assert torch.equal(call(given), expected)  # type: ignore[operator]
-        if turn % 2:  # somebody clears them, and takes the memory
-            torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.empty_cache()
-            others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
-            assert torch.equal(call(given), expected)  # type: ignore[operator]
-            torch.cuda.synchronize()
-            assert all(bool((other == 7.0).all()) for other in others)
-            del others
+        if turn % 2:
+            check_after_others_cleared(call, given, expected)
         del call
         gc.collect()
         torch.cuda.synchronize()
@@ -288,12 +293,7 @@ def test_what_is_recorded_anew_finds_workspaces_that_stay(bias: bool) -> None:
     expected = call(given)  # type: ignore[operator]
     assert torch.allclose(expected, model(given), atol=1e-2)
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
-    assert torch.equal(call(given), expected)  # type: ignore[operator]
-    torch.cuda.synchronize()
-    assert all(bool((other == 7.0).all()) for other in others)
+    check_after_others_cleared(call, given, expected)
 
 
 class Forces(torch.nn.Module):
@@ -316,13 +316,8 @@ def test_forces_are_captured_and_replayed_after_the_workspaces_were_cleared() ->
         call = captured(model, given)
         expected = call(given)  # type: ignore[operator]
         torch.testing.assert_close(expected, model(given))
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-        others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
-        assert torch.equal(call(given), expected)  # type: ignore[operator]
-        torch.cuda.synchronize()
-        assert all(bool((other == 7.0).all()) for other in others)
-        del call, others
+        check_after_others_cleared(call, given, expected)
+        del call
         gc.collect()
 
 
@@ -534,13 +529,7 @@ def test_others_may_clear_the_workspaces_of_matrix_products() -> None:
     given = torch.randn(8, 512, device="cuda").half()
     call = captured(model, given)
     expected = call(given)  # type: ignore[operator]
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    others = [torch.full((2**20,), 7.0, device="cuda") for _ in range(64)]
-    for _ in range(3):
-        assert torch.equal(call(given), expected)  # type: ignore[operator]
-    torch.cuda.synchronize()
-    assert all(bool((other == 7.0).all()) for other in others), "a replay wrote to memory that is somebody else's"
+    check_after_others_cleared(call, given, expected)
 
 
 def test_a_captured_graph_and_those_of_torch_compile_live_side_by_side(net: torch.nn.Module) -> None:

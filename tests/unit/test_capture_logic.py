@@ -505,6 +505,31 @@ def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
     assert gc.isenabled()
 
 
+def test_garbage_is_collected_after_a_recording_of_another_thread_and_never_within_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(graph.gc, "collect", lambda: done.append("collected"))
+    Cuda(monkeypatch)
+    inside = threading.Event()
+
+    def slow() -> None:
+        inside.set()
+        time.sleep(0.05)
+        done.append("recorded")
+
+    thread = threading.Thread(target=lambda: record_in_place(slow, (), {}, None, pool=None, stream=Alone()))
+    thread.start()
+    assert inside.wait(20)
+    graph.collect_garbage()
+    thread.join(20)
+    assert done == ["recorded", "collected", "collected"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    graph.collect_garbage()
+    assert len(done) == 3
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [

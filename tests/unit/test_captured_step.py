@@ -14,7 +14,7 @@ from tape import Machine
 
 import torchwise
 from torchwise.errors import StalePlanError, UnsupportedError
-from torchwise.realize.weights import guarding
+from torchwise.realize.weights import Guard
 from torchwise.workload import trees
 
 Step = Callable[..., Any]
@@ -177,7 +177,7 @@ def test_copies_of_the_weights_are_told_of_each_replay(machine: Machine) -> None
     model.norm.eval()  # which would count its own calls
     for _ in range(2):
         step(*batch())
-    frozen = guarding(model, model, values=True)
+    frozen = Guard(model, values=True).around(model)
     with torch.no_grad():
         frozen(batch()[0])
     step(*batch())

@@ -48,31 +48,35 @@ COMMANDS: dict[str, tuple[Callable[..., None], Any, str, Callable[[], Any]]] = {
 """By schema: the command, what does its work, and an answer in place of that."""
 
 
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], Any]:
+    """Run the command of a schema, with an answer in place of its work and what it writes in `tmp_path`."""
+
+    def run(schema: str, file: str) -> Any:
+        command, module, name, answer = COMMANDS[schema]
+        monkeypatch.setattr(module, name, lambda *_args, **_options: answer())
+        monkeypatch.chdir(tmp_path)
+        app = typer.Typer(pretty_exceptions_enable=False)
+        app.command()(command)
+        store = ("--store", "studies.db") if command is tune else ()
+        result = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--json", file, *store])
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result
+
+    return run
+
+
 @pytest.mark.parametrize("schema", COMMANDS)
-def test_a_command_writes_its_schema(schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command, module, name, answer = COMMANDS[schema]
-    monkeypatch.setattr(module, name, lambda *_args, **_options: answer())
-    monkeypatch.chdir(tmp_path)
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)
-    store = ("--store", "studies.db") if command is tune else ()
-    result = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--json", "found.json", *store])
-    assert result.exit_code == 0, (result.output, result.exception)
+def test_a_command_writes_its_schema(schema: str, tmp_path: Path, ran: Callable[[str, str], Any]) -> None:
+    ran(schema, "found.json")
     assert json.loads((tmp_path / "found.json").read_text())["schema"] == schema
 
 
 @pytest.mark.parametrize("schema", COMMANDS)
 def test_a_dash_is_standard_output_and_all_else_goes_to_standard_error(
-    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    schema: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], ran: Callable[[str, str], Any]
 ) -> None:
-    command, module, name, answer = COMMANDS[schema]
-    monkeypatch.setattr(module, name, lambda *_args, **_options: answer())
-    monkeypatch.chdir(tmp_path)
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)
-    store = ("--store", "studies.db") if command is tune else ()
-    result = CliRunner().invoke(app, [TARGET, "--device", "cpu", "--json", "-", *store])
-    assert result.exit_code == 0, (result.output, result.exception)
+    result = ran(schema, "-")
     assert json.loads(capfd.readouterr().out)["schema"] == schema  # the descriptor itself
     assert result.stdout == ""
     assert result.stderr

@@ -20,7 +20,7 @@ from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.watch import ModuleWatch, fingerprint, places_of
-from torchwise.realize.weights import guarding, share
+from torchwise.realize.weights import Guard, share
 from torchwise.workload import Example
 from torchwise.workload.state import kept_buffers
 
@@ -240,7 +240,7 @@ def test_a_module_that_cannot_be_copied_is_refused_with_the_reason() -> None:
 
 def test_frozen_weights_that_changed_are_noticed() -> None:
     module = torch.nn.Linear(4, 4)
-    guarded = guarding(module, module, values=True)
+    guarded = Guard(module, values=True).around(module)
     guarded(torch.randn(2, 4))
     with torch.no_grad():
         module.weight.add_(1.0)
@@ -251,7 +251,7 @@ def test_frozen_weights_that_changed_are_noticed() -> None:
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}], ids=str)
 def test_frozen_weights_that_an_optimizer_trained_are_noticed(options: dict[str, bool]) -> None:
     module, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    guarded = guarding(module, module, values=True)
+    guarded = Guard(module, values=True).around(module)
 
     def train(trained: torch.nn.Module) -> None:
         optimizer = torch.optim.AdamW(trained.parameters(), **options)  # a fused one's writes, PyTorch does not count
@@ -354,7 +354,7 @@ def test_derived_weights_follow_weights_that_moved(conv: torch.nn.Module) -> Non
 
 def test_a_shared_structure_refuses_to_answer_once_the_original_changed() -> None:
     module = Scaled().eval()
-    guarded = guarding(module, share(module), values=False)
+    guarded = Guard(module, values=False).around(share(module))
     x = torch.randn(2, 4)
     with torch.no_grad():
         module.body[0][0].weight.mul_(2.0)  # type: ignore[index,union-attr]

@@ -285,7 +285,9 @@ def test_many_calls_that_run_out_of_memory_at_once_are_one_event(net: Net, monke
 
 
 @torch.no_grad()
-def test_what_a_call_had_computed_is_freed_before_the_original_runs(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_call_had_computed_is_freed_before_the_original_runs(
+    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     Fault(monkeypatch, RuntimeError("unused"))
     alive: list[bool] = []
 
@@ -299,6 +301,7 @@ def test_what_a_call_had_computed_is_freed_before_the_original_runs(net: Net, mo
     monkeypatch.setattr(dispatch, "realize", lambda *_args, **_options: made)
     applied(net)(X)
     assert alive == [False]
+    assert "in call" in caplog.text, "the log says where"
 
 
 class Cycle:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.options import STDOUT, Device, json_option
+from torchwise.cli.options import Device, json_option
 from torchwise.cli.tune import check_writable
 from torchwise.workload.spec import DEFAULT_CALLS
 
@@ -122,6 +122,8 @@ class Files:
     @property
     def json(self) -> str | None:
         """The first file that holds all of a benchmark, quoted for a shell."""
+        from torchwise.report.json_export import STDOUT
+
         files = [file for file in self.exports if file.suffix == ".json"]
         files += [self.whole] if self.whole and self.whole != STDOUT else []
         return shlex.quote(str(files[0])) if files else None

@@ -22,13 +22,13 @@ Seed = Annotated[int, typer.Option(help="Seed of the weights and inputs that the
 Store = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
 ]
-STDOUT = Path("/dev/stdout")
-"""What `--json -` means."""
 
 
 def _stream(ctx: typer.Context, file: Path | None) -> Path | None:
     if file != Path("-"):
         return file
+    from torchwise.report.json_export import STDOUT
+
     ctx.with_resource(contextlib.redirect_stdout(sys.stderr))  # or no program could read what comes
     return STDOUT
 

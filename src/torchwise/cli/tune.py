@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import STDOUT, Device, Seed, Store, Target, json_option
+from torchwise.cli.options import Device, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 Launcher = Annotated[str, typer.Option(help="process, on this machine, or ray, on one device of a Ray cluster.")]
@@ -110,6 +110,7 @@ def check_writable(file: Path | None) -> None:
     import secrets
 
     from torchwise.errors import InputError
+    from torchwise.report.json_export import STDOUT
 
     if file is None or file == STDOUT:
         return

@@ -24,7 +24,7 @@ from torchwise.realize.entry import entry_of
 from torchwise.realize.settings import settings_for
 from torchwise.realize.step import RealizedStep
 from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
-from torchwise.realize.weights import DerivedWeights, Guard, guarding, share
+from torchwise.realize.weights import DerivedWeights, Guard, share
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
 
@@ -125,10 +125,11 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
     if isinstance(call, torch.nn.Module) and guarded:
         runs = form if follows else inside  # the form is told by what follows it
         is_copy = runs is not call and "static_form" not in plan.transforms  # which the model itself declares
+        guard = functools.partial(Guard, call, values=frozen)
         if is_copy and isinstance(runs, torch.nn.Module):
-            layers.append(Guard(call, values=frozen, copied=runs).around)
-        else:
-            layers.append(functools.partial(guarding, call, values=frozen))
+            layers.append(guard(copied=runs).around)
+        else:  # each way for a call looks anew: the first may have set something on the model
+            layers.append(lambda inner: guard().around(inner))
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
 

@@ -215,11 +215,6 @@ class Guard:
         self._versions = _versions_of(self._watch) if self._values else []
 
 
-def guarding(module: torch.nn.Module, call: Callable[..., Any], *, values: bool) -> Callable[..., Any]:
-    """Wrap `call`, which holds for `module` as it is now, so that it refuses to answer once that changed (`Guard`)."""
-    return Guard(module, values=values).around(call)
-
-
 def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> Attributes:
     """Watch what calls set on a copy, for the original; `follows` as for `Attributes`."""
 

@@ -12,6 +12,7 @@ from torchwise.records import Study
 from torchwise.records.codec import to_json
 
 STDOUT = Path("/dev/stdout")
+"""What `--json -` means."""
 
 
 def write_json(study: Study, path: str | Path) -> Path:

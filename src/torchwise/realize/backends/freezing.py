@@ -42,7 +42,6 @@ class Freezing:
         with _not_kept():
             self._compiled.append(self._backend(graph, inputs))
         compiled, number = self._compiled, len(self._compiled) - 1
-
         return lambda *args: compiled[number](*args)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""`torch.compile` with Inductor. All private use of Dynamo and Inductor that realising needs sits here."""
+"""`torch.compile` with Inductor, as a plan says."""
 
 from __future__ import annotations
 

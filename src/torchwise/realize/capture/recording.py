@@ -1,10 +1,10 @@
 """The streams that graphs are recorded on, and the workspaces that their matrix products find there.
 
 A product that is split along its inner dimension keeps partial sums in a workspace, and PyTorch keeps two of them for
-each thread and stream, of cuBLAS and of cuBLASLt (torch 2.11; 32 MiB and 1 on an H200; 2.15 by default has none). A
-graph writes, at each replay, to those of the stream that it was recorded on. Wherever they lie, they must stay: whoever
-clears the workspaces, as `torch.compile` does for its own CUDA graphs, would else give memory to others while replays
-still write to it.
+each thread and stream, of cuBLAS and of cuBLASLt (torch 2.11; 2.15 by default has none). A graph writes, at each
+replay, to those of the stream that it was recorded on. Wherever they lie, they must stay: whoever clears the
+workspaces, as `torch.compile` does for its own CUDA graphs, would else give memory to others while replays still write
+to it.
 
 Clearing them all before a recording, so that the graph takes some from its own pool, takes memory from products that
 are under way in other threads: an illegal memory access, on an H200 with torch 2.11, within a hundred recordings.
