@@ -106,13 +106,15 @@ def check_writable(file: Path | None) -> None:
     Raises:
         InputError: its folder does not exist or cannot be written to, or it is a folder itself.
     """
+    if file is None:  # nothing is loaded for it: `torchwise zoo` answers at once
+        return
     import os
     import secrets
 
     from torchwise.errors import InputError
     from torchwise.report.json_export import STDOUT
 
-    if file is None or file == STDOUT:
+    if file == STDOUT:
         return
     if file == Path("-"):
         raise InputError("- cannot be written: standard output is for --json alone; give a file")
