@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
+
+from summary import OURS, read
 
 from torchwise.records.benchmark import Benchmark, Row
 
 CLAIMS = Path(__file__).with_name("claims.toml")
-OURS = "torchwise"
 
 
 def main() -> None:
-    rows = [row for file in sys.argv[1:] for row in Benchmark.from_json(Path(file).read_bytes()).rows]
-    print("| system | claim | size | torch.compile, its fastest mode | | Torchwise | |\n" + "|---" * 7 + "|")
+    print(table(read(*sys.argv[1:])))
+
+
+def table(benchmarks: Iterable[Benchmark]) -> str:
+    """Return one line for each claim and size."""
+    rows = [row for benchmark in benchmarks for row in benchmark.rows]
+    lines = ["| system | claim | size | torch.compile, its fastest mode | | Torchwise | |", "|---" * 7 + "|"]
     for claim in tomllib.loads(CLAIMS.read_text())["claim"]:
-        for line in lines_of(claim, rows):
-            print(line)
+        lines += lines_of(claim, rows)
+    return "\n".join(lines)
 
 
 def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:

@@ -9,24 +9,27 @@ Run it: python benchmarks/memory_bound.py results.json [more.json] > bound.md
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Iterable
+
+from summary import OURS, read
 
 from torchwise.records.benchmark import Benchmark, Peaks, Row
 
-OURS = "torchwise"
-
 
 def main() -> None:
-    print("| program | size | plan | least, µs | per call, µs | of the bandwidth |\n|---|---|---|---|---|---|")
-    benchmarks = [Benchmark.from_json(Path(file).read_bytes()) for file in sys.argv[1:]]
+    print(table(read(*sys.argv[1:])))
+
+
+def table(benchmarks: Iterable[Benchmark]) -> str:
+    """Return one line for each target, sorted; of a target in several results, of the last."""
     bound = {
         row.workload.target: line_of(row, benchmark.peaks)
         for benchmark in benchmarks
         for row in benchmark.rows
         if benchmark.peaks and row.contender == OURS and row.is_right and is_bound(row, benchmark.peaks)
     }
-    for target in sorted(bound):
-        print(bound[target])
+    lines = ["| program | size | plan | least, µs | per call, µs | of the bandwidth |", "|---" * 6 + "|"]
+    return "\n".join([*lines, *(bound[target] for target in sorted(bound))])
 
 
 def is_bound(row: Row, peaks: Peaks) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from bench_samples import a_benchmark, a_row, ours, some_rows
+from bench_samples import a_benchmark, a_row, a_spec, ours, some_rows
 from builders import UNCLEAR, WRONG, a_measurement, samples
 from torchwise.errors import InputError
 from torchwise.plan import EAGER
@@ -235,12 +235,36 @@ def test_csv_holds_raw_figures_in_si_units() -> None:
     assert float(last["duel_ratio"]) == pytest.approx(1.13, rel=0.02)
 
 
+def test_markdown_begins_with_a_line_for_each_target_where_there_are_several() -> None:
+    text = to_markdown(a_benchmark((*some_rows("zoo:a.b"), *some_rows("zoo:c_d.e"))))
+    (first, second) = [line for line in text.splitlines() if line.startswith("| zoo:")]
+    assert first == second.replace("c\\_d.e", "a.b")
+    cells = [cell.strip() for cell in first.split("|")]
+    assert cells[1:3] == ["zoo:a.b", "inductor + capture call"]
+    assert re.fullmatch(r"7\.\d\d ms", cells[3])
+    assert cells[5].startswith("max-autotune: 1.1")
+    assert "| target | plan |" not in to_markdown(a_benchmark())  # one target has its table alone
+
+
+def test_the_line_of_a_target_says_why_it_has_no_figures() -> None:
+    alone = ours(duel=None, reason="no other right answer", workload=a_spec("zoo:a.b"))
+    wrong = ours(verdict=WRONG, workload=a_spec("zoo:c.d"))
+    failed = a_row("torchwise", None, target="zoo:e.f", state=RowState.FAILED, reason="died in compile")
+    lines = [
+        line for line in to_markdown(a_benchmark((alone, wrong, failed))).splitlines() if line.startswith("| zoo:")
+    ]
+    ends = [line.split("|")[-2].strip() for line in lines]
+    assert ends[0] == "no other right answer"
+    assert ends[1].startswith("not right: values: output")
+    assert ends[2] == "failed: died in compile"
+
+
 def test_markdown_has_a_table_for_each_target_and_the_summary() -> None:
     text = to_markdown(a_benchmark((*some_rows("zoo:a.b"), *some_rows("zoo:c.d"))))
     assert text.count("\n| contender | precision |") == 2
     assert "\n## zoo:c.d, inference on cuda, for latency\n" in text
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {10}
+    tables = text[text.index("\n## ") :]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables.splitlines() if line.startswith("|")} == {10}
     assert "- torchwise over the best other: 1.13×, geometric mean of 2 targets" in text
 
 

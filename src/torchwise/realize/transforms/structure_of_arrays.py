@@ -3,7 +3,7 @@
 Where each of many points meets each of many others, the coordinates lie three elements apart for Inductor's loops over
 points, on a CPU. Its code gathers them for each vector, element by element and anew for each of the others, or takes
 one point after the other, without vectors. Written out once with the short dimension outermost, they are read a vector
-at a time: in 0.23 to 0.37 of the time, all in all (`docs/benchmarks.md`, "Complex numbers on the CPU").
+at a time: in 0.23 to 0.37 of the time, all in all (`docs/benchmarks/cpu.md`).
 
 The graph is rewritten below autograd, by Inductor's own door for such passes. What is computed stays as it is.
 """

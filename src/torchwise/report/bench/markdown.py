@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from torchwise.records.benchmark import Benchmark
+from torchwise.records.benchmark import Benchmark, Row
 from torchwise.report import format as show
 from torchwise.report.bench.summary import sentences, summarize
-from torchwise.report.bench.table import LEGEND, Block, Line, blocks
+from torchwise.report.bench.table import LEGEND, OURS, Block, Line, answers_of, blocks, duel_words
 from torchwise.report.bench.terminal import place
 
 HEADER = (
     *("contender", "precision", "per call", "speed-up over eager", "cold", "warm"),
     *("peak memory", "roofline", "answers"),
 )
-TEXTS = ("contender", "precision", "answers")
+OVERVIEW = ("target", "plan", "per call", "speed-up over eager", "over the best other")
+TEXTS = ("contender", "precision", "answers", "target", "plan", "over the best other")
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 
 
 def to_markdown(benchmark: Benchmark) -> str:
     """Return the whole benchmark: where it ran, the summary, and a table for each target."""
-    parts = ["# Benchmark", _safe(place(benchmark))]
-    if found := sentences(summarize(benchmark)):
-        parts.append(_list(found))
+    parts = ["# Benchmark", _safe(place(benchmark)), overview(benchmark)]
     for block in blocks(benchmark):
         parts += [f"## {_safe(block.title)}", _table(block)]
         if notes := [f"{line.contender}: {text}" for line in block.lines for text in line.remarks]:
             parts.append(_list(notes))
-    return "\n\n".join([*parts, _safe(LEGEND)]) + "\n"
+    return "\n\n".join([*filter(None, parts), _safe(LEGEND)]) + "\n"
+
+
+def overview(benchmark: Benchmark) -> str:
+    """Return the summary in words, and where Torchwise was run on several targets, a line for each."""
+    ours = [row for row in benchmark.rows if row.contender == OURS]
+    table = _rows(OVERVIEW, [_overview_cells(row) for row in ours]) if len(ours) > 1 else ""
+    return "\n\n".join(filter(None, [_list(sentences(summarize(benchmark))), table]))
+
+
+def _overview_cells(row: Row) -> list[str]:
+    held = f"{row.rival}: {show.speedup(row.duel.speedup)}" if row.is_right and row.duel else duel_words(row)
+    plan = str(row.plan) if row.plan else show.NONE
+    time, speedup = show.seconds(row.time.mid if row.time else None), show.speedup(row.speedup)
+    return [row.workload.target, plan, time, speedup, held or ": ".join(filter(None, answers_of(row)))]
 
 
 def _table(block: Block) -> str:
-    rule = ["---" if name in TEXTS else "---:" for name in HEADER]
-    return "\n".join(map(_line, [HEADER, rule, *map(_cells, block.lines)]))
+    return _rows(HEADER, map(_cells, block.lines))
+
+
+def _rows(header: Sequence[str], rows: Iterable[list[str]]) -> str:
+    rule = ["---" if name in TEXTS else "---:" for name in header]
+    return "\n".join(map(_line, [header, rule, *([_safe(cell) for cell in cells] for cells in rows)]))
 
 
 def _cells(line: Line) -> list[str]:
     cells = (line.name, line.precision, line.time, line.speedup, line.cold, line.warm, line.memory, line.roofline)
-    return [_safe(cell) for cell in (*cells, line.answers)]
+    return [*cells, line.answers]
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -1,0 +1,63 @@
+"""What Torchwise is worth by the results of benchmarks: on the whole, and target by target.
+
+Several results are taken together: of a target in more than one, the rows of the last count. A target counts when it
+has as many contenders as any of its results.
+
+Run it: python benchmarks/summary.py results.json [more.json] > summary.md
+
+The pages of docs/benchmarks/ are made with it, from the results that `results/current.toml` names.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from torchwise.records.benchmark import Benchmark, Row
+from torchwise.report import format as show
+from torchwise.report.bench.markdown import overview
+from torchwise.report.bench.summary import summarize
+
+RESULTS = Path(__file__).with_name("results")
+OURS = "torchwise"
+
+
+def main() -> None:
+    print(overview(together(read(*sys.argv[1:]))))
+
+
+def current(page: str) -> list[Benchmark]:
+    """Return the results that count for a page of docs/benchmarks/."""
+    names = tomllib.loads((RESULTS / "current.toml").read_text())[page]
+    return read(*(RESULTS / f"{name}.json" for name in names))
+
+
+def read(*files: str | Path) -> list[Benchmark]:
+    return [Benchmark.from_json(Path(file).read_bytes()) for file in files]
+
+
+def together(benchmarks: Iterable[Benchmark]) -> Benchmark:
+    """Return the complete targets of several results as one, sorted."""
+    found: dict[str, tuple[Row, ...]] = {}
+    for benchmark in benchmarks:
+        rows = {workload.target: benchmark.of(workload) for workload in benchmark.workloads}
+        most = max(map(len, rows.values()))
+        found |= {target: own for target, own in rows.items() if len(own) == most}
+    return replace(benchmark, rows=tuple(row for target in sorted(found) for row in found[target]))
+
+
+def brief(benchmark: Benchmark) -> str:
+    """Return cells of a table: targets, over eager, over the best other, faster, equal, slower, left as they are."""
+    found = summarize(benchmark)
+    (eager,) = (mean.ratio for mean in found.speedups if mean.contender == OURS)
+    (best,) = (mean.ratio for mean in found.duels)
+    left = sum(row.is_its_rival for row in found.equal)
+    counts = len(found.faster), len(found.equal) - left, len(found.slower), left
+    return " | ".join([str(found.targets), show.ratio(eager), show.ratio(best), *map(str, counts)])
+
+
+if __name__ == "__main__":
+    main()

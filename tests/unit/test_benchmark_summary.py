@@ -1,0 +1,55 @@
+"""What the pages of docs/benchmarks/ are made with: several results as one, of which only what is complete counts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bench_samples import a_benchmark, a_row, a_spec, ours, some_rows
+from torchwise.plan import EAGER
+from torchwise.records.benchmark import Benchmark
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("summary")
+
+
+def targets(benchmark: Benchmark) -> list[str]:
+    return [workload.target for workload in benchmark.workloads]
+
+
+def test_a_target_counts_when_all_its_contenders_are_there(summary: ModuleType) -> None:
+    first = a_benchmark((*some_rows("zoo:b"), *some_rows("zoo:a"), *some_rows("zoo:c")[:-1]))
+    assert targets(summary.together([first])) == ["zoo:a", "zoo:b"]
+    second = a_benchmark((*some_rows("zoo:c"), a_row(target="zoo:d")))
+    assert targets(summary.together([first, second])) == ["zoo:a", "zoo:b", "zoo:c"]
+
+
+def test_of_a_target_in_two_results_the_last_counts(summary: ModuleType) -> None:
+    def result(speedup: float) -> Benchmark:
+        return a_benchmark((a_row("eager", 1.0), ours(duel=speedup)))
+
+    def found(*results: Benchmark) -> float:
+        (ours,) = (row for row in summary.together(results).rows if row.duel)
+        return float(ours.duel.speedup.mid)
+
+    assert found(result(1.5), result(3.0)) == pytest.approx(3.0, rel=0.1)
+    assert found(result(3.0), result(1.5)) == pytest.approx(1.5, rel=0.1)
+
+
+def test_what_is_left_as_it_is_counts_apart(summary: ModuleType) -> None:
+    left = ours(1.0, 0.97, plan=EAGER, rival="eager", workload=a_spec("zoo:left"))
+    rows = (ours(2.0, 2.0, workload=a_spec("zoo:fast")), ours(0.5, 0.5, workload=a_spec("zoo:slow")), left)
+    cells = summary.brief(a_benchmark(rows)).split(" | ")
+    assert (cells[0], cells[3:]) == ("3", ["1", "0", "1", "1"])
+
+
+def test_the_results_that_count_are_there(summary: ModuleType) -> None:
+    assert len(targets(summary.together(summary.current("zoo-h200")))) >= 73
