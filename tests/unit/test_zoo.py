@@ -18,8 +18,9 @@ from torchwise.workload import Workload, trees
 from torchwise.workload.loss import loss_of
 from torchwise.workload.target import load as load_target
 from torchwise.zoo import Entry, list_workloads, load
+from torchwise.zoo.entry import SIZES
 from torchwise.zoo.ivhl import field_superposition
-from torchwise.zoo.registry import SIZES, select
+from torchwise.zoo.registry import select
 from zoo_checks import continuous, inputs, run, worst_error
 
 ENTRIES = tuple(entry for entry in list_workloads() if not entry.is_step)

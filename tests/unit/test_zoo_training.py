@@ -12,7 +12,8 @@ import torch
 from torchwise.workload import Workload, trees
 from torchwise.workload.step import TrainStep
 from torchwise.zoo import Entry, load
-from torchwise.zoo.registry import SIZES, select
+from torchwise.zoo.entry import SIZES
+from torchwise.zoo.registry import select
 from torchwise.zoo.training import diffused
 from zoo_checks import least_agreement, losses
 

@@ -11,7 +11,8 @@ from typing import Any
 from torchwise.errors import InputError, did_you_mean
 from torchwise.workload.target import check_form
 from torchwise.zoo import list_workloads
-from torchwise.zoo.registry import DEFAULT_SIZE, SIZES
+from torchwise.zoo.entry import SIZES
+from torchwise.zoo.registry import DEFAULT_SIZE
 
 
 @dataclass(frozen=True, slots=True)

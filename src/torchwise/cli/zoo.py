@@ -30,7 +30,8 @@ def zoo(
 
     from torchwise.cli.tune import check_writable
     from torchwise.zoo import list_workloads
-    from torchwise.zoo.registry import DEFAULT_SIZE, SIZES, parse, select
+    from torchwise.zoo.entry import SIZES
+    from torchwise.zoo.registry import DEFAULT_SIZE, parse, select
 
     check_writable(json)
     wanted = (name or "").removeprefix("zoo:")

@@ -53,7 +53,7 @@ def under_autocast(original: Callable[..., Any], config: CompileConfig) -> Calla
 
 
 def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) -> torch.nn.Module:
-    from torchwise.parts.program import twin_of
+    from torchwise.parts.twin import twin_of
 
     cls = type(original)
 

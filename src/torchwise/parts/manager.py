@@ -162,7 +162,8 @@ class CompileManager:
         import torch
 
         from torchwise.parts.part import Part
-        from torchwise.parts.program import function_of, place, twin_of
+        from torchwise.parts.program import function_of, place
+        from torchwise.parts.twin import twin_of
 
         module = target if isinstance(target, torch.nn.Module) else None
         original = target if module is None else twin_of(module)

@@ -2,8 +2,7 @@
 
 A function is replaced by one that asks the part. A module stays the very object that it is, with its parameters, hooks
 and place in the tree: it is given a class of its own, derived from its class, whose `__call__` asks the part (as
-`torch.nn.utils.parametrize` does for properties). What the part tunes and compiles is a twin: an object of the plain
-class that has the same attributes, because both share one `__dict__`.
+`torch.nn.utils.parametrize` does for properties). What the part tunes and compiles is its twin, of the plain class.
 """
 
 from __future__ import annotations
@@ -19,17 +18,10 @@ import torch
 
 from torchwise.errors import InputError
 from torchwise.parts.part import Part
+from torchwise.parts.twin import twin_of
 
 _parts: WeakKeyDictionary[torch.nn.Module, Part] = WeakKeyDictionary()
 """Not an attribute of the module: what has it would find its way into copies, files and fingerprints."""
-
-
-def twin_of(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
-    """Return an object of class `cls`, the module's own by default, that shares every attribute with `module`."""
-    cls = cls or type(module)
-    twin: torch.nn.Module = object.__new__(cls)
-    object.__setattr__(twin, "__dict__", module.__dict__)
-    return twin
 
 
 def is_part(module: object) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from torchwise.errors import PlanError
+from torchwise.plan.rules import check, check_containers
 
 SCHEMA = "torchwise.plan/1"
 EXAMPLE = f'{{"schema":"{SCHEMA}","backend":"inductor"}}'
@@ -54,8 +55,6 @@ class Plan:
     pieces: int = 1
 
     def __post_init__(self) -> None:
-        from torchwise.plan.rules import check, check_containers  # the rules speak of plans
-
         check_containers(self.transforms, self.options)
         object.__setattr__(self, "transforms", tuple(self.transforms))
         object.__setattr__(self, "options", tuple(sorted((tuple(o) for o in self.options), key=lambda o: o[0])))

@@ -3,6 +3,7 @@
 One file per family holds the programs; `catalogue` lists them as pure data; `registry` turns a name into a workload.
 """
 
-from torchwise.zoo.registry import Entry, list_workloads, load
+from torchwise.zoo.entry import Entry
+from torchwise.zoo.registry import list_workloads, load
 
 __all__ = ["Entry", "list_workloads", "load"]

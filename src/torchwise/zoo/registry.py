@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torchwise.errors import TargetError, WorkloadError, did_you_mean
+from torchwise.zoo.catalogue import CATALOGUE
+from torchwise.zoo.entry import SIZES, Entry
 
 if TYPE_CHECKING:
     import torch
 
     from torchwise.workload import Workload
 
-SIZES = ("small", "medium", "large", "extreme")
 DEFAULT_SIZE = "medium"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One reference workload, as data.
-
-    Attributes:
-        name: `family.operation`. The module `torchwise.zoo.<family>` builds it, with `build_<operation>`.
-        summary: what it shows, in a line.
-        sizes: for each size, the keyword arguments of its builder.
-        trains: it is meant to be trained, too: each parameter, and each input that requires it, gets a gradient.
-        stochastic: it is random by design: its answer depends on PyTorch's global generators.
-        is_step: a call is a whole training step, tuned in mode "training" alone.
-        tolerance: what rounding in float32 may do to it, as the largest error over the largest value, against float64.
-    """
-
-    name: str
-    summary: str
-    sizes: Mapping[str, Mapping[str, int]]
-    trains: bool = False
-    stochastic: bool = False
-    is_step: bool = False
-    tolerance: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if tuple(self.sizes) != SIZES:
-            raise ValueError(f"{self.name} has sizes {', '.join(self.sizes)}, but must have {', '.join(SIZES)}")
-
-    @property
-    def family(self) -> str:
-        """The part of the name before the dot."""
-        return self.name.partition(".")[0]
-
-    @property
-    def operation(self) -> str:
-        """The part of the name after the dot."""
-        return self.name.partition(".")[2]
 
 
 def list_workloads() -> tuple[Entry, ...]:
     """List every reference workload, in the order of the catalogue."""
-    from torchwise.zoo.catalogue import CATALOGUE  # which describes itself with `Entry`
-
     return CATALOGUE
 
 

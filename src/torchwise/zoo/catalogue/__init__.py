@@ -6,7 +6,7 @@ To add one: an entry in the file of its family, and `build_<operation>` in the f
 from __future__ import annotations
 
 from torchwise.zoo.catalogue import arr_coc, energy_flow, ivhl, spinlock, training, tutorial
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 CATALOGUE: tuple[Entry, ...] = (
     *energy_flow.ENTRIES,

@@ -1,6 +1,6 @@
 """Family `arr_coc`: relevance scorers for a vision model, as pure data."""
 
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 _SCENES = {
     "small": {"batch": 2, "grid": 4, "width": 64},

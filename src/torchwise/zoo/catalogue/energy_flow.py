@@ -1,6 +1,6 @@
 """Family `energy_flow`: particles of energy carried by a recurrent net, as pure data."""
 
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 ENTRIES = (
     Entry(

@@ -1,6 +1,6 @@
 """Family `ivhl`: fields, tensor networks and condensates, as pure data."""
 
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 ENTRIES = (
     Entry(

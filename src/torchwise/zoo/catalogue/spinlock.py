@@ -1,6 +1,6 @@
 """Family `spinlock`: stochastic neural operators, as pure data."""
 
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 ENTRIES = (
     Entry(

@@ -1,6 +1,6 @@
 """Family `training`: whole training steps, as pure data."""
 
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 _VIT = {"grid": 14, "patch": 16, "width": 768, "heads": 12, "layers": 12}
 _RELEVANCE = {

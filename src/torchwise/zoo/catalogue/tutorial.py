@@ -1,6 +1,6 @@
 """Family `tutorial`: the programs that teach `torch.compile`, as pure data."""
 
-from torchwise.zoo.registry import Entry
+from torchwise.zoo.entry import Entry
 
 BREAK_SIZES = {
     "small": {"batch": 4, "width": 32},
