@@ -171,12 +171,13 @@ def test_where_there_is_no_driver_nothing_is_captured(monkeypatch: pytest.Monkey
         recording._new_stream()
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
-    monkeypatch: pytest.MonkeyPatch, gradients: bool
-) -> None:
-    """Making one takes memory from the driver, which fails while its thread records."""
-    done: list[tuple[str, ...]] = []
+Done = list[tuple[str, ...]]
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> Done:
+    """What a recording asks for, in order, on the CPU: there autograd runs in the calling thread."""
+    done: Done = []
     current = ["default"]
 
     class Graph:
@@ -209,9 +210,32 @@ def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
     monkeypatch.setattr(recording, "warm_up_stream", lambda device: "warm-up")
     monkeypatch.setattr(torch, "addmm", lambda *given: done.append(("product", current[-1])) or addmm(*given))
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch.autograd, "_get_sequence_nr", lambda: 1)
+    return done
+
+
+def asked(threads: int) -> Done:
+    warm, own = ([("handle", stream), ("product", stream)] * threads for stream in ("warm-up", "own"))
+    return [*warm, ("begins", "pool"), *own, ("ends",)]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
+    monkeypatch: pytest.MonkeyPatch, done: Done, gradients: bool
+) -> None:
+    """Making one takes memory from the driver, which fails while its thread records."""
     monkeypatch.setattr(torch.autograd, "_get_sequence_nr", lambda: int(gradients))
     with torch.no_grad():
         stream_of(RecordingStream())
-    threads = 2 if gradients else 1  # on the CPU autograd runs in the calling thread, but the hook is called
-    warm, own = ([("handle", stream), ("product", stream)] * threads for stream in ("warm-up", "own"))
-    assert done == [*warm, ("begins", "pool"), *own, ("ends",)]
+    assert done == asked(threads=2 if gradients else 1)
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_deterministic_programs_have_both_workspaces_too(done: Done, warn_only: bool) -> None:
+    """Their products run: the PyTorch that refused them without CUBLAS_WORKSPACE_CONFIG is older than 2.11."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        stream_of(RecordingStream())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert done == asked(threads=2)
