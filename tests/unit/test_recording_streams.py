@@ -239,3 +239,14 @@ def test_deterministic_programs_have_both_workspaces_too(done: Done, warn_only: 
     finally:
         torch.use_deterministic_algorithms(False)
     assert done == asked(threads=2)
+
+
+def test_a_backward_pass_that_looks_for_nan_is_not_recorded(done: Done) -> None:
+    """It asks the GPU after every node, which breaks the recording off; calls without gradients need none."""
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
+        stream_of(RecordingStream())
+    assert done == asked(threads=1)
+    done.clear()
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly(check_nan=False):
+        stream_of(RecordingStream())
+    assert done == asked(threads=2)
