@@ -505,6 +505,55 @@ def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
     assert gc.isenabled()
 
 
+class Streams(Cuda):
+    """Remembers the current stream, and ends a capture within which something was raised as torch 2.11 does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.current = "mine"
+        self.recorded: list[tuple[Any, Any]] = []
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(graph, "settling_stream", lambda device: "settling")
+
+    @contextlib.contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def recording(self, *_: object, stream: str, capture_error_mode: str, **__: object) -> Iterator[None]:
+        before, self.current = self.current, stream
+        self.recorded.append((stream, capture_error_mode))
+        try:
+            yield
+        except BaseException as error:
+            raise RuntimeError("the capture was invalidated") from error
+        self.current = before
+
+
+def test_a_recording_that_fails_leaves_the_current_stream_and_other_threads_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Streams(monkeypatch)
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    def settles(*_: object, **__: object) -> torch.Tensor:
+        assert cuda.current == "settling"
+        raise RuntimeError("as the first one")
+
+    monkeypatch.setattr(torch, "zeros", settles)
+    with pytest.raises(RuntimeError, match="invalidated"):
+        record_in_place(fails, (), {}, None, pool=None, stream=Alone())
+    assert cuda.current == "mine"
+    assert cuda.recorded == [(None, "thread_local"), ("settling", "thread_local")]
+
+
 def test_garbage_is_collected_after_a_recording_of_another_thread_and_never_within_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

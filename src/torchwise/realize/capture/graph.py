@@ -17,7 +17,7 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.frozen import count_capture
-from torchwise.realize.capture.recording import RecordingStream, warm_up_stream
+from torchwise.realize.capture.recording import RecordingStream, settling_stream, warm_up_stream
 from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
 from torchwise.workload.trees import PLAIN
@@ -142,19 +142,20 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
     Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
     """
     graph = torch.cuda.CUDAGraph()
-    try:
-        with (
-            _recording_alone,
-            _own_casts(),
-            _no_collection(),
-            stream.ready() as ready,
-            torch.cuda.graph(graph, pool=pool, stream=ready, capture_error_mode="thread_local"),
-        ):
-            outputs = call()
-        count_capture()
-    except BaseException:  # raised again: only the generator must be settled first, whatever it was
-        _settle_generator()
-        raise
+    with _recording_alone:
+        try:
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
+                _own_casts(),
+                _no_collection(),
+                stream.ready() as ready,
+                torch.cuda.graph(graph, pool=pool, stream=ready, capture_error_mode="thread_local"),
+            ):
+                outputs = call()
+            count_capture()
+        except BaseException:  # raised again: only the generator must be settled first, whatever it was
+            _settle_generator()
+            raise
     return graph.replay, outputs
 
 
@@ -272,8 +273,21 @@ def _elsewhere(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _settle_generator() -> None:
-    """End the generator's capture, which a capture that failed leaves open: every later draw would raise."""
-    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    """End the generator's capture, which a capture that failed leaves open: every later draw would raise.
+
+    On a stream that is nobody else's: later versions clear a stream's workspaces with any graph of it, and the default
+    one of `torch.cuda.graph` may have recorded graphs of the user's.
+    """
+    with (
+        contextlib.suppress(RuntimeError, UnsupportedError),
+        torch.cuda.stream(torch.cuda.current_stream()),
+        _no_collection(),
+        torch.cuda.graph(
+            torch.cuda.CUDAGraph(),
+            stream=settling_stream(torch.cuda.current_device()),
+            capture_error_mode="thread_local",
+        ),
+    ):
         torch.zeros(1, device="cuda")
 
 

@@ -92,6 +92,12 @@ def warm_up_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@functools.cache
+def settling_stream(device: int) -> torch.cuda.Stream:  # noqa: ARG001
+    """Return a stream that is nobody else's, of the current device, for what is recorded after a failure."""
+    return _new_stream()
+
+
 def _take(device: int) -> Own:
     torch.cuda.synchronize()  # a replay of the plan that had it may be under way
     if _free[device]:
