@@ -6,7 +6,7 @@ import contextlib
 import gc
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,35 +17,73 @@ from torchwise.realize.capture import recording
 from torchwise.realize.capture.recording import RecordingStream
 
 
-class Anchor: ...
-
-
 class Card:
-    """Counts streams and anchors; each stands for itself."""
+    """Counts streams and anchors; a stream is its name, and a pool a number."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device, self.waited = 0, 0
+        self.current = "mine"
         self.anchors: list[tuple[str, int]] = []
         self.made: list[weakref.ref[Anchor]] = []
+        self.open: set[int] = set()
+        self.asking: Callable[[], None] = lambda: None
+        self.breaks = self.ends_itself = False
         names = (f"stream {number}" for number in itertools.count())
         monkeypatch.setattr(recording, "_free", recording.defaultdict(list))
         monkeypatch.setattr(recording, "_new_stream", lambda: next(names))
-        monkeypatch.setattr(recording, "_anchor", self.anchor)
-        monkeypatch.setattr(recording, "_ask_for_workspaces", lambda: None)
+        monkeypatch.setattr(recording, "_ask_for_workspaces", self.ask)
         monkeypatch.setattr(recording, "warm_up_stream", lambda device: "warm-up")
-        monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Anchor(self))
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: self.device)
         monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
 
-    def anchor(self, stream: str, pool: int) -> object:
-        self.anchors.append((stream, pool))
-        made = Anchor()
-        self.made.append(weakref.ref(made))
-        return made
+    @contextlib.contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def ask(self) -> None:
+        if self.current != "warm-up":
+            self.asking()
+
+    def end(self, device: int, pool: int) -> None:
+        if pool not in self.open:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.open.remove(pool)
 
     def wait(self) -> None:
         self.waited += 1
+
+
+class Anchor:
+    """A graph that is recorded as torch 2.11 does."""
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.pool = card, -1
+        card.made.append(weakref.ref(self))
+
+    def capture_begin(self, *, pool: int, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        assert pool not in self.card.open, "beginAllocateToPool: already recording to mempool_id"
+        earlier = [graph for made in self.card.made if (graph := made()) is not None and graph.pool == pool]
+        assert earlier or pool not in [pool for _, pool in self.card.anchors], "a pool that was let go takes no more"
+        self.card.open.add(pool)
+        self.card.anchors.append((self.card.current, pool))
+        self.pool = pool
+
+    def capture_end(self) -> None:
+        if self.card.breaks:
+            self.pool = -1
+            raise RuntimeError("the capture was invalidated")
+        self.card.end(self.card.device, self.pool)
+
+    def reset(self) -> None:
+        if self.card.ends_itself:
+            self.card.open.clear()
 
 
 @pytest.fixture
@@ -102,6 +140,7 @@ def test_every_recording_is_anchored_in_the_pool_of_its_stream(card: Card) -> No
     for plan in (first, first, second):
         stream_of(plan)
     assert card.anchors == [("stream 0", 0)] * 2 + [("stream 1", 1)]
+    assert not card.open
 
 
 def test_the_first_anchor_keeps_the_pool_and_later_ones_go_with_their_recordings(card: Card) -> None:
@@ -125,17 +164,59 @@ def test_the_stream_that_was_left_first_is_taken_first(card: Card) -> None:
     assert stream_of(RecordingStream()) == "stream 0"
 
 
-def test_a_stream_whose_anchor_fails_is_not_lost(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(stream: str, pool: int) -> object:
-        raise torch.OutOfMemoryError("no memory")
+def no_memory() -> None:
+    raise torch.OutOfMemoryError("no memory")
 
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_whose_anchor_fails_is_not_lost(card: Card, first: bool) -> None:
+    """Its pool must stay, too: some of the workspaces may lie there, and what was let go takes no more."""
     plan = RecordingStream()
-    monkeypatch.setattr(recording, "_anchor", fails)
+    if not first:
+        stream_of(plan)
+    card.asking = no_memory
     with pytest.raises(torch.OutOfMemoryError):
         stream_of(plan)
-    monkeypatch.setattr(recording, "_anchor", card.anchor)
+    card.asking = lambda: None
     del plan
+    gc.collect()
     assert stream_of(RecordingStream()) == "stream 0"
+    assert set(card.anchors) == {("stream 0", 0)}
+
+
+@pytest.mark.parametrize("ends_itself", [False, True])
+def test_a_stream_whose_anchor_breaks_off_goes_on_in_another_pool(card: Card, ends_itself: bool) -> None:
+    """What was recorded before may write to workspaces in the first one, which stays."""
+    plan = RecordingStream()
+    stream_of(plan)
+    card.breaks, card.ends_itself = True, ends_itself
+    with pytest.raises(RuntimeError, match="invalidated"):
+        stream_of(plan)
+    assert not card.open
+    card.breaks = False
+    gc.collect()
+    for _ in range(2):
+        assert stream_of(plan) == "stream 0"
+    first, another = card.anchors[0][1], card.anchors[-1][1]
+    assert first != another, "PyTorch's pool of pinned memory cannot be closed from here, and so takes no more"
+    assert [pool for _, pool in card.anchors] == [first, first, another, another]
+    assert {graph.pool for made in card.made if (graph := made()) is not None} == {first, another}
+
+
+@pytest.mark.parametrize("left_open", [True, False])
+def test_a_pool_in_which_a_recording_broke_off_takes_no_more(
+    card: Card, monkeypatch: pytest.MonkeyPatch, left_open: bool
+) -> None:
+    released: list[int] = []
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: released.append(pool), raising=False)
+    plan, graph = RecordingStream(), torch.cuda.CUDAGraph()
+    card.open = {77} if left_open else set()
+    plan.give_up(graph, 77)
+    assert not card.open
+    assert released == ([77] if left_open else [])
+    assert (plan.usable(77) == 77) is not left_open
+    assert plan.usable(78) == 78
+    assert RecordingStream().usable(77) == 77
 
 
 def test_a_recording_that_fails_leaves_the_plan_its_stream(card: Card) -> None:

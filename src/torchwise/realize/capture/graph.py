@@ -141,7 +141,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
 
     Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
     """
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), stream.usable(pool)
     with _recording_alone:
         try:
             with (
@@ -153,7 +153,8 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
             ):
                 outputs = call()
             count_capture()
-        except BaseException:  # raised again: only the generator must be settled first, whatever it was
+        except BaseException:  # raised again: only allocator and generator must be settled first, whatever it was
+            stream.give_up(graph, pool)
             _settle_generator()
             raise
     return graph.replay, outputs

@@ -27,7 +27,7 @@ import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,12 +46,12 @@ class Own:
     Attributes:
         stream: made for this; PyTorch hands its own streams out again and again, to whoever asks.
         pool: where the workspaces lie, and nothing else.
-        anchor: the first graph of the pool, which keeps it.
+        anchors: by pool, its first graph, which keeps it; there are several where an anchor could not be recorded.
     """
 
     stream: torch.cuda.Stream
     pool: Any
-    anchor: torch.cuda.CUDAGraph | None = None
+    anchors: dict[Any, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
 _free: defaultdict[int, list[Own]] = defaultdict(list)
@@ -67,6 +67,7 @@ class RecordingStream:
 
     def __init__(self) -> None:
         self._own: dict[int, Own] = {}
+        self._broken: set[Any] = set()
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[torch.cuda.Stream]:
@@ -78,12 +79,22 @@ class RecordingStream:
         if own is None:
             own = self._own[device] = _take(device)
             weakref.finalize(self, _free[device].append, own).atexit = False
-        anchor = _anchor(own.stream, own.pool)  # anew: somebody may have cleared the workspaces
-        own.anchor = own.anchor or anchor
+        anchor = _anchor(own)  # anew: somebody may have cleared the workspaces
         try:
             yield own.stream
         finally:  # not before: later versions clear a stream's workspaces with any graph that was recorded on it
             del anchor
+
+    def usable(self, pool: Any) -> Any:
+        """Return the memory pool for one recording: a new one in place of one in which a recording broke off."""
+        return torch.cuda.graph_pool_handle() if pool in self._broken else pool
+
+    def give_up(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """Have PyTorch end a recording that failed, and forget it."""
+        if _was_left_open(graph, pool):
+            self._broken.add(pool)
+            with contextlib.suppress(RuntimeError):  # what was raised counts
+                torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
 
 @functools.cache
@@ -124,16 +135,43 @@ def _driver() -> Any:
     raise UnsupportedError(f"a capture needs a stream of its own from the CUDA driver, but no {DRIVERS[0]} is found")
 
 
-def _anchor(stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
-    """Record a graph for whose recording PyTorch puts the stream's workspaces into the pool."""
+def _anchor(own: Own) -> torch.cuda.CUDAGraph:
+    """Record a graph for whose recording PyTorch puts the stream's workspaces into the pool.
+
+    What was recorded is kept also where there was no memory for all of them: a pool that was let go takes no more, but
+    would have some of the workspaces.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            _ask_for_workspaces()
-        finally:
-            graph.capture_end()
+    ended = False
+    try:
+        with torch.cuda.stream(own.stream):
+            graph.capture_begin(pool=own.pool, capture_error_mode="thread_local")
+            try:
+                _ask_for_workspaces()
+            finally:
+                graph.capture_end()
+                ended = True
+    finally:
+        if ended:
+            own.anchors.setdefault(own.pool, graph)
+        else:
+            _was_left_open(graph, own.pool)
+            own.pool = torch.cuda.graph_pool_handle()
     return graph
+
+
+def _was_left_open(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
+    """Have the allocator end a recording that failed, and return whether it had to: the pool then takes no more.
+
+    torch 2.11 does not where ending the capture raises (pytorch/pytorch#180395). Memory that was used on several
+    streams would never be given out again, and that of later recordings might be taken from this pool.
+    """
+    try:
+        graph.reset()  # by which later versions do it
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 def _ask_for_workspaces() -> None:
