@@ -38,6 +38,7 @@ class Card:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: self.device)
         monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
 
     @contextlib.contextmanager
@@ -203,6 +204,14 @@ def test_a_stream_whose_anchor_breaks_off_goes_on_in_another_pool(card: Card, en
     assert {graph.pool for made in card.made if (graph := made()) is not None} == {first, another}
 
 
+def test_with_the_drivers_own_allocator_nothing_is_captured(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a workspace would belong to the anchor, which is never replayed, and no other graph could write to it."""
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(UnsupportedError, match="backend:cudaMallocAsync"):
+        stream_of(RecordingStream())
+    assert not card.anchors
+
+
 @pytest.mark.parametrize("left_open", [True, False])
 def test_a_pool_in_which_a_recording_broke_off_takes_no_more(
     card: Card, monkeypatch: pytest.MonkeyPatch, left_open: bool
@@ -280,6 +289,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Done:
         "stream": on,
         "current_device": lambda: 0,
         "synchronize": lambda: None,
+        "get_allocator_backend": lambda: "native",
         "graph_pool_handle": lambda: "pool",
         "current_blas_handle": lambda: done.append(("handle", current[-1])),
     }

@@ -73,6 +73,10 @@ class RecordingStream:
     def ready(self) -> Iterator[torch.cuda.Stream]:
         """Give the stream for one recording, with workspaces in place for this thread and autograd's."""
         device = torch.cuda.current_device()
+        if torch.cuda.get_allocator_backend() == "cudaMallocAsync":  # what a graph has from there is in no other graph
+            raise UnsupportedError(
+                "a capture needs PyTorch's own allocator, but PYTORCH_ALLOC_CONF has backend:cudaMallocAsync"
+            )
         with torch.cuda.stream(warm_up_stream(device)):
             _ask_for_workspaces()  # makes handles that are missing, which takes memory as no recording may
         own = self._own.get(device)
