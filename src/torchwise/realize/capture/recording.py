@@ -95,7 +95,7 @@ class RecordingStream:
 
     def give_up(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """Have PyTorch end a recording that failed, and forget it."""
-        if _was_left_open(graph, pool):
+        if _end_anyway(graph, pool):
             self._broken.add(pool)
             with contextlib.suppress(RuntimeError):  # what was raised counts
                 torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
@@ -159,12 +159,12 @@ def _anchor(own: Own) -> torch.cuda.CUDAGraph:
         if ended:
             own.anchors.setdefault(own.pool, graph)
         else:
-            _was_left_open(graph, own.pool)
+            _end_anyway(graph, own.pool)
             own.pool = torch.cuda.graph_pool_handle()
     return graph
 
 
-def _was_left_open(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
+def _end_anyway(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
     """Have the allocator end a recording that failed, and return whether it had to: the pool then takes no more.
 
     torch 2.11 does not where ending the capture raises (pytorch/pytorch#180395). Memory that was used on several
