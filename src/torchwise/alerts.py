@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torchwise.errors import InputError
+
 logger = logging.getLogger("torchwise")
 
 Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate", "slow_down", "background_failed"]
@@ -41,7 +43,12 @@ def on_alert(callback: Callable[[Alert], object]) -> Callable[[], None]:
 
     Returns:
         What takes the callback away again.
+
+    Raises:
+        InputError: it cannot be called.
     """
+    if not callable(callback):
+        raise InputError(f"callback is {callback!r}, but must be a function of an Alert")
     _callbacks.append(callback)
 
     def remove() -> None:

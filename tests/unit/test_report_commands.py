@@ -106,6 +106,8 @@ def test_a_decided_plan_is_to_be_applied_and_eager_may_be_left_with_reduced_prec
     eager = a_study(decided=-1)
     assert next_steps(eager)[0].command.endswith("--allow reduced")
     assert "allow" not in next_steps(a_study(decided=-1, allow="reduced"))[0].command
+    of_integers = replace(eager, inspection=replace(eager.inspection, traits=frozenset({"module"})))
+    assert "allow" not in next_steps(of_integers)[0].command
 
 
 def test_the_page_is_always_within_reach() -> None:

@@ -218,6 +218,11 @@ def test_a_callback_that_fails_keeps_nobody_from_an_answer(net: Net, monkeypatch
         remove()
 
 
+def test_a_callback_that_is_no_function_is_refused_when_it_is_given() -> None:
+    with pytest.raises(InputError, match="callback is 3, but must be a function of an Alert"):
+        torchwise.on_alert(3)  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def test_a_frozen_plan_answers_what_it_answered_before_and_compiles_nothing_more(
     net: Net, monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,7 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
     if study.state is StudyState.INTERRUPTED:
         again = "the same torchwise.tune(...) call" if live else _tune(study, *effort, *kept)
         steps.append(Step(again, "resumes the search: finished trials are kept"))
-    elif decision and decision.plan.is_eager and study.allow in (Legality.EXACT, Legality.REORDERED):
+    elif decision and decision.plan.is_eager and _may_be_lowered(study):
         typed = command_line("tune", asked(study), *effort, *kept, allow=Legality.REDUCED)
         reduced = 'torchwise.tune(..., allow="reduced")' if live else typed
         steps.append(Step(reduced, "tries lower precision as well, if answers may move that far"))
@@ -91,6 +91,10 @@ def folded(command: str, width: int) -> list[str]:
             lines.append("   ")
         lines[-1] += f" {unit}" if lines[-1] else unit
     return [line + BREAK for line in lines[:-1]] + lines[-1:]
+
+
+def _may_be_lowered(study: Study) -> bool:
+    return study.allow in (Legality.EXACT, Legality.REORDERED) and "floating" in study.inspection.traits
 
 
 def _tune(study: Study, *more: str) -> str:
