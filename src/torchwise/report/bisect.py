@@ -37,17 +37,10 @@ LEADER = "no fault seen yet"
 class Silent:
     """Hears everything and says nothing."""
 
-    def looking(self, what: str) -> None:
-        """A look is begun."""
+    def note(self, *_: object, **__: object) -> None:
+        """Say nothing."""
 
-    def stage(self, name: str) -> None:
-        """The worker entered a stage."""
-
-    def seen(self, step: Step) -> None:
-        """A look is done."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know."""
+    looking = stage = seen = note
 
 
 class BisectProgress(Progress):

@@ -42,29 +42,7 @@ class Listener(Protocol):
 class Silent:
     """A listener that says nothing."""
 
-    def inspecting(self) -> None:
+    def note(self, *_: object, **__: object) -> None:
         """Say nothing."""
 
-    def inspected(self, inspection: Inspection) -> None:
-        """Say nothing."""
-
-    def trying(self, number: int, plan: Plan, reason: str) -> None:
-        """Say nothing."""
-
-    def stage(self, name: str) -> None:
-        """Say nothing."""
-
-    def finished(self, trial: Trial) -> None:
-        """Say nothing."""
-
-    def leading(self, plan: Plan, speedup: Interval | None) -> None:
-        """Say nothing."""
-
-    def comparing(self, plan: Plan, rival: Plan) -> None:
-        """Say nothing."""
-
-    def compared(self, trial: Trial) -> None:
-        """Say nothing."""
-
-    def note(self, text: str) -> None:
-        """Say nothing."""
+    inspecting = inspected = trying = stage = finished = leading = comparing = compared = note
