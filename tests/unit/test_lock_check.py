@@ -21,7 +21,7 @@ from torchwise.lock.judge import Judge, ratio_of
 from torchwise.lock.show import render_check, sentence
 from torchwise.plan import EAGER
 from torchwise.records import Check as VerdictCheck
-from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict, codec
+from torchwise.records import Failure, FailureKind, Interval, Measurement, Outcome, Verdict
 from torchwise.records.statistics import median_interval, unpaired_ratio_interval
 from torchwise.trial import Job, Launcher
 
@@ -334,7 +334,7 @@ def test_every_state_is_shown_under_its_heading_and_counted() -> None:
 
 def test_as_json_a_check_is_read_again() -> None:
     check = checked(Worker(measured(1.5), measured(1.5)))
-    assert codec.of_schema(check.to_json(), Check, "torchwise.check/1") == check
+    assert Check.from_json(check.to_json()) == check
 
 
 def test_the_command_has_the_limits_of_the_check() -> None:

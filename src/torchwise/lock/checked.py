@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from torchwise.records import Interval, codec
+from torchwise.records import Interval
+from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.check/1"
 
@@ -61,7 +62,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Check(Document):
     """A lock file, checked on one machine.
 
     Attributes:
@@ -85,7 +86,3 @@ class Check:
         if any(row.state.is_regression for row in self.rows):
             return 1
         return 0 if self.of(State.GOOD) and not self.of(State.UNKNOWN) else 2
-
-    def to_json(self) -> str:
-        """Return schema `torchwise.check/1`."""
-        return codec.to_json(self)

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchwise.environment import Environment
 from torchwise.plan import Plan
-from torchwise.records import codec
+from torchwise.records.codec import Document
 from torchwise.records.economics import Economics
 from torchwise.records.inspection import Inspection
 from torchwise.records.measurement import Measurement
@@ -152,7 +152,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Analysis:
+class Analysis(Document):
     """One plan in full.
 
     Attributes:
@@ -214,16 +214,3 @@ class Analysis:
     def timed_batches(self) -> Sequence[Batch]:
         """The batch sizes that were timed, smallest first."""
         return sorted((batch for batch in self.batches if batch.measurement), key=lambda batch: batch.size)
-
-    def to_json(self) -> str:
-        """Return schema `torchwise.analysis/1`."""
-        return codec.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Analysis:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no analysis, or of another schema.
-        """
-        return codec.of_schema(text, cls, SCHEMA)

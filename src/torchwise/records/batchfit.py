@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.plan import Plan
-from torchwise.records import codec
+from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.batchfit/1"
 
@@ -28,7 +28,7 @@ class SizeTried:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFit:
+class BatchFit(Document):
     """What came of looking for a batch size.
 
     Attributes:
@@ -54,7 +54,3 @@ class BatchFit:
         """The size that fitted and got most done in a second; None where none did."""
         fitting = [one for one in self.tried if not one.problem and one.samples_per_s is not None]
         return max(fitting, key=lambda one: one.samples_per_s or 0.0).size if fitting else None
-
-    def to_json(self) -> str:
-        """Return it as JSON, schema `torchwise.batchfit/1`."""
-        return codec.to_json(self)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import codec
+from torchwise.records.codec import Document, of_this_schema
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
@@ -143,7 +143,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
+class Benchmark(Document):
     """A whole run: where, how fast the hardware is, and every row."""
 
     environment: Environment
@@ -161,10 +161,6 @@ class Benchmark:
         """The targets, each once, in order."""
         return tuple(dict.fromkeys(row.workload for row in self.rows))
 
-    def to_json(self) -> str:
-        """Return schema `torchwise.bench/1`."""
-        return codec.to_json(self)
-
     @classmethod
     def from_json(cls, text: str | bytes) -> Benchmark:
         """Read what `to_json` wrote.
@@ -172,7 +168,7 @@ class Benchmark:
         Raises:
             InputError: it is no benchmark, or of another schema; or the samples of a row give no time.
         """
-        found = codec.of_schema(text, cls, SCHEMA)
+        found = of_this_schema(text, cls)
         for row in found.rows:
             measured = (row.performance and row.performance.measurement, row.duel)
             if not all(_has_samples(one) for one in measured if one):

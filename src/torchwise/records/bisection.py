@@ -8,7 +8,7 @@ from typing import Literal
 
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
-from torchwise.records import codec
+from torchwise.records.codec import Document
 from torchwise.workload import WorkloadSpec
 
 SCHEMA = "torchwise.bisection/1"
@@ -137,7 +137,7 @@ class Repro:
 
 
 @dataclass(frozen=True, slots=True)
-class Bisection:
+class Bisection(Document):
     """Where a fault enters.
 
     Attributes:
@@ -171,16 +171,3 @@ class Bisection:
     def found(self) -> bool:
         """Whether there is a fault."""
         return self.sighting.symptom is not Symptom.NONE
-
-    def to_json(self) -> str:
-        """Return schema `torchwise.bisection/1`."""
-        return codec.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Bisection:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no bisection, or one of another schema.
-        """
-        return codec.of_schema(text, cls, SCHEMA)

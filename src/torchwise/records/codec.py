@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -38,18 +39,6 @@ def from_builtins(data: Any, kind: type[T]) -> T:
         raise InputError(f"this is no {kind.__name__}: {error}") from None
 
 
-def of_schema(text: str | bytes, kind: type[T], schema: str) -> T:
-    """Read what `to_json` wrote of a record that names its `schema`.
-
-    Raises:
-        InputError: it is no such record, or of another schema.
-    """
-    record = from_json(text, kind)
-    if (found := getattr(record, "schema", None)) != schema:
-        raise InputError(f"schema is {found!r}, but this version reads {schema!r}")
-    return record
-
-
 def from_json(text: str | bytes, kind: type[T]) -> T:
     """Read what `to_json` wrote.
 
@@ -64,6 +53,36 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
         raise InputError(f"this is no {kind.__name__}: {error}") from None
     except msgspec.DecodeError as error:
         raise InputError(f"this is no {kind.__name__}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A record that is kept by itself. Its field `schema` says how it is written, by default as this version does."""
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no such record, or of another schema.
+        """
+        return of_this_schema(text, cls)
+
+
+D = TypeVar("D", bound=Document)
+
+
+def of_this_schema(text: str | bytes, kind: type[D]) -> D:
+    """Read a document, and refuse one of another schema than this version's, as `Document.from_json` does."""
+    record = from_json(text, kind)
+    known = next(field.default for field in fields(kind) if field.name == "schema")
+    if (found := getattr(record, "schema", None)) != known:
+        raise InputError(f"schema is {found!r}, but this version reads {known!r}")
+    return record
 
 
 def _with_infinities(data: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchwise.environment import Environment
 from torchwise.plan import Plan
-from torchwise.records import codec
+from torchwise.records.codec import Document
 from torchwise.records.statistics import Interval
 from torchwise.workload import WorkloadSpec
 
@@ -14,7 +14,7 @@ SCHEMA = "torchwise.decision/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Document):
     """What to do, why, and for which model and machine that holds.
 
     Attributes:
@@ -49,16 +49,3 @@ class Decision:
     environment: Environment
     error: float | None = None
     schema: str = SCHEMA
-
-    def to_json(self) -> str:
-        """Return the decision as JSON, to be kept beside the model."""
-        return codec.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Decision:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no decision, or of another schema.
-        """
-        return codec.of_schema(text, cls, SCHEMA)

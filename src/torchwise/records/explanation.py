@@ -9,6 +9,7 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.records import codec
+from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.watched import Watched
@@ -196,7 +197,7 @@ class Capturable:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Document):
     """Everything that `torchwise explain` found.
 
     Attributes:
@@ -238,19 +239,6 @@ class Explanation:
         """Return plain data of schema `torchwise.explanation/1`."""
         data: dict[str, Any] = codec.to_builtins(self)
         return data
-
-    def to_json(self) -> str:
-        """Return one line of JSON."""
-        return codec.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Explanation:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no such record, or of another schema.
-        """
-        return codec.of_schema(text, cls, SCHEMA)
 
 
 def ranked(findings: list[Finding], calls: int) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.plan import Plan
-from torchwise.records import codec
+from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.ruling/1"
 
@@ -20,7 +20,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(Document):
     """What somebody decided about one plan of a target.
 
     Attributes:
@@ -43,19 +43,6 @@ class Ruling:
     reason: str = ""
     at: float = 0.0
     schema: str = SCHEMA
-
-    def to_json(self) -> str:
-        """Return one line of JSON."""
-        return codec.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Ruling:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no ruling, or of another schema.
-        """
-        return codec.of_schema(text, cls, SCHEMA)
 
     def in_words(self, plan: str = "it") -> str:
         """Return such as "bob pinned it: the tail latency is better"."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from torchwise.records import codec
+from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.watched/1"
 
@@ -181,7 +181,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Document):
     """All that was seen between start and stop.
 
     Attributes:
@@ -207,16 +207,3 @@ class Watched:
     def compile_s(self) -> float:
         """Seconds of all compilations."""
         return sum(one.seconds for one in self.compilations)
-
-    def to_json(self) -> str:
-        """Return schema `torchwise.watched/1`."""
-        return codec.to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Watched:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: it is no such record, or of another schema.
-        """
-        return codec.of_schema(text, cls, SCHEMA)

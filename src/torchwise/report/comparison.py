@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.errors import InputError
-from torchwise.records import Interval, Measurement, codec
+from torchwise.records import Interval, Measurement
 from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.codec import Document
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
 from torchwise.report.bench.table import EAGER, answers_of
@@ -46,7 +47,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Document):
     """Two benchmarks compared.
 
     Attributes:
@@ -70,10 +71,6 @@ class Comparison:
     def has_regressions(self) -> bool:
         """Whether anything became slower or wrong, or was lost."""
         return any(row.change.is_regression for row in self.rows)
-
-    def to_json(self) -> str:
-        """Return schema `torchwise.comparison/1`."""
-        return codec.to_json(self)
 
 
 def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Comparison:
