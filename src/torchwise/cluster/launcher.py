@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from torchwise import __version__
@@ -113,9 +112,7 @@ class RayLauncher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _converse(self, job: Job, limits: Limits, on_stage: OnStage) -> str | Failure:

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator
-from types import TracebackType
 from typing import Self
 
 from torchwise.diagnose import private
@@ -77,9 +76,7 @@ class Trace:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     @property

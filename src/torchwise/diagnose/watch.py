@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import threading
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -67,9 +66,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _at_exit(self) -> None:
