@@ -14,9 +14,9 @@ from torchwise.diagnose.analysis.plans import DEFAULT
 from torchwise.diagnose.analysis.scale import Found, check_sizes
 from torchwise.errors import InputError, is_positive
 from torchwise.plan import Plan
-from torchwise.records import Failure, Inspection, Outcome, Trial, TrialState, codec
+from torchwise.records import Failure, Inspection, Trial, TrialState, codec
 from torchwise.records.analysis import Analysis, Batch, Steady
-from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, Spent, inspect_workload, own_caches
+from torchwise.trial import Assignment, Job, Launcher, Limits, ProcessSettings, inspect_workload, own_caches, try_plan
 from torchwise.trial.job import EFFORTS, Attempt
 from torchwise.workload import WorkloadSpec
 
@@ -134,22 +134,9 @@ class _Phases:
 
     def _cold(self, folder: str) -> Trial:
         self._listener.phase(f"{self._request.plan}, with empty caches")
-        started, trial = time.time(), Trial(0, self._request.plan)
-        spent = Spent(self._listener.stage)
-        answer = self._launcher.run(replace(self._job, cache_dir=folder), self._limits(), spent.stage)
-        trial = replace(trial, started_at=started, seconds=spent.seconds)
-        if isinstance(answer, Failure):
-            return _failed(trial, answer)
-        found = codec.from_json(answer, Attempt)
-        right = found.verdict.outcome is Outcome.PASS and found.measurement is not None
-        return replace(
-            trial,
-            state=TrialState.COMPLETE,
-            reason=f"proven: {found.verdict.reason}" if right else f"not proven: {found.verdict.reason}",
-            measurement=found.measurement,
-            verdict=found.verdict,
-            costs=found.costs,
-        )
+        job, trial = replace(self._job, cache_dir=folder), Trial(0, self._request.plan, started_at=time.time())
+        trial = try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
+        return replace(trial, reason=f"proven: {trial.verdict.reason}") if trial.is_proven and trial.verdict else trial
 
     def _warm(self, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
         """Start a proven plan once more; one that fails then would fail at a restart in production."""
@@ -159,7 +146,7 @@ class _Phases:
         answer = self._ask(Look(replace(self._job, cache_dir=folder)))
         if isinstance(answer, Failure):
             again = replace(answer, message=f"in a second process, from warm caches: {answer.message}")
-            return _failed(trial, again), None
+            return replace(trial, state=TrialState.FAIL, failure=again, reason=str(again)), None
         steady = codec.from_json(answer, Steady)
         costs = replace(trial.costs, warm_s=steady.warm_s)
         return replace(trial, costs=costs), steady
@@ -200,7 +187,3 @@ class _Phases:
 
     def _limits(self) -> Limits:
         return Limits.of_this_machine(self._request.limit_s)
-
-
-def _failed(trial: Trial, failure: Failure) -> Trial:
-    return replace(trial, state=TrialState.FAIL, failure=failure, reason=str(failure))
