@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from torchwise.environment import Environment
-from torchwise.records import Decision, Study
+from torchwise.records import Decision, Interval, Study, Verdict
 from torchwise.report import format as show
 from torchwise.report.costs import asked
 from torchwise.report.throughput import throughputs
@@ -41,9 +41,8 @@ def besides(decision: Decision) -> str:
     return ", ".join(words)
 
 
-def break_even(decision: Decision) -> str:
-    """Return the calls after which a plan has paid for its compilation."""
-    calls = decision.break_even_calls
+def break_even(calls: Interval | None) -> str:
+    """Return the calls after which a plan has paid for its compilation, in words."""
     if calls is None:
         return show.NONE
     return "the first call" if calls.mid < 1 else f"{show.count(calls.mid)} calls"
@@ -118,6 +117,19 @@ def machine(here: Environment) -> list[Fact]:
         ("Fingerprint", here.fingerprint),
     ]
     return [(name, show.one_line(value)) for name, value in facts if value]
+
+
+def place(here: Environment, *more: str) -> str:
+    """Return where something ran, and what else is to be said of it, in a line."""
+    return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
+
+
+def checked(verdict: Verdict | None) -> tuple[tuple[str, str, str, str, str], ...]:
+    """Return the checks of a verdict: name, outcome, error, floor, detail."""
+    return tuple(
+        (c.name, c.outcome.value, show.relative_error(c.error), show.relative_error(c.floor), c.detail)
+        for c in (verdict.checks if verdict else ())
+    )
 
 
 def when(seconds: float) -> str:

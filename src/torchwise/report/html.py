@@ -86,7 +86,7 @@ def _figures(decision: Decision | None) -> list[facts.Fact]:
     calls = show.counted(decision.workload.calls, "call")
     found = [
         ("speed-up", show.speedup(decision.speedup)),
-        ("pays back after", facts.break_even(decision)),
+        ("pays back after", facts.break_even(decision.break_even_calls)),
         (f"saved over {calls}", show.seconds(decision.saved_s)),
         ("cold compile", show.seconds(decision.cold_s)),
         ("warm compile", show.seconds(decision.warm_s)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchwise.errors import PlanError
 from torchwise.plan.space import choices_of
-from torchwise.records import Check, Study, Trial
+from torchwise.records import Study, Trial
 from torchwise.report import facts
 from torchwise.report import format as show
 from torchwise.report.commands import reproduce
@@ -51,7 +51,7 @@ def _details(study: Study, row: Row, trial: Trial) -> Details:
         row=row,
         anchor=f"trial-{trial.number}",
         choices=_choices(trial),
-        checks=tuple(_check(check) for check in (trial.verdict.checks if trial.verdict else ())),
+        checks=facts.checked(trial.verdict),
         facts=tuple(_facts(trial)),
         notes=measurement.notes if measurement else (),
         message=failure.message if failure and len(failure.message) > len(show.clipped(failure.message, 200)) else "",
@@ -65,16 +65,6 @@ def _choices(trial: Trial) -> tuple[tuple[str, str], ...]:
         return tuple((choice.summary, choice.legality.value) for choice in choices_of(trial.plan))
     except PlanError as error:  # tried by a version, or with a plug-in, that is not installed here
         return ((str(error), "unknown"),)
-
-
-def _check(check: Check) -> tuple[str, str, str, str, str]:
-    return (
-        check.name,
-        check.outcome.value,
-        show.relative_error(check.error),
-        show.relative_error(check.floor),
-        check.detail,
-    )
 
 
 def _facts(trial: Trial) -> list[facts.Fact]:

@@ -5,19 +5,17 @@ Nothing is said by colour alone, and every text from a model or a compiler is st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from torchwise.records import Decision, Study, StudyState
+from torchwise.report import facts, layout
 from torchwise.report import format as show
-from torchwise.report import layout
 from torchwise.report.commands import Step, folded, next_steps
-from torchwise.report.facts import asked_for, besides, notes
+from torchwise.report.layout import Column, hanging, listed
 from torchwise.report.rows import Row, rows
 from torchwise.report.throughput import throughputs
 
@@ -26,15 +24,14 @@ WIDE, MEDIUM = 130, 80
 MOST_EXCLUDED = 6
 STYLES = {"decided": "bold green", "baseline": "bold", "proven": "", "out": "dim"}
 
-Column = tuple[str, bool, Callable[[Row], str]]
-_PLAN: Column = ("plan", False, lambda row: row.name)
-_SPEEDUP: Column = ("speed-up", True, lambda row: show.speedup(row.speedup) if row.trial else "1×")
-_NARROW: tuple[Column, ...] = (
+_PLAN: Column[Row] = ("plan", False, lambda row: row.name)
+_SPEEDUP: Column[Row] = ("speed-up", True, lambda row: show.speedup(row.speedup) if row.trial else "1×")
+_NARROW: tuple[Column[Row], ...] = (
     _PLAN,
     ("speed-up", True, lambda row: (show.ratio(row.speedup.mid) if row.speedup else show.NONE) if row.trial else "1×"),
     ("answer", False, lambda row: row.verdict or show.NONE),
 )
-_MEDIUM: tuple[Column, ...] = (
+_MEDIUM: tuple[Column[Row], ...] = (
     ("#", True, lambda row: "" if row.number is None else str(row.number)),
     _PLAN,
     _SPEEDUP,
@@ -42,7 +39,7 @@ _MEDIUM: tuple[Column, ...] = (
     ("compile", True, lambda row: show.seconds(row.cold_s)),
     ("answer", False, lambda row: row.verdict or show.NONE),
 )
-_WIDE: tuple[Column, ...] = (
+_WIDE: tuple[Column[Row], ...] = (
     *_MEDIUM[:5],
     ("warm", True, lambda row: show.seconds(row.warm_s)),
     ("peak memory", True, lambda row: row.memory),
@@ -61,15 +58,15 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
     """
     parts: list[RenderableType] = [
         render_decision(study.decision) if study.decision else _undecided(study),
-        Text(asked_for(study), style="dim"),
+        Text(facts.asked_for(study), style="dim"),
         *(Text(line) for line in throughputs(study)),
         _Candidates(rows(study)),
     ]
     if study.excluded:
         parts.append(_excluded(study.excluded))
-    if found := notes(study):
-        parts.append(_listed("Worth knowing", [_hanging(text) for text in found]))
-    parts.append(_listed("Next", _steps(next_steps(study, name, store))))
+    if found := facts.notes(study):
+        parts.append(listed("Worth knowing", [hanging(text) for text in found]))
+    parts.append(listed("Next", commands(next_steps(study, name, store))))
     return Group(*parts)
 
 
@@ -77,10 +74,9 @@ def render_decision(decision: Decision) -> RenderableType:
     """Return a decision: its sentence, its figures, and where it holds."""
     lines = [Text(show.plain(decision.reason), style="bold")]
     if not decision.plan.is_eager:
-        lines.append(Text(besides(decision)))
-    here = decision.environment
-    holds = f"holds for {show.one_line(decision.workload.target)} on {show.one_line(here.gpu or here.cpu)}"
-    lines.append(Text(f"{holds}, torch {show.one_line(here.torch)}", style="dim"))
+        lines.append(Text(facts.besides(decision)))
+    holds = f"holds for {show.one_line(decision.workload.target)} on {facts.place(decision.environment)}"
+    lines.append(Text(holds, style="dim"))
     style = "yellow" if decision.plan.is_eager else "green"
     return Panel(Group(*lines), title="Decision", title_align="left", border_style=style)
 
@@ -100,20 +96,10 @@ class _Candidates:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
-        yield self._table(columns)
+        yield layout.filled(columns, self._rows, _style, wrapped=("plan", "why"))
         if columns is not _WIDE:
-            reasons = [_hanging(row.why, f"{row.name}: ", STYLES[row.standing]) for row in self._rows if row.why]
-            yield _listed("Why", reasons)
-
-    def _table(self, columns: tuple[Column, ...]) -> Table:
-        table = layout.table()
-        for name, is_figure, _ in columns:
-            wraps = name in ("plan", "why")
-            table.add_column(name, justify="right" if is_figure else "left", no_wrap=not wraps, overflow="fold")
-        for row in self._rows:
-            cells = [Text(cell(row), style=_style(row, name)) for name, _, cell in columns]
-            table.add_row(*cells)
-        return table
+            told = [(row, STYLES[row.standing] or "bold") for row in self._rows if row.why]
+            yield listed("Why", [hanging(row.why, f"{row.name}: ", lead_style=style) for row, style in told])
 
 
 def _style(row: Row, column: str) -> str:
@@ -123,10 +109,10 @@ def _style(row: Row, column: str) -> str:
 
 
 def _excluded(excluded: tuple[str, ...]) -> RenderableType:
-    lines: list[RenderableType] = [_hanging(show.clipped(text, 200)) for text in excluded[:MOST_EXCLUDED]]
+    lines: list[RenderableType] = [hanging(show.clipped(text, 200)) for text in excluded[:MOST_EXCLUDED]]
     if left := len(excluded) - MOST_EXCLUDED:
-        lines += [_hanging(f"and {left} more, in the page and the JSON")] if left > 0 else []
-    return _listed("Not tried", lines)
+        lines += [hanging(f"and {left} more, in the page and the JSON")] if left > 0 else []
+    return listed("Not tried", lines)
 
 
 class Command:
@@ -140,15 +126,8 @@ class Command:
             yield Text(f"  {line}", style="cyan", overflow="fold")
 
 
-def _steps(steps: Iterable[Step]) -> Iterator[RenderableType]:
+def commands(steps: Iterable[Step], indent: int = 4) -> Iterator[RenderableType]:
+    """Yield commands, each with what it is for below it."""
     for step in steps:
         yield Command(step.command)
-        yield Padding(Text(step.purpose, style="dim"), (0, 0, 0, 4))
-
-
-def _listed(title: str, lines: Iterable[RenderableType]) -> RenderableType:
-    return Group(Text(f"\n{title}", style="bold"), *lines)
-
-
-def _hanging(text: str, lead: str = "", style: str = "") -> RenderableType:
-    return Padding(Text.assemble((lead, style or "bold"), text), (0, 0, 0, 2))
+        yield hanging(step.purpose, style="dim", indent=indent)

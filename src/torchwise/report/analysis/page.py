@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchwise.records import Check
 from torchwise.records.analysis import Analysis
 from torchwise.report import facts
 from torchwise.report import format as show
@@ -30,7 +29,6 @@ def write_analysis_html(analysis: Analysis, path: str | Path, store: str | None 
 def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
     """Return an analysis as a page. The same analysis always gives the same page."""
     head, *rest = [advice.text for advice in analysis.advice] or ["Nothing was found."]
-    verdict = analysis.trial.verdict
     return render(
         TEMPLATE,
         analysis=analysis,
@@ -42,7 +40,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
         figures=_figures(analysis),
         phases=phases(analysis),
         plots=plots(analysis),
-        checks=[_check(check) for check in verdict.checks] if verdict else [],
+        checks=facts.checked(analysis.trial.verdict),
         traceback=analysis.trial.failure.traceback if analysis.trial.failure else "",
         notes=notes(analysis),
         steps=next_steps(analysis, store),
@@ -55,22 +53,14 @@ def _figures(analysis: Analysis) -> list[facts.Fact]:
     """Return the figures of the first panel; none for a plan that was not proven."""
     if not analysis.trial.is_proven or analysis.plan.is_eager:
         return []
-    pays, costs = analysis.break_even_calls, analysis.trial.costs
+    costs = analysis.trial.costs
     assert costs is not None, "what is proven was compiled"
     found: list[tuple[str, Any]] = [
         ("speed-up", show.speedup(analysis.speedup)),
-        (
-            "pays back after",
-            "the first call" if pays and pays.mid < 1 else show.count(pays.mid) + " calls" if pays else "",
-        ),
+        ("pays back after", facts.break_even(analysis.break_even_calls)),
         (f"saved over {show.counted(analysis.workload.calls, 'call')}", show.seconds(analysis.saved_s)),
         ("cold compile", show.seconds(costs.cold_s)),
         ("warm compile", show.seconds(costs.warm_s)),
         ("to reserve", show.size(analysis.steady.memory.reserve if analysis.steady else None)),
     ]
     return [(name, value) for name, value in found if value and value != show.NONE]
-
-
-def _check(check: Check) -> tuple[str, str, str, str, str]:
-    errors = show.relative_error(check.error), show.relative_error(check.floor)
-    return (check.name, check.outcome.value, *errors, check.detail)

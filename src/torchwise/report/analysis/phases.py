@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchwise.records import Outcome
 from torchwise.records.analysis import MARGIN, Analysis, Batch, Consistency
 from torchwise.report import format as show
-from torchwise.report.facts import Fact
+from torchwise.report.facts import Fact, break_even, checked
 from torchwise.report.rows import verdict_word
 
 ROUND_CALLS = (1, 100, 10_000, 1_000_000)
@@ -109,7 +109,7 @@ def economics(analysis: Analysis) -> Phase:
     facts = [
         ("Saved a call", show.seconds(found.baseline_s - each)),
         (f"Compiling, {show.counted(starts, 'start')}", show.seconds(found.overhead(trial))),
-        ("Pays back after", _calls(pays.mid) if pays else "never, as far as can be told"),
+        ("Pays back after", break_even(pays) if pays else "never, as far as can be told"),
         (f"Saved over {show.counted(calls, 'call')}", show.seconds(analysis.saved_s)),
     ]
     lines = tuple(
@@ -148,21 +148,9 @@ def correctness(analysis: Analysis) -> Phase:
     ]
     if verdict.outcome is not Outcome.PASS:
         facts.append(("Because", show.clipped(verdict.reason, 400)))
-    lines = tuple(
-        (
-            show.one_line(check.name),
-            check.outcome.value,
-            show.relative_error(check.error),
-            show.relative_error(check.floor),
-        )
-        for check in verdict.checks
-    )
-    return Phase(
-        "correctness",
-        "Correctness",
-        _given(facts),
-        Table("Checks", ("check", "outcome", "error", "noise floor"), lines),
-    )
+    lines = tuple((show.one_line(name), *figures) for name, *figures, _ in checked(verdict))
+    table = Table("Checks", ("check", "outcome", "error", "noise floor"), lines)
+    return Phase("correctness", "Correctness", _given(facts), table)
 
 
 def scaling(analysis: Analysis) -> Phase:
@@ -204,10 +192,6 @@ def _batch(batch: Batch) -> tuple[str, ...]:
         show.speedup(timed.speedup),
         show.seconds(batch.costs.cold_s if batch.costs else None),
     )
-
-
-def _calls(value: float) -> str:
-    return "the first call" if value < 1 else f"{show.count(value)} calls"
 
 
 def _given(facts: list[Fact]) -> tuple[Fact, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.panel import Panel
@@ -13,32 +12,28 @@ from rich.text import Text
 
 from torchwise.records.analysis import Analysis
 from torchwise.report import format as show
+from torchwise.report import layout
 from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
 from torchwise.report.analysis.steps import next_steps, notes
-from torchwise.report.layout import hanging
-from torchwise.report.terminal import Command
+from torchwise.report.facts import place
+from torchwise.report.layout import hanging, listed
+from torchwise.report.terminal import commands
 
 
 def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableType:
     """Return an analysis: the advice, the phases, notes, and what to type next; `store` is as of `next_steps`."""
     head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["Nothing was found."]
-    here = analysis.environment
-    place = f"{show.one_line(here.gpu or here.cpu)}, torch {show.one_line(here.torch)}"
-    lines = [
-        Text(head, style="bold"),
-        Text(f"holds for {show.one_line(analysis.workload.target)} on {place}", style="dim"),
-    ]
+    holds = f"holds for {show.one_line(analysis.workload.target)} on {place(analysis.environment)}"
+    lines = [Text(head, style="bold"), Text(holds, style="dim")]
     good = analysis.break_even_calls is not None and head.startswith("Use")
     parts: list[RenderableType] = [
         Panel(Group(*lines), title="Analysis", title_align="left", border_style="green" if good else "yellow"),
         Text(asked_for(analysis), style="dim"),
         *(_Shown(phase) for phase in phases(analysis)),
-        *_listed("Advice", rest),
-        *_listed("Worth knowing", notes(analysis)),
-        Text("\nNext", style="bold"),
+        *([listed("Advice", map(hanging, rest))] if rest else []),
+        *([listed("Worth knowing", map(hanging, told))] if (told := notes(analysis)) else []),
+        listed("Next", commands(next_steps(analysis, store))),
     ]
-    for step in next_steps(analysis, store):
-        parts += [Command(step.command), hanging(step.purpose, style="dim", indent=4)]
     return Group(*parts)
 
 
@@ -69,9 +64,9 @@ def _facts(phase: Phase) -> Grid:
 
 
 def _grid(table: Table) -> Grid:
-    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for place, name in enumerate(table.header):
-        grid.add_column(name, justify="right" if place else "left", no_wrap=True)
+    grid = layout.table()
+    for number, name in enumerate(table.header):
+        grid.add_column(name, justify="right" if number else "left", no_wrap=True)
     for line in table.lines:
         grid.add_row(*map(Text, line))
     return grid
@@ -81,7 +76,3 @@ def _as_lines(table: Table) -> Iterator[RenderableType]:
     for name, *cells in table.lines:
         pairs = ", ".join(f"{title} {cell}" for title, cell in zip(table.header[1:], cells, strict=True))
         yield hanging(f"{table.header[0]} {name}: {pairs}".strip())
-
-
-def _listed(title: str, lines: list[str]) -> list[RenderableType]:
-    return [Text(f"\n{title}", style="bold"), *(hanging(line) for line in lines)] if lines else []

@@ -10,6 +10,7 @@ from torchwise.records.benchmark import Benchmark, Row, rival_of
 from torchwise.report import format as show
 from torchwise.report.bench.drawing import Group, Mark, Picture, draw
 from torchwise.report.bench.table import EAGER, OURS
+from torchwise.report.facts import place
 from torchwise.workload import WorkloadSpec
 
 BEST_OTHER = "best other"
@@ -35,7 +36,7 @@ def speedup_picture(benchmark: Benchmark) -> Picture:
     return Picture(
         _groups(benchmark, lambda workload: _speedups(benchmark.of(workload))),
         label="speed-up over eager: right of 1× is faster",
-        note=f"bars: 95 % interval; hollow: answers not right; {_place(benchmark)}",
+        note=f"bars: 95 % interval; hollow: answers not right; {place(benchmark.environment)}",
         unit="×",
         line=1.0,
     )
@@ -46,7 +47,7 @@ def roofline_picture(benchmark: Benchmark) -> Picture:
     return Picture(
         _groups(benchmark, lambda workload: _shares(benchmark, workload)),
         label="share of the roofline: least possible time over the measured one",
-        note=_place(benchmark),
+        note=place(benchmark.environment),
         unit=" %",
         line=100.0,
     )
@@ -88,8 +89,3 @@ def _name(workload: WorkloadSpec, among: tuple[WorkloadSpec, ...]) -> str:
         if len({getattr(other, field) for other in among}) > 1:
             words.append(getattr(workload, field))
     return ", ".join(words)
-
-
-def _place(benchmark: Benchmark) -> str:
-    here = benchmark.environment
-    return show.one_line(f"{here.gpu or here.cpu}, torch {here.torch}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from torchwise.records.benchmark import Benchmark
@@ -13,23 +12,24 @@ from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, Block, Line, blocks
+from torchwise.report.facts import place as on
 from torchwise.report.facts import when
+from torchwise.report.layout import Column, hanging, listed
 
 WIDE, MEDIUM = 124, 80
 """Columns from which every figure fits into the table, and from which all but costs and memory do."""
 
-Column = tuple[str, bool, Callable[[Line], str]]
-_NAME: Column = ("contender", False, lambda line: line.name)
-_ANSWERS: Column = ("answers", False, lambda line: line.answers)
-_NARROW: tuple[Column, ...] = (_NAME, ("speed-up", True, lambda line: line.speedup), _ANSWERS)
-_MEDIUM: tuple[Column, ...] = (
+_NAME: Column[Line] = ("contender", False, lambda line: line.name)
+_ANSWERS: Column[Line] = ("answers", False, lambda line: line.answers)
+_NARROW: tuple[Column[Line], ...] = (_NAME, ("speed-up", True, lambda line: line.speedup), _ANSWERS)
+_MEDIUM: tuple[Column[Line], ...] = (
     _NAME,
     ("per call", True, lambda line: line.time),
     ("speed-up", True, lambda line: line.speedup),
     ("cold", True, lambda line: line.cold),
     _ANSWERS,
 )
-_WIDE: tuple[Column, ...] = (
+_WIDE: tuple[Column[Line], ...] = (
     *_MEDIUM[:4],
     ("warm", True, lambda line: line.warm),
     ("peak memory", True, lambda line: line.memory),
@@ -48,20 +48,19 @@ def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) ->
     else:
         parts.append(Text(f"\n{LEGEND}", style="dim"))
     if found := sentences(summarize(benchmark)):
-        parts.append(_listed("In all", found))
+        parts.append(listed("In all", map(hanging, found)))
     if next_commands:
-        parts.append(_listed("Next", map(show.plain, next_commands), style="cyan"))
+        parts.append(listed("Next", [hanging(show.plain(text), style="cyan") for text in next_commands]))
     return Group(*parts)
 
 
 def place(benchmark: Benchmark) -> str:
     """Return where and when it ran, and how fast the hardware is, in a line."""
-    here = benchmark.environment
-    words = [here.gpu or here.cpu, f"torch {here.torch}", when(benchmark.created_at)]
+    words = [when(benchmark.created_at)]
     if peaks := benchmark.peaks:
         words.append(f"copies {show.three(peaks.bandwidth / 1e9)} GB/s")
         words += [f"{name} {show.three(rate / 1e12)} TFLOP/s" for name, rate in peaks.flops.items()]
-    return show.one_line(", ".join(filter(None, words)))
+    return on(benchmark.environment, *words)
 
 
 class _Shown:
@@ -73,27 +72,14 @@ class _Shown:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
         yield Text(f"\n{self._block.title}", style="bold")
-        yield self._table(columns)
+        yield layout.filled(columns, self._block.lines, _style, wrapped=("contender", "answers"))
         for line in self._block.lines:
             precision = "" if columns is _WIDE or line.precision == "native" else f"in {line.precision}"
             for text in filter(None, (precision, *line.remarks)):
-                yield layout.hanging(text, f"{line.contender}: ")
-
-    def _table(self, columns: tuple[Column, ...]) -> Table:
-        table = layout.table()
-        for name, is_figure, _ in columns:
-            wraps = name in ("contender", "answers")
-            table.add_column(name, justify="right" if is_figure else "left", no_wrap=not wraps, overflow="fold")
-        for line in self._block.lines:
-            table.add_row(*(Text(cell(line), style=_style(line, name)) for name, _, cell in columns))
-        return table
+                yield hanging(text, f"{line.contender}: ")
 
 
 def _style(line: Line, column: str) -> str:
     if column == "answers" and not line.row.is_right:
         return "red" if line.answers in ("failed", "not right") else "yellow"
     return "bold green" if line.is_best else "" if line.row.is_right else "dim"
-
-
-def _listed(title: str, lines: Iterable[str], style: str = "") -> RenderableType:
-    return Group(Text(f"\n{title}", style="bold"), *(layout.hanging(text, style=style) for text in lines))

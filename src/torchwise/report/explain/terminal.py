@@ -13,7 +13,7 @@ from torchwise.records.explanation import Basis, Explanation, Finding, Kernel
 from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.explain.words import NOTHING, capturable, cells, execution, headline, next_steps, place, price
-from torchwise.report.terminal import Command
+from torchwise.report.terminal import commands
 
 MOST_KERNELS = 12
 MOST_FILES = 2
@@ -37,10 +37,7 @@ def render_explanation(explanation: Explanation, store: str | None = None) -> Re
     ]
     if explanation.notes:
         parts += [_title("Worth knowing"), *(_hanging(show.plain(note)) for note in explanation.notes)]
-    parts.append(_title("Next"))
-    for step in next_steps(explanation, store):
-        parts += [Command(step.command), _hanging(step.purpose, style="dim", indent=5)]
-    return Group(*parts)
+    return Group(*parts, _title("Next"), *commands(next_steps(explanation, store), indent=5))
 
 
 def _finding(number: int, one: Finding) -> RenderableType:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
+from torchwise.report import facts
 from torchwise.report import format as show
 from torchwise.report.command_line import command_line
 from torchwise.report.commands import Step
-from torchwise.report.facts import when
 from torchwise.workload.spec import LIVE
 
 NOTHING = "Nothing was found that costs time worth naming."
@@ -25,10 +25,8 @@ def headline(explanation: Explanation) -> str:
 
 def place(explanation: Explanation) -> str:
     """Return where and when, in a line."""
-    here = explanation.environment
-    words = [here.gpu or here.cpu, f"torch {here.torch}", when(explanation.created_at)]
-    words.append(f"{show.seconds(explanation.seconds)} to explain")
-    return show.one_line(", ".join(filter(None, words)))
+    took = f"{show.seconds(explanation.seconds)} to explain"
+    return facts.place(explanation.environment, facts.when(explanation.created_at), took)
 
 
 def price(found: Price | None) -> str:
