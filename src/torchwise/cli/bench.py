@@ -263,7 +263,6 @@ def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> 
     Raises:
         InputError: naming the file and what is wrong with it.
     """
-    from torchwise.cli.tune import check_writable
     from torchwise.errors import InputError
     from torchwise.report.bench import check_exportable
 

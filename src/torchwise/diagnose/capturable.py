@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torchwise.diagnose.findings.evidence import Evidence
-from torchwise.diagnose.findings.host import captured
 from torchwise.plan import Plan
 from torchwise.records.explanation import Basis, Capturable, Finding
 from torchwise.records.watched import FallbackKind
@@ -25,7 +24,7 @@ def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[P
         return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
     if evidence.base.capture != "none":  # the run itself was
         return Capturable(True)
-    plan = captured(evidence)
+    plan = evidence.with_choice("capture", "call")
     if any(one.plan == plan and one.price and one.price.basis is Basis.MEASURED for one in found if one.plan):
         return Capturable(True, tuple(reasons))
     if plan is not None and plan in failures:

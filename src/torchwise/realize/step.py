@@ -238,14 +238,15 @@ class _InPlace:
         return self._planned(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_itself, (self._before,)) if self._before is not None else (_in_class, (self._module,))
+        return (_itself, (self._before,)) if self._before is not None else (written_in_class, (self._module,))
 
 
 def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _in_class(module: torch.nn.Module) -> Callable[..., Any]:
+def written_in_class(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return a module's forward as its class has it; copies and pickles come back to it."""
     forward: Callable[..., Any] = type(module).forward.__get__(module)
     return forward
 

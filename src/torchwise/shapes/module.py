@@ -10,6 +10,7 @@ import torch
 from torchwise.errors import InputError
 from torchwise.records import Decision
 from torchwise.runtime import OptimizedFunction, OptimizedModule, unwrap
+from torchwise.runtime.module import dispatcher_of
 from torchwise.shapes.counts import Counts
 from torchwise.shapes.dispatch import Buckets
 from torchwise.shapes.proof import Proof
@@ -99,8 +100,7 @@ def buckets_of(fast: Any) -> Buckets:
     Raises:
         InputError: it is no wrapper that pads.
     """
-    own = getattr(fast, "__dict__", {})
-    found = own.get("_torchwise") or own.get("_dispatcher")
+    found = dispatcher_of(fast)
     if not isinstance(found, Buckets):
         raise InputError(
             f"it is of type {type(fast).__name__}, but only what `bucketed` or `apply_buckets` returned pads"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import InputError
+from torchwise.realize.step import written_in_class
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
 from torchwise.study.ruled import in_force
@@ -122,7 +123,7 @@ class PlannedForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle, which a model does with what it holds, as the forward that is written."""
-        return _written_in_class, (self._model,)
+        return written_in_class, (self._model,)
 
     @property
     def _device(self) -> str:
@@ -263,8 +264,3 @@ def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: s
             loss = loss_of(found(*example.args, **example.kwargs))
             if loss is not None:
                 torch.autograd.grad(loss, trained, allow_unused=True)
-
-
-def _written_in_class(model: torch.nn.Module) -> Callable[..., Any]:
-    forward: Callable[..., Any] = type(model).forward.__get__(model)
-    return forward

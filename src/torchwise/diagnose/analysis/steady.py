@@ -66,16 +66,9 @@ def _commonest(workload: Workload) -> int:
 
 
 def _held(workload: Workload) -> Memory:
-    import torch
-
-    model, inputs = 0, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
-    if isinstance(workload.call, torch.nn.Module):
-        model = sum(t.nbytes for t in {id(t): t for t in _tensors(workload.call)}.values())
-    return Memory(model, max(inputs))
-
-
-def _tensors(module: Any) -> list[Any]:
-    return [*module.parameters(), *module.buffers()]
+    module, inputs = workload.module, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
+    own = () if module is None else (*module.parameters(), *module.buffers())
+    return Memory(sum(t.nbytes for t in {id(t): t for t in own}.values()), max(inputs))
 
 
 def _bytes(tree: Any) -> int:

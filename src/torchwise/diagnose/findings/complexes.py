@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices
-from torchwise.errors import PlanError
 from torchwise.records.explanation import Finding
 
 
@@ -14,9 +13,7 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     base, left = evidence.base, sum(evidence.code.fallbacks.values())
     if not evidence.observed.complex_operators or not left or base.is_eager or "complex_to_real" in base.transforms:
         return
-    try:
-        plan = base.with_choice("transforms", "complex_to_real")
-    except PlanError:  # such as dynamic shapes, which it does not go with
+    if (plan := evidence.with_choice("transforms", "complex_to_real")) is None:  # such as with dynamic shapes
         return
     names = ", ".join(f"{times} {name}" for name, times in evidence.code.fallbacks.most_common(4))
     yield Finding(

@@ -8,6 +8,7 @@ from typing import Protocol
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.observed import Observed
 from torchwise.diagnose.stages import Code
+from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.explanation import Basis, Execution, Kernel, Price
@@ -48,6 +49,13 @@ class Evidence:
     def base(self) -> Plan:
         """The plan that mends are added to."""
         return COMPILED if self.plan is None else self.plan
+
+    def with_choice(self, name: str, value: str) -> Plan | None:
+        """Return that plan with one choice more; None where the two do not go together."""
+        try:
+            return self.base.with_choice(name, value)
+        except PlanError:
+            return None
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
-from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.records.explanation import Finding, Price
@@ -23,7 +22,7 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     idle = max(seen.call_s.mid * seen.host_share - seen.guards_s, 0.0)  # guards are priced by themselves
     on_gpu = evidence.device == "cuda"
     launches = sum(kernel.calls for kernel in evidence.kernels)
-    plan = captured(evidence) if on_gpu else None
+    plan = evidence.with_choice("capture", "call") if on_gpu else None
     yield Finding(
         "host-bound",
         f"in {seen.host_share:.0%} of a call no kernel runs",
@@ -45,11 +44,3 @@ def _price(evidence: Evidence, prices: Prices, plan: Plan | None, idle: float) -
     return estimated(
         0.0, idle / 2, idle, f"the time of a call less that of its {kernels} and guards is the most there is to save"
     )
-
-
-def captured(evidence: Evidence) -> Plan | None:
-    """Return the plan that captures the call; None where the run's plan does not go with it."""
-    try:
-        return evidence.base.with_choice("capture", "call")
-    except PlanError:
-        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices
-from torchwise.errors import PlanError
 from torchwise.records.explanation import Finding, Place
 
 
@@ -14,9 +13,7 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     base = evidence.base
     if not evidence.has_rnn or base.is_eager or "isolate_rnn" in base.transforms:
         return
-    try:
-        plan = base.with_choice("transforms", "isolate_rnn")
-    except PlanError:  # the plan has a scope or shapes that exclude it
+    if (plan := evidence.with_choice("transforms", "isolate_rnn")) is None:  # the plan has a scope that excludes it
         return
     broken = [found for found in evidence.watched.breaks if found.whole or "RNN" in found.reason + found.explanation]
     yield Finding(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
 from torchwise.diagnose.observed import Wait
-from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.records.explanation import Finding, Price
 
@@ -33,10 +32,7 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
 def _static(evidence: Evidence) -> Plan | None:
     if not evidence.has_static_form or "static_form" in evidence.base.transforms:
         return None
-    try:
-        return evidence.base.with_choice("transforms", "static_form")
-    except PlanError:
-        return None
+    return evidence.with_choice("transforms", "static_form")
 
 
 def _price(evidence: Evidence, prices: Prices, wait: Wait, plan: Plan | None, broken: bool) -> Price | None:
