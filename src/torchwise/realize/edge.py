@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize.weights import share
-from torchwise.workload.state import kept_buffers
+from torchwise.workload import trees
+from torchwise.workload.state import kept_buffers, kept_generators
 from torchwise.workload.workload import Example
 
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
@@ -39,21 +41,18 @@ class Edge:
     @classmethod
     def for_plan(cls, plan: Plan, call: Callable[..., Any], example: Example) -> Edge:
         """Run the original once, where the plan needs an edge, to learn what its outputs look like."""
-        from torchwise.workload import trees
-
         if not cls.is_needed(plan):
             return cls(plan, (), "cpu")
         example = example.clone()
-        devices = {t.device.type for t in example.tensors()}
+        device = "cuda" if any(t.is_cuda for t in example.tensors()) else "cpu"
         module = call if isinstance(call, torch.nn.Module) else None
         if module is not None:
             with suppress(UnsupportedError):  # what cannot be copied runs itself
                 call = share(module, with_state=False)  # whose caches and counters stay as they are
-        generators = torch.random.fork_rng(enabled=True, devices=_cuda_devices(devices))
-        with torch.no_grad(), generators, kept_buffers(module):
+        with torch.no_grad(), kept_generators(device), kept_buffers(module):
             outputs = trees.tensors(call(*example.args, **example.kwargs))
         forms = tuple((t.dtype, t.is_contiguous()) for t in outputs)
-        return cls(plan, forms, "cuda" if "cuda" in devices else "cpu")
+        return cls(plan, forms, device)
 
     @staticmethod
     def is_needed(plan: Plan) -> bool:
@@ -64,8 +63,6 @@ class Edge:
         """Return `call` with its edge, as whose `inside` it is known; `call` itself where the plan needs none."""
         if not self.is_needed(self.plan):
             return call
-        from torch.utils import _pytree
-
         enter, leave = self._enter, self._leave
 
         def edged(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +99,3 @@ class Edge:
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST.get(self.plan.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
-
-
-def _cuda_devices(devices: set[str]) -> list[int]:
-    return [torch.cuda.current_device()] if "cuda" in devices else []

@@ -20,6 +20,7 @@ from torchwise.verify.draws import draws
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.workload import Example, Workload
+from torchwise.workload.state import kept_generators
 from torchwise.workload.workload import as_args, as_kwargs
 
 logger = logging.getLogger("torchwise")
@@ -84,7 +85,7 @@ def prove(
     if not Padder(model, padding).size_of(example.args, example.kwargs):
         raise InputError("the size of the example is 0, but must be at least 1: other sizes are made from it")
     _warn_of_one_side(model, padding, example)
-    with torch.random.fork_rng(_devices(example)):
+    with kept_generators("cuda" if any(tensor.is_cuda for tensor in example.tensors()) else "cpu"):
         return _proven(model, padding, buckets, example)
 
 
@@ -214,8 +215,3 @@ def _ranges(buckets: tuple[int, ...], least: int) -> list[tuple[int, int]]:
 
 def _between(low: int, bucket: int) -> list[int]:
     return sorted({size for size in (low, (low + bucket) // 2, bucket - 1) if low <= size < bucket})
-
-
-def _devices(example: Example) -> list[int]:
-    found = example.tensors()
-    return [torch.cuda.current_device()] if any(tensor.is_cuda for tensor in found) else []

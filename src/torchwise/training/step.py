@@ -19,6 +19,7 @@ from torchwise.study.ruled import in_force
 from torchwise.training.ranks import PATIENCE_S, Ranks, without_rank
 from torchwise.training.wrapped import as_decided_for, bare, rehearsing, unfit_because
 from torchwise.workload import Example
+from torchwise.workload.state import kept_generators
 from torchwise.workload.step import TrainStep, sharded_parts
 
 logger = logging.getLogger("torchwise")
@@ -160,10 +161,9 @@ class RankedStep(OptimizedStep):
     def _rehearse(self, batch: tuple[Any, ...]) -> Exception | None:
         """Take the plan's first steps, and leave no trace of them; return what it raised."""
         step, planned = self.original, None
-        devices = [torch.cuda.current_device()] if self.decision.workload.device == "cuda" else []
         try:
             planned, restore = self._plan(batch), step.snapshot()
-            with torch.random.fork_rng(devices), rehearsing(step.model, self._patience):
+            with kept_generators(self.decision.workload.device), rehearsing(step.model, self._patience):
                 try:
                     for _ in range(FIRST_CALLS):
                         planned(*Example(batch).clone().args)  # a model may write to them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,13 @@ def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
             if id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
             yield KeptBuffer(holder, name, buffer, copies[id(buffer)])
+
+
+def kept_generators(device: str) -> AbstractContextManager[None]:
+    """Put PyTorch's random generators back afterwards: that of the CPU, and for "cuda" that of the current GPU."""
+    import torch
+
+    return torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else [])
 
 
 @contextmanager
