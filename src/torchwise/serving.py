@@ -1,4 +1,7 @@
-"""What a program does with what `apply` or `optimize` returned: the original behind it, freezing, metrics."""
+"""What a program does with what `apply` or `optimize` returned: the original behind it, freezing, metrics.
+
+These are functions and no methods, as a model may have a method of any name.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
         InputError: it is nothing that Torchwise optimised.
         UnsupportedError: this torch does not say when it compiles.
     """
-    from torchwise import runtime
+    from torchwise.runtime.module import freezable
 
-    runtime.freeze(optimized)
+    freezable(optimized).freeze()
 
 
 def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
@@ -38,9 +41,9 @@ def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
     Raises:
         InputError: it is nothing that Torchwise optimised.
     """
-    from torchwise import runtime
+    from torchwise.runtime.module import freezable
 
-    runtime.unfreeze(optimized)
+    freezable(optimized).unfreeze()
 
 
 def export_metrics(

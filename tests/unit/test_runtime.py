@@ -20,9 +20,10 @@ from torchwise.alerts import heard
 from torchwise.errors import InputError, StalePlanError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Realized
-from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, freeze, unwrap
+from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, unwrap
 from torchwise.runtime.circuit import FAILURES
 from torchwise.runtime.dispatch import FROZEN, LEAST_CALLS, MEMORY_WAIT_S
+from torchwise.serving import freeze
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 

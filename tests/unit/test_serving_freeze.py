@@ -24,7 +24,8 @@ from torchwise.realize.capture.frozen import FrozenError, captured_graphs, count
 from torchwise.runtime import dispatch
 from torchwise.runtime.circuit import Circuit
 from torchwise.runtime.dispatch import CHANGED, FREED, FROZEN
-from torchwise.runtime.module import dispatcher_of, freeze, unfreeze
+from torchwise.runtime.module import dispatcher_of
+from torchwise.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
 X = torch.randn(3, 4)

@@ -19,8 +19,9 @@ from torchwise.artefact.manifest import Manifest
 from torchwise.plan import Plan
 from torchwise.realize import Realized
 from torchwise.runtime import dispatch
-from torchwise.runtime.module import dispatcher_of, freeze, unfreeze
+from torchwise.runtime.module import dispatcher_of
 from torchwise.runtime.undo import Undo
+from torchwise.serving import freeze, unfreeze
 
 INDUCTOR = Plan(backend="inductor")
 THREADS = Plan(threads=torch.get_num_threads() + 1)

@@ -19,8 +19,9 @@ from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.realize.capture.frozen import count_capture
 from torchwise.records import Decision
-from torchwise.runtime import unfreeze, unwrap
+from torchwise.runtime import unwrap
 from torchwise.runtime.dispatch import FROZEN, NOT_PROVEN
+from torchwise.serving import unfreeze
 from torchwise.shapes import (
     BucketedFunction,
     BucketedModule,

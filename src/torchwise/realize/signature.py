@@ -198,7 +198,7 @@ def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         if not is_strided(leaf):
             return (type(leaf), leaf.dtype, leaf.device, leaf.layout)
-        return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.is_neg(), leaf.is_conj())
+        return (type(leaf), *_tensor_key(leaf))
     if is_plain(leaf):
         return plain_key(leaf)
     held = trees.held_by(leaf)

@@ -1,7 +1,7 @@
 """A decided plan in a live program: proven signatures take the plan, everything else the original."""
 
 from torchwise.runtime.dispatch import Dispatcher
-from torchwise.runtime.module import OptimizedFunction, OptimizedModule, freeze, unfreeze, unwrap
+from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import Statistics
 from torchwise.runtime.step import OptimizedStep
@@ -12,8 +12,6 @@ __all__ = [
     "OptimizedModule",
     "OptimizedStep",
     "Statistics",
-    "freeze",
     "stale_because",
-    "unfreeze",
     "unwrap",
 ]

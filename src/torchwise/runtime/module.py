@@ -213,28 +213,12 @@ def unwrap(optimized: Any) -> Any:
     return dispatcher.original if dispatcher is not None else optimized
 
 
-def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Have nothing more compiled or captured (`Dispatcher.freeze`).
-
-    It is a function and no method, as a model may have a method of that name.
-
-    Raises:
-        InputError: it is nothing that Torchwise optimised.
-        UnsupportedError: this torch does not say when it compiles.
-    """
-    _freezable(optimized).freeze()
-
-
-def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Have calls compile and capture again, until it is frozen anew (`Dispatcher.unfreeze`).
+def freezable(optimized: Any) -> Dispatcher:
+    """Return what answers the calls of an optimised module or function, to be frozen.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
     """
-    _freezable(optimized).unfreeze()
-
-
-def _freezable(optimized: Any) -> Dispatcher:
     dispatcher = dispatcher_of(optimized)
     if dispatcher is None:
         raise InputError(f"it is a {type(optimized).__name__}, but only what torchwise.apply returned can be frozen")
