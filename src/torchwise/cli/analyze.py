@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Mode, Seed, Store, Target, json_option
+from torchwise.cli.options import Device, Effort, Mode, Restarts, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def analyze(
         ),
     ] = "",
     calls: Annotated[int, typer.Option(help="Calls expected over the lifetime.")] = DEFAULT_CALLS,
-    restarts: Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")] = 1,
+    restarts: Restarts = 1,
     batches: Annotated[
         str,
         typer.Option(help="Batch sizes to try as well, such as 1,2,4,8; each is compiled anew.", show_default="none"),
@@ -37,7 +37,7 @@ def analyze(
     batch_dim: Annotated[
         int | None, typer.Option(help="Dimension of the batch in every input.", show_default="found")
     ] = None,
-    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    effort: Effort = "standard",
     mode: Mode = "inference",
     objective: Annotated[str, typer.Option(help="latency, or throughput: calls back to back.")] = "latency",
     device: Device = "",

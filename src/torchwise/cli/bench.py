@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.options import Device, json_option
+from torchwise.cli.options import Device, Effort, json_option
 from torchwise.cli.tune import check_writable
 from torchwise.workload.spec import DEFAULT_CALLS
 
@@ -37,7 +37,7 @@ def bench(
     ] = None,
     mode: Annotated[str, typer.Option(help="inference or training.", show_default="inference")] = "",
     objective: Annotated[str, typer.Option(help="latency or throughput.", show_default="latency")] = "",
-    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    effort: Effort = "standard",
     calls: Annotated[int, typer.Option(help="Calls that Torchwise is to expect.")] = DEFAULT_CALLS,
     allow: Annotated[
         str, typer.Option(help="How far Torchwise may move answers: exact, reordered, reduced or swapped.")

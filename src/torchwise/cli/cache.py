@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchwise.cli.options import Store
+from torchwise.cli.options import Store, Study
 
 if TYPE_CHECKING:
     from torchwise.artefact import Info
@@ -25,7 +25,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "M
 
 @cache.command("save")
 def save(
-    study: Annotated[str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")],
+    study: Study,
     place: PlaceArgument,
     store: Store = None,
     limit: Annotated[

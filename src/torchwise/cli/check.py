@@ -9,7 +9,7 @@ import typer
 
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import File
-from torchwise.cli.options import json_option
+from torchwise.cli.options import Effort, json_option
 
 LIMIT_S = 600.0
 """As `torchwise.lock.check.LIMIT_S`, which cannot be read here without loading the launcher."""
@@ -25,7 +25,7 @@ def check(
         bool, typer.Option("--no-measure", help="Time nothing, on a machine whose clock means nothing.")
     ] = False,
     threshold: Annotated[float, typer.Option(help="Relative change beyond which a plan is slower.")] = 0.05,
-    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    effort: Effort = "standard",
     limit: Annotated[float, typer.Option(help="Seconds after which one worker is ended.")] = LIMIT_S,
     json: Annotated[Path | None, json_option("Write what was found (schema torchwise.check/1)")] = None,
 ) -> None:

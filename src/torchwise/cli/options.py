@@ -16,6 +16,9 @@ Target = Annotated[
         "path/file.py:factory"
     ),
 ]
+Study = Annotated[str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")]
+Effort = Annotated[str, typer.Option(help="quick, standard or thorough.")]
+Restarts = Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")]
 Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")]

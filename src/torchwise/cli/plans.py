@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchwise.cli.options import Store, json_option
+from torchwise.cli.options import Store, Study, json_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,9 +29,6 @@ FOLDED = ("target", "plan")
 LEAST_FOLDED = 20
 """Characters in a line of a table that the columns that are folded are to have."""
 
-StudyArgument = Annotated[
-    str, typer.Argument(help="Number of a stored study, `latest` (decided last), or a .json file.")
-]
 PlanArgument = Annotated[
     str | None,
     typer.Argument(
@@ -79,7 +76,7 @@ def list_plans(
 
 
 @plans.command("show")
-def show(study: StudyArgument, store: Store = None) -> None:
+def show(study: Study, store: Store = None) -> None:
     """Show one decision in full, as JSON that `torchwise.Decision.from_json` reads."""
     from torchwise.cli.lookup import find_decided
 
@@ -88,7 +85,7 @@ def show(study: StudyArgument, store: Store = None) -> None:
 
 
 @plans.command("diff")
-def diff(first: StudyArgument, second: StudyArgument, store: Store = None) -> None:
+def diff(first: Study, second: Study, store: Store = None) -> None:
     """Say in what two studies and their decisions differ."""
     from torchwise.cli.lookup import find_study
     from torchwise.report.beside import differences
@@ -99,7 +96,7 @@ def diff(first: StudyArgument, second: StudyArgument, store: Store = None) -> No
 
 @plans.command("export")
 def export(
-    study: StudyArgument,
+    study: Study,
     file: Annotated[Path, typer.Argument(help="File to write, .json.")],
     store: Store = None,
 ) -> None:
@@ -140,31 +137,25 @@ def delete(study: Annotated[int, typer.Argument(help="Number of a stored study."
 
 
 @plans.command("pin")
-def pin(
-    study: StudyArgument, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None
-) -> None:
+def pin(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
     """Have `apply` run this plan and no other, for the study's target, mode and hardware."""
     _rule("pinned", study, plan, reason, by, store)
 
 
 @plans.command("approve")
-def approve(
-    study: StudyArgument, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None
-) -> None:
+def approve(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
     """Permit a plan: from the first approval on, `apply` runs approved plans only, and eager."""
     _rule("approved", study, plan, reason, by, store)
 
 
 @plans.command("reject")
-def reject(
-    study: StudyArgument, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None
-) -> None:
+def reject(study: Study, plan: PlanArgument = None, reason: Reason = "", by: By = None, store: Store = None) -> None:
     """Have `apply` never run this plan."""
     _rule("rejected", study, plan, reason, by, store)
 
 
 @plans.command("withdraw")
-def withdraw(study: StudyArgument, plan: PlanArgument = None, store: Store = None) -> None:
+def withdraw(study: Study, plan: PlanArgument = None, store: Store = None) -> None:
     """Take back what was ruled about a plan, for the study's target or else for another of its model and inputs."""
     from torchwise.cli.lookup import find_plan, find_study
     from torchwise.store import open_storage

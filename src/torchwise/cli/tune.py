@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Seed, Store, Target, json_option
+from torchwise.cli.options import Device, Effort, Restarts, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 Launcher = Annotated[str, typer.Option(help="process, on this machine, or ray, on one device of a Ray cluster.")]
@@ -21,12 +21,12 @@ Address = Annotated[
 def tune(
     target: Target,
     calls: Annotated[int, typer.Option(help="Calls expected over the lifetime that is decided for.")] = DEFAULT_CALLS,
-    restarts: Annotated[int, typer.Option(help="Process starts over that lifetime; each pays the warm compile.")] = 1,
+    restarts: Restarts = 1,
     allow: Annotated[
         str,
         typer.Option(help="How far answers may move: exact, reordered, reduced (precision) or swapped."),
     ] = "reordered",
-    effort: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    effort: Effort = "standard",
     budget: Annotated[
         float | None,
         typer.Option(help="Seconds after which no further trial starts.", show_default="by effort; none with --plan"),
