@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,7 @@ def _paint(axes: Axes, picture: Picture) -> None:
         if number % 2 == 0:
             axes.axhspan(top, top + size, color=SHADE, zorder=0, linewidth=0)
         for position, mark in enumerate(group.marks):
-            _mark(axes, top + PER_GROUP / 2 + PER_MARK * (position + 0.5), mark, styles[mark.series])
+            draw_mark(axes, top + PER_GROUP / 2 + PER_MARK * (position + 0.5), mark, styles[mark.series], "white")
         middles.append(top + size / 2)
         top += size
     axes.set_ylim(top, 0)
@@ -115,9 +116,10 @@ def _paint(axes: Axes, picture: Picture) -> None:
     _legend(axes, styles)
 
 
-def _mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any]) -> None:
+def draw_mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any], paper: str) -> None:
+    """Draw a mark with its interval; a hollow one is filled with the colour of the paper."""
     ends = [[mark.mid - mark.low], [mark.high - mark.mid]]
-    hollow = {"markerfacecolor": "white"} if mark.is_hollow else {}
+    hollow = {"markerfacecolor": paper} if mark.is_hollow else {}
     axes.errorbar([mark.mid], [place], xerr=ends, elinewidth=1.4, **{**style, **hollow})
 
 
@@ -128,13 +130,9 @@ def _style(name: str, number: int) -> dict[str, Any]:
 
 
 def _dress(axes: Axes, picture: Picture) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     low, high = axes.get_xlim()
     steps = (1, 1.5, 2, 3, 5, 7) if high / low < 20 else (1, 2, 5) if high / low < 500 else (1,)
-    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=30))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{picture.unit}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    scale(axes, picture.unit, steps, most=30)
     is_tall = len(picture.groups) > MANY_GROUPS
     axes.tick_params(axis="x", top=is_tall, labeltop=is_tall, labelcolor=INK)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -143,6 +141,15 @@ def _dress(axes: Axes, picture: Picture) -> None:
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
     axes.set_xlabel(f"{picture.label}\n{picture.note}", color=INK)
+
+
+def scale(axes: Axes, unit: str, steps: Sequence[float], most: int) -> None:
+    """Mark a logarithmic axis of figures in `unit` at these steps of each power of ten, and at no more places."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=most))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _legend(axes: Axes, styles: dict[str, dict[str, Any]]) -> None:

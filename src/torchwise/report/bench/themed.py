@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import format as show
-from torchwise.report.bench.drawing import MARKERS, Mark, Picture
+from torchwise.report.bench.drawing import MARKERS, Mark, Picture, draw_mark, scale
 from torchwise.report.bench.plots import roofline_picture, speedup_picture
 from torchwise.report.plots.plot import Plot
 from torchwise.report.plots.strips import LONGEST_NAME
@@ -69,34 +69,20 @@ def _paint(axes: Axes, picture: Picture, styles: dict[str, dict[str, Any]]) -> N
         axes.text(0, place + PER_NAME * 0.6, name, transform=where, va="center", color=INK, fontsize=9)
         place += PER_NAME
         for mark in group.marks:
-            _mark(axes, place + PER_MARK / 2, mark, styles[mark.series])
+            draw_mark(axes, place + PER_MARK / 2, mark, styles[mark.series], "none")
             place += PER_MARK
     axes.set_ylim(place + PER_MARK, 0)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    _scale(axes, picture)
+    low, high = axes.get_xlim()
+    steps = (1, 1.5, 2, 3, 5) if high / low < 10 else (1, 2, 5) if high / low < 100 else (1,)
+    scale(axes, picture.unit, steps, most=12)
     _legend(axes, styles)
-
-
-def _mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any]) -> None:
-    ends = [[mark.mid - mark.low], [mark.high - mark.mid]]
-    hollow = {"markerfacecolor": "none"} if mark.is_hollow else {}
-    axes.errorbar([mark.mid], [place], xerr=ends, elinewidth=1.4, **{**style, **hollow})
 
 
 def _style(name: str, place: int) -> dict[str, Any]:
     color, marker = FIXED.get(name, (OTHERS[place % len(OTHERS)], MARKERS[place % len(MARKERS)]))
     return {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
-
-
-def _scale(axes: Axes, picture: Picture) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    low, high = axes.get_xlim()
-    steps = (1, 1.5, 2, 3, 5) if high / low < 10 else (1, 2, 5) if high / low < 100 else (1,)
-    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{picture.unit}"))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _legend(axes: Axes, styles: dict[str, dict[str, Any]]) -> None:
