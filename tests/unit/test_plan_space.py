@@ -394,7 +394,8 @@ def test_every_choice_is_sound(choice: Choice) -> None:
 def test_a_plug_in_adds_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     load_choices()
     monkeypatch.setattr("torchwise.plan.choice.CHOICES", dict(CHOICES))
-    added = register(Choice("transforms", "fold", Legality.SWAPPED, 3, "folds", compile_factor=0.0))
+    added = Choice("transforms", "fold", Legality.SWAPPED, 3, "folds", compile_factor=0.0)
+    register(added)
     assert Plan(transforms=("fold",)) in {plan for plan, _ in a_space().neighbours(EAGER)}
     assert choices_of(Plan(transforms=("fold",))) == [added]
     assert Plan(transforms=("fold", "fold")) not in {p for p, _ in a_space().neighbours(Plan(transforms=("fold",)))}

@@ -70,10 +70,9 @@ CHOICES: dict[tuple[str, Any], Choice] = {}
 """Every registered choice, in the order of `choices/`: the order in which cheap ones come first."""
 
 
-def register(choice: Choice) -> Choice:
-    """Add a choice to the space; a plug-in may call it too. The last one registered under a key holds."""
-    CHOICES[choice.key] = choice
-    return choice
+def register(*choices: Choice) -> None:
+    """Add choices to the space; a plug-in may call it too. The last one registered under a key holds."""
+    CHOICES.update({choice.key: choice for choice in choices})
 
 
 def load_choices() -> dict[tuple[str, Any], Choice]:

@@ -18,9 +18,7 @@ register(
         devices=("cuda",),
         on=ON_INDUCTOR,
         acts="launch",
-    )
-)
-register(
+    ),
     Choice(
         "mode",
         "max-autotune-no-cudagraphs",
@@ -32,9 +30,7 @@ register(
         compile_factor=8.0,
         acts="gemm",
         keeps=0.3,
-    )
-)
-register(
+    ),
     Choice(
         "mode",
         "max-autotune",
@@ -48,9 +44,7 @@ register(
         compile_factor=9.0,
         acts="gemm",
         keeps=0.3,
-    )
-)
-register(
+    ),
     Choice(
         "options",
         ("max_autotune_gemm_backends", "ATEN,TRITON,CUTLASS"),
@@ -64,9 +58,7 @@ register(
         compile_factor=2.0,
         acts="gemm",
         keeps=0.7,
-    )
-)
-register(
+    ),
     Choice(
         "options",
         ("max_autotune_pointwise", True),
@@ -77,9 +69,7 @@ register(
         on=ON_INDUCTOR,
         compile_factor=1.5,
         keeps=0.8,
-    )
-)
-register(
+    ),
     Choice(
         "options",
         ("coordinate_descent_tuning", True),
@@ -93,9 +83,7 @@ register(
         # speed between 0.86 of the plan without it and 1.06 (benchmarks/results/2026-11-23-h200-plan-kernels-*.txt).
         compile_factor=2.0,
         keeps=0.8,
-    )
-)
-register(
+    ),
     Choice(
         "options",
         ("combo_kernels", True),
@@ -106,9 +94,7 @@ register(
         on=ON_INDUCTOR,
         effort="thorough",
         acts="launch",
-    )
-)
-register(
+    ),
     Choice(
         "options",
         ("triton.enable_pdl", True),
@@ -124,9 +110,7 @@ register(
         # beyond-modes of 2026-11-23 in benchmarks/results), 0.95 (relevance_amp, training: plan-kernels-relevance-amp).
         # That was before each kernel waited first (`realize/dependent_launch.py`), which can only take from the gain.
         keeps=0.7,
-    )
-)
-register(
+    ),
     Choice(
         "options",
         ("cpp_wrapper", True),
@@ -138,5 +122,5 @@ register(
         compile_factor=2.0,
         acts="launch",
         keeps=0.3,
-    )
+    ),
 )

@@ -15,9 +15,7 @@ register(
         compile_factor=0.0,
         acts="gemm",
         keeps=0.1,
-    )
-)
-register(
+    ),
     Choice(
         "precision",
         "bf16",
@@ -27,9 +25,7 @@ register(
         modes=("inference",),
         needs=("floating",),
         compile_factor=0.0,
-    )
-)
-register(
+    ),
     Choice(
         "precision",
         "autocast_bf16",
@@ -39,9 +35,7 @@ register(
         needs=("gemm", "float32"),
         effort="quick",  # whoever allows reduced precision asks for it first of all, and it compiles nothing
         compile_factor=0.0,
-    )
-)
-register(
+    ),
     Choice(
         "precision",
         "autocast_fp16",
@@ -52,5 +46,5 @@ register(
         needs=("gemm", "float32"),
         effort="thorough",
         compile_factor=0.0,
-    )
+    ),
 )

@@ -14,9 +14,7 @@ register(
         on=(("backend", "inductor"), ("mode", "default")),
         compile_factor=0.4,
         acts="compile",
-    )
-)
-register(
+    ),
     Choice(
         "scope",
         "rolled",
@@ -31,5 +29,5 @@ register(
         # On two busy CPU cores 13 s where the whole takes 90 to 109 (100 Gross-Pitaevskii steps of 16³, complex numbers
         # rewritten); rounded up, as less of most programs repeats.
         compile_factor=0.2,
-    )
+    ),
 )

@@ -17,9 +17,7 @@ register(
         needs=(STEP, "fusable"),
         effort="quick",
         compile_factor=0.0,
-    )
-)
-register(
+    ),
     Choice(
         "optimizer",
         "foreach",
@@ -29,9 +27,7 @@ register(
         modes=("training",),
         needs=(STEP, "foreachable"),
         compile_factor=0.0,
-    )
-)
-register(
+    ),
     Choice(
         "optimizer",
         "compiled",
@@ -42,9 +38,7 @@ register(
         needs=(STEP,),
         on=ON_INDUCTOR,
         compile_factor=2.0,
-    )
-)
-register(
+    ),
     Choice(
         "scope",
         "loss",
@@ -54,9 +48,7 @@ register(
         modes=("training",),
         needs=(STEP,),
         on=(("backend", "inductor"),),
-    )
-)
-register(
+    ),
     Choice(
         "capture",
         "step",
@@ -70,9 +62,7 @@ register(
         effort="quick",
         compile_factor=0.0,
         acts="launch",
-    )
-)
-register(
+    ),
     Choice(
         "recompute",
         "blocks",
@@ -83,7 +73,7 @@ register(
         needs=(STEP, "repeated_blocks"),
         compile_factor=0.0,
         acts="memory",
-    )
+    ),
 )
 for _pieces in (2, 4):
     register(

@@ -20,9 +20,7 @@ register(
         # Time with over time without, measured: 0.02 to 0.03 (field 8192 × 50, CPU), 0.10 (the same, H200), 0.14 (field
         # 1 048 576 × 100, H200), 0.18 (Gross-Pitaevskii step 64³, CPU).
         keeps=0.02,
-    )
-)
-register(
+    ),
     Choice(
         "transforms",
         "structure_of_arrays",
@@ -38,9 +36,7 @@ register(
         # Time with over time without, on two CPU cores with vectors of 64 bytes: 0.37 (field 8192 × 50) and 0.23
         # (potential of 50 charges at 8192 points).
         keeps=0.2,
-    )
-)
-register(
+    ),
     Choice(
         "transforms",
         "isolate_rnn",
@@ -58,9 +54,7 @@ register(
         # Time with over time without, measured: 0.69 (carrier), 0.80 (fused_step), 0.70 (padded rollout; all small, one
         # CPU thread), 1.0 where the RNN's own products are everything (carrier, 1024 units).
         keeps=0.3,
-    )
-)
-register(
+    ),
     Choice(
         "transforms",
         "patch_matmul",
@@ -74,9 +68,7 @@ register(
         compile_factor=1.0,
         # Of other convolutions it takes nothing away.
         acts="conv",
-    )
-)
-register(
+    ),
     Choice(
         "transforms",
         "static_form",
@@ -89,9 +81,7 @@ register(
         brings=(("capture", "call"),),
         effort="quick",
         compile_factor=0.0,
-    )
-)
-register(
+    ),
     Choice(
         "transforms",
         "eager_strides",
@@ -103,5 +93,5 @@ register(
         brings=(("backend", "inductor"),),
         effort="quick",
         compile_factor=0.98,  # of a plain compile, it hardly adds anything; as the cheapest it is tried first
-    )
+    ),
 )
