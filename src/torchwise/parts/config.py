@@ -78,7 +78,8 @@ class CompileConfig:
         _one_of("effort", self.effort, EFFORTS)
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
-        _at_least(1, "minimum_speedup", self.minimum_speedup)
+        if not _is_number(self.minimum_speedup) or not self.minimum_speedup >= 1:
+            raise InputError(f"minimum_speedup is {self.minimum_speedup!r}, but must be a number of at least 1")
         if self.budget_s is not None and not (_is_number(self.budget_s) and self.budget_s > 0):
             raise InputError(f"budget_s is {self.budget_s!r}, but must be above 0, or None for the effort's own")
         WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # which refuses other numbers
@@ -117,11 +118,6 @@ class CompileConfig:
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
         raise InputError(f"{name} is {value!r}, but must be one of {', '.join(map(str, allowed))}")
-
-
-def _at_least(least: float, name: str, value: object) -> None:
-    if not _is_number(value) or not value >= least:  # type: ignore[operator]
-        raise InputError(f"{name} is {value!r}, but must be a number of at least {least}")
 
 
 def _is_number(value: object) -> bool:

@@ -19,9 +19,9 @@ def seconds(value: float | None) -> str:
     if value >= 172_800:
         return f"{three(value / 86_400)} days"
     if value >= 3599.5:
-        return _two(round(value / 60), 60, "h", "min")
+        return _two(round(value / 60), "h", "min")
     if value >= 99.95:
-        return _two(round(value), 60, "min", "s")
+        return _two(round(value), "min", "s")
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if rounded(value * factor, 3) >= 1:
             return f"{three(value * factor)} {unit}"
@@ -44,6 +44,6 @@ def rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _two(value: int, base: int, large: str, small: str) -> str:
-    rest = f" {value % base} {small}" if value % base else ""
-    return f"{value // base} {large}{rest}"
+def _two(value: int, large: str, small: str) -> str:
+    rest = f" {value % 60} {small}" if value % 60 else ""
+    return f"{value // 60} {large}{rest}"

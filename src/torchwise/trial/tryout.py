@@ -40,9 +40,14 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
     """
     answer = launcher.run(job, limits, on_stage)
     if isinstance(answer, Failure):
-        detail = f"\n{answer.traceback}" if answer.traceback else ""
-        raise BaselineError(f"the model itself, run plainly, {answer}{detail}")
+        raise baseline_error(answer)
     return codec.from_json(answer, Inspection)
+
+
+def baseline_error(failure: Failure) -> BaselineError:
+    """Return what to raise where the plain model ended a worker."""
+    detail = f"\n{failure.traceback}" if failure.traceback else ""
+    return BaselineError(f"the model itself, run plainly, {failure}{detail}")
 
 
 def try_plan(

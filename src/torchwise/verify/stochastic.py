@@ -78,22 +78,23 @@ def _apart(one: Samples, other: Samples) -> float:
 
 
 def check_noise(
-    candidate: Callable[[], Any], eager: Callable[[], Any], *, budget_s: float, exact_precision: bool, seed: int = 0
+    candidate: Callable[[], Any], eager: Callable[[], Any], *, budget_s: float, exact_precision: bool
 ) -> list[Check]:
     """Compare the distribution and the independence of a candidate's noise with eager's.
+
+    Generators are seeded once before each series of calls, never in between.
 
     Args:
         candidate: one call on fixed inputs.
         eager: the same inputs, eager at the candidate's precision.
         budget_s: seconds for all calls together; at least `LEAST_CALLS` are made of each.
         exact_precision: whether the candidate computes in the model's own precision, so that nothing is negligible.
-        seed: of the generators, once before each series, never in between.
     """
     start = time.perf_counter()
-    calibration, tensor_of = collect(eager, LEAST_CALLS, seed + 1)
+    calibration, tensor_of = collect(eager, LEAST_CALLS, seed=1)
     each = (time.perf_counter() - start) / LEAST_CALLS
     calls = int(np.clip(budget_s / max(each, 1e-6) / 2, LEAST_CALLS, MOST_CALLS))
-    ours, theirs = (collect(call, calls, s)[0] for call, s in ((candidate, seed + 2), (eager, seed + 3)))
+    ours, theirs = (collect(call, calls, seed)[0] for call, seed in ((candidate, 2), (eager, 3)))
     return judge(ours, theirs, calibration, tensor_of, exact=exact_precision)
 
 

@@ -83,3 +83,10 @@ class Graphs:
     """The operations of every graph that Dynamo captured."""
 
     graphs: tuple[tuple[Operation, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Whether a repro, as a program, needs torch alone."""
+
+    standalone: bool

@@ -14,6 +14,7 @@ from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Sighting, Stage, Step, Symptom
 from torchwise.trial import Job, Launcher, Limits
+from torchwise.trial.tryout import baseline_error
 
 PATIENCE = 3.0
 """Times the longest look that ended, after which a look for a known hang is given up."""
@@ -157,8 +158,7 @@ def _seen(failure: Failure) -> Seen:
     if failure.kind is FailureKind.UNSUPPORTED:
         raise UnsupportedError(failure.message)
     if failure.stage in BEFORE:
-        detail = f"\n{failure.traceback}" if failure.traceback else ""
-        raise BaselineError(f"the model itself, run plainly, {failure}{detail}")
+        raise baseline_error(failure)
     if failure.kind is FailureKind.TIMED_OUT:
         return Seen(Sighting(Symptom.HANG, failure.message))
     return Seen(Sighting(Symptom.CRASH, str(failure), _kind(failure)))

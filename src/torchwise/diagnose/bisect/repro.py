@@ -6,7 +6,6 @@ import math
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import fx
 
 from torchwise.diagnose.bisect import program
-from torchwise.diagnose.bisect.job import Look
+from torchwise.diagnose.bisect.job import Look, Written
 from torchwise.diagnose.bisect.look import BACKENDS, inductor_options, subject
 from torchwise.errors import UnsupportedError
 from torchwise.records.bisection import Symptom
@@ -26,13 +25,6 @@ HANGS_AFTER_S = 60
 """Seconds after which a repro of a hang ends; for others, a limit that no call of theirs comes near."""
 RUNS_AT_MOST_S = 600
 _DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a worker answers: whether the program needs torch alone."""
-
-    standalone: bool
 
 
 def write(order: Look, stage: Callable[[str], None]) -> Written:

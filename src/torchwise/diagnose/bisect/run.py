@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 from torchwise import environment
 from torchwise.diagnose.bisect.culprit import find_culprit
-from torchwise.diagnose.bisect.job import Graphs, Look, Part, Seen
+from torchwise.diagnose.bisect.job import Graphs, Look, Part, Seen, Written
 from torchwise.diagnose.bisect.looking import BisectListener, Looking
 from torchwise.diagnose.bisect.reduce import minimal
 from torchwise.diagnose.bisect.request import BisectRequest
@@ -163,7 +162,7 @@ class _Bisecting:
             if isinstance(answer, Failure):
                 self._looking.note(f"no repro of the {'part' if attempt.part else 'target'}: {answer.message}")
                 continue
-            repro = self._tried(order.file, bool(codec.from_json(answer, dict[str, Any])["standalone"]))
+            repro = self._tried(order.file, codec.from_json(answer, Written).standalone)
             if repro.confirmed:
                 if attempt.to_load:
                     self._looking.note("without the target's own code the part is right: the fault comes with it")

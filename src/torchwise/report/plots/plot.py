@@ -48,7 +48,7 @@ class Series:
         return self.row.standing != "out"
 
 
-def series_of(study: Study, most: int = MOST) -> list[Series]:
+def series_of(study: Study) -> list[Series]:
     """Return eager and the timed candidates, best first, as many as a plot can hold; none where nothing was timed."""
     from torchwise.report.plots.svg import COLORS, NEUTRAL
 
@@ -57,4 +57,4 @@ def series_of(study: Study, most: int = MOST) -> list[Series]:
     timed.sort(key=lambda pair: -(pair[0].speedup.mid if pair[0].speedup else 0.0))
     timed.sort(key=lambda pair: (not pair[0].is_decided, pair[0].standing == "out"))
     eager = [Series(row, own, NEUTRAL) for row in rows(study) if row.trial is None and own.baseline_s]
-    return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:most])]
+    return eager + [Series(row, found, COLORS[i % len(COLORS)]) for i, (row, found) in enumerate(timed[:MOST])]
