@@ -77,6 +77,11 @@ def is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
+def is_count(value: object) -> bool:
+    """Whether it is a whole number of at least 1; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
     """Return the end of a message about an unknown word that asks for its near misses; empty where there are none.
 

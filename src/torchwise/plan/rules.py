@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchwise.errors import PlanError
+from torchwise.errors import PlanError, is_count
 
 if TYPE_CHECKING:
     from torchwise.plan.plan import Plan
@@ -71,9 +71,9 @@ def _problems(plan: Plan) -> Iterator[str]:
             yield f"{name} is {value!r}, but must be one of {', '.join(allowed)}"
     if not isinstance(plan.backend, str) or not plan.backend:
         yield f"backend is {plan.backend!r}, but must name a backend, such as eager or inductor"
-    if plan.threads is not None and (type(plan.threads) is not int or plan.threads < 1):
+    if plan.threads is not None and not is_count(plan.threads):
         yield f"threads is {plan.threads!r}, but must be a whole number of at least 1, or left out"
-    if type(plan.pieces) is not int or plan.pieces < 1:
+    if not is_count(plan.pieces):
         yield f"pieces is {plan.pieces!r}, but must be a whole number of at least 1"
     for name, value in plan.options:
         if type(value) not in (bool, int, str):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchwise.alerts import alert
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_count
 from torchwise.realize.glance import glance_at
 from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.records import Decision
@@ -48,7 +48,7 @@ class Canary:
         statistics: Statistics,
         close: Callable[[str], None],
     ) -> None:
-        if type(every) is not int or every < 1:
+        if not is_count(every):
             raise InputError(f"canary is {every!r}, but must be a whole number of calls, at least 1, per comparison")
         self.every = every
         self._original = original

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_count
 
 MOST_BUCKETS = 8
 """Buckets by default, as PyTorch compiles one piece of code for no more signatures (`recompile_limit`)."""
@@ -31,7 +31,7 @@ def histogram_of(sizes: Mapping[int, float] | Iterable[int]) -> dict[int, float]
     if not found:
         raise InputError("sizes is empty, but at least one size must have been seen")
     for size, weight in found.items():
-        if type(size) is not int or size < 1:
+        if not is_count(size):
             raise InputError(f"a size is {size!r}, but must be a whole number of at least 1")
         if not 0 < weight < float("inf"):
             raise InputError(f"the weight of size {size} is {weight!r}, but must be above 0 and finite")
@@ -80,7 +80,7 @@ def check_count(count: int) -> None:
     Raises:
         InputError: it is below 1.
     """
-    if type(count) is not int or count < 1:
+    if not is_count(count):
         raise InputError(f"count is {count!r}, but must be a whole number of at least 1")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_count
 
 Input = int | str
 Dims = int | tuple[int, ...]
@@ -45,7 +45,7 @@ class Padding:
                 f"fill has {min(unknown, key=repr)!r}, but the inputs that are padded are {[*self.inputs]}"
             )
         for name, size in (("least", self.least), ("most", self.most)):
-            if (size is not None or name == "least") and (type(size) is not int or size < 1):
+            if (size is not None or name == "least") and not is_count(size):
                 raise InputError(f"{name} is {size!r}, but must be a whole number of at least 1")
         if self.most is not None and self.least > self.most:
             raise InputError(f"least is {self.least} and most is {self.most}, but least must not be the larger")

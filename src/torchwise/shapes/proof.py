@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, is_count
 from torchwise.realize.signature import is_plain, plain_key
 from torchwise.shapes.padder import Padder
 from torchwise.shapes.padding import Padding
@@ -201,7 +201,7 @@ def _checked(buckets: Sequence[int], padding: Padding) -> tuple[int, ...]:
     if not found:
         raise InputError("buckets is empty, but there must be at least one size to pad to")
     for bucket in found:
-        if type(bucket) is not int or bucket < 1:
+        if not is_count(bucket):
             raise InputError(f"a bucket is {bucket!r}, but must be a whole number of at least 1")
     if padding.most is not None and found[-1] > padding.most:
         raise InputError(f"a bucket is {found[-1]}, but the rule pads to at most {padding.most}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from torchwise.errors import WorkloadError, is_positive
+from torchwise.errors import WorkloadError, is_count, is_positive
 
 Mode = Literal["inference", "training"]
 Objective = Literal["latency", "throughput", "memory"]
@@ -57,7 +57,7 @@ class WorkloadSpec:
                 raise WorkloadError(f"{name} is {value!r}, but must be one of {', '.join(get_args(allowed))}")
         for name in ("calls", "restarts"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_count(value):
                 raise WorkloadError(f"{name} is {value!r}, but must be a whole number of at least 1")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -SEEDS <= self.seed < SEEDS:
             rule = f"must be a whole number from -2**63 to 2**63 - 1{_same(self)}"

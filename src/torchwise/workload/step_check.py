@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchwise.errors import WorkloadError, is_positive
+from torchwise.errors import WorkloadError, is_count, is_positive
 from torchwise.workload import closure, trees
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check(step: TrainStep) -> None:
         )
     if step.autocast not in (None, torch.bfloat16, torch.float16):
         raise WorkloadError(f"autocast is {step.autocast!r}, but must be torch.bfloat16, torch.float16 or None")
-    if isinstance(step.accumulate, bool) or not isinstance(step.accumulate, int) or step.accumulate < 1:
+    if not is_count(step.accumulate):
         raise WorkloadError(f"accumulate is {step.accumulate!r}, but must be a whole number of at least 1")
     for name in ("clip_norm", "clip_value"):
         value = getattr(step, name)

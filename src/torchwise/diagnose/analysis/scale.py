@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchwise.diagnose.analysis.job import Scaling
-from torchwise.errors import UnsupportedError, WorkloadError
+from torchwise.errors import UnsupportedError, WorkloadError, is_count
 from torchwise.trial.job import Attempt
 from torchwise.workload import Example, Workload, trees
 
@@ -138,5 +138,5 @@ def check_sizes(sizes: tuple[int, ...]) -> None:
         WorkloadError: naming it.
     """
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_count(size):
             raise WorkloadError(f"batch size is {size!r}, but must be a whole number of at least 1")
