@@ -331,6 +331,16 @@ def test_it_is_compiled_once_and_started_once_more_from_what_that_left(tmp_path:
     assert not Path(cold.job.cache_dir).exists()
 
 
+def test_it_is_compiled_under_the_variables_of_this_process(
+    tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of the workers may have been started before they were set."""
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    launcher = Recorded()
+    artefact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)
+    assert {build.variables()["TORCHINDUCTOR_MAX_AUTOTUNE"] for build in launcher.builds} == {"1"}
+
+
 def test_what_fails_in_the_worker_is_said_and_the_old_file_stays(file: Path, decision: Decision) -> None:
     before = file.read_bytes()
     failure = Failure(FailureKind.RAISED, "compile", "RuntimeError: no such kernel")

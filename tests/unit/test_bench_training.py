@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from step_samples import Net, a_step, batch
@@ -30,7 +28,7 @@ GIB = 2**30
 @pytest.mark.parametrize("name", ["eager", pytest.param("default", marks=pytest.mark.slow)])
 def test_a_contender_trains_as_eager_does(name: str) -> None:
     spec = WorkloadSpec("zoo:training.carrier@small", mode="training")
-    job = Job("try", spec, effort=EFFORTS["quick"], environment=dict(os.environ))
+    job = Job("try", spec, effort=EFFORTS["quick"])
     answer = ProcessLauncher().run(Contest("contend", job, name), Limits(250, 8 * GIB), lambda _stage: None)
     assert isinstance(answer, str), answer
     found = codec.from_json(answer, Performance)

@@ -62,7 +62,7 @@ def cluster() -> Iterator[Cluster]:
 def job(factory: str) -> Job:
     spec = WorkloadSpec(f"{TARGETS}:{factory}")
     traits = frozenset({"module"})
-    return Job("try", spec, traits=traits, effort=EFFORTS["quick"], settings=SETTINGS, environment=dict(os.environ))
+    return Job("try", spec, traits=traits, effort=EFFORTS["quick"], settings=SETTINGS)
 
 
 def ask(launcher: RayLauncher, question: Callable[[Any], Any]) -> Any:

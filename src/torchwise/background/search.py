@@ -144,7 +144,6 @@ def _prove(
         effort=EFFORTS[request.effort],
         settings=request.settings,
         structure=request.structure,
-        environment=dict(os.environ),
     )
     limits, made = Limits.of_this_machine(request.trial_s), None
     preparation = Preparation("check", job, "")

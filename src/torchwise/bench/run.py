@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import time
@@ -79,7 +78,7 @@ def _refuse_other_requests(request: BenchRequest, earlier: Benchmark | None) -> 
 
 def _peaks(request: BenchRequest, launcher: Launcher, listener: BenchListener) -> Peaks | None:
     spec = WorkloadSpec("peaks", device=request.device)  # type: ignore[arg-type]
-    survey = Survey(Job("inspect", spec, environment=dict(os.environ)))
+    survey = Survey(Job("inspect", spec))
     answer = launcher.run(survey, Limits.of_this_machine(request.limit_s), listener.stage)
     return None if isinstance(answer, Failure) else codec.from_json(answer, Peaks)
 
@@ -118,7 +117,7 @@ class _Loop:
         return time.monotonic() >= self._end
 
     def _run_target(self, workload: WorkloadSpec, contenders: list[Contender]) -> None:
-        job = Job("inspect", workload, effort=EFFORTS[self._request.effort], environment=dict(os.environ))
+        job = Job("inspect", workload, effort=EFFORTS[self._request.effort])
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
         except (BaselineError, InputError) as error:  # this target cannot be run here; the others can

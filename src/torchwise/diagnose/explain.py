@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,7 +103,6 @@ def explain(
             settings=file.settings,
             effort=EFFORT,
             cache_dir=caches,
-            environment=dict(os.environ),
         )
         answer = (launcher or ProcessLauncher()).run(
             Inquiry(job, plan, budget, folder),

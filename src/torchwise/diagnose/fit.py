@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -76,7 +75,6 @@ def fit_batch(
             effort=EFFORTS[effort],
             settings=file.settings,
             structure=structure(workload.call),
-            environment=dict(os.environ),
         )
         tried = _Search(job, launcher or ProcessLauncher(), memory_limit).run(start, largest)
     return BatchFit(spec.target, chosen, tried, memory_limit)

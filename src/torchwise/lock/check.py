@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -96,7 +95,7 @@ class _Checks:
         """Look at the plain model, then try the plan; return the trial of one that is proven, if it is to be timed."""
         decision = entry.decision
         self._listener.phase(f"{decision.workload.target}: {decision.plan}")
-        job = Job("inspect", decision.workload, effort=self._effort(measure=False), environment=dict(os.environ))
+        job = Job("inspect", decision.workload, effort=self._effort(measure=False))
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
             if changed := _changed(decision, inspection):

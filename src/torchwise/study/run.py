@@ -6,7 +6,6 @@ several processes may work on one.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -93,7 +92,6 @@ def _job(request: Request, task: str) -> Job:
         effort=CARE[request.effort],
         settings=request.settings,
         structure=request.structure,
-        environment=dict(os.environ),
     )
 
 

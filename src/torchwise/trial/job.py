@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,7 +111,7 @@ class Job:
         cache_dir: compile caches of this candidate alone.
         settings: of the user's process; None for PyTorch's own defaults.
         structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
-        environment: variables to set in the worker, as the worker's server may be older than their values.
+        environment: variables to set in the worker, this process's own: the worker's server may be older than they.
         rival: the other plan of a duel.
         usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
     """
@@ -126,7 +127,7 @@ class Job:
     cache_dir: str = ""
     settings: ProcessSettings | None = None
     structure: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     rival: Plan | None = None
     usual_s: tuple[float | None, float | None] = (None, None)
 

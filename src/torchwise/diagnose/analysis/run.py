@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -102,7 +101,6 @@ class _Phases:
             effort=EFFORTS[request.effort],
             settings=request.settings,
             structure=request.structure,
-            environment=dict(os.environ),
         )
 
     def run(self, here: environment.Environment) -> Analysis:

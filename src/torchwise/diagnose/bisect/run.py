@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -45,7 +44,6 @@ def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectLi
             source=request.source,
             cache_dir=folder,
             settings=request.settings,
-            environment=dict(os.environ),
         )
         found = _Bisecting(request, Looking(request, launcher, listener, job)).run()
     return replace(found, seconds=time.monotonic() - start)
