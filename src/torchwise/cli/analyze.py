@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Effort, Mode, Restarts, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
@@ -53,11 +54,10 @@ def analyze(
     """
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
     from torchwise.environment import default_device
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_json
     from torchwise.store.location import place_of
     from torchwise.trial import ProcessLauncher
     from torchwise.workload import WorkloadSpec
@@ -81,7 +81,7 @@ def analyze(
         analysis = run_analysis(request, ProcessLauncher(), progress)
     Console(highlight=False).print(render_analysis(analysis, place))
     if json:
-        write_whole(analysis.to_json() + "\n", json)
+        write_json(analysis, json)
     if html:
         write_analysis_html(analysis, html, place)
 

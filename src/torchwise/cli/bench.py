@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import Device, Effort, json_option
-from torchwise.cli.tune import check_writable
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -178,13 +178,13 @@ def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from torchwise.report.bench import export, write_bench_html, write_plots
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_json
 
     _print(done, request, files)  # first, so that a disk that is full by now does not take the table with it
     for file in files.exports:
         export(done, file)
     if files.whole:
-        write_whole(f"{done.to_json()}\n", files.whole)
+        write_json(done, files.whole)
     if files.plots:
         write_plots(done, files.plots)
     if files.html:

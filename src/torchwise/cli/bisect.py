@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Mode, Seed, Store, Target, json_option
 
@@ -46,12 +47,11 @@ def bisect(
     """
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.diagnose.bisect import BisectRequest, run_bisection
     from torchwise.environment import default_device
     from torchwise.plan import EAGER
     from torchwise.report.bisect import BisectProgress, render_bisection
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_json
     from torchwise.trial import ProcessLauncher
     from torchwise.workload import WorkloadSpec
     from torchwise.workload.target import check_form
@@ -66,7 +66,7 @@ def bisect(
     with interruptible(lambda: _kept(len(progress.steps))), progress:
         found = run_bisection(request, ProcessLauncher(), progress)
     if json:
-        write_whole(found.to_json() + "\n", json)
+        write_json(found, json)
     Console(highlight=False).print(render_bisection(found))
     raise typer.Exit(1 if found.found else 0)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import Store, Study
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def save(
 ) -> None:
     """Compile what a study decided for, and write it with the decision to a file, or to a folder for a fleet."""
     from torchwise.cli.lookup import find_decided
-    from torchwise.cli.tune import check_writable
     from torchwise.errors import InputError
     from torchwise.workload.spec import LIVE
 

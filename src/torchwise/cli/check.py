@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import File
 from torchwise.cli.options import Effort, json_option
@@ -40,11 +41,10 @@ def check(
     """
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.lock import read
     from torchwise.lock.check import CheckRequest, run_check
     from torchwise.lock.show import CheckProgress, render_check
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_json
     from torchwise.trial import ProcessLauncher
 
     check_writable(json)
@@ -53,6 +53,6 @@ def check(
     with interruptible(lambda: "; nothing is kept of a check"), CheckProgress() as progress:
         found = run_check(known, request, ProcessLauncher(), progress)
     if json:
-        write_whole(f"{found.to_json()}\n", json)
+        write_json(found, json)
     Console(highlight=False).print(render_check(found), soft_wrap=True)  # a line each, to be searched and pasted
     raise typer.Exit(found.exit_code)

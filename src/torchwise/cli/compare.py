@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import json_option
 
 
@@ -27,14 +28,13 @@ def compare(
     """
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.report import comparison
     from torchwise.report.bench import read_benchmark, render_comparison
-    from torchwise.report.json_export import write_whole
+    from torchwise.report.json_export import write_json
 
     check_writable(json)
     found = comparison.compare(read_benchmark(a), read_benchmark(b), threshold)
     Console(highlight=False).print(render_comparison(found))
     if json:
-        write_whole(f"{found.to_json()}\n", json)
+        write_json(found, json)
     raise typer.Exit(1 if found.has_regressions else 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ def doctor(
     """Say whether this machine can tune well, and what to do where it cannot. Exits with 1 if something is bad."""
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.doctor import Status, diagnose
 
     check_writable(json)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Mode, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
@@ -41,7 +42,6 @@ def explain(
     """
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.diagnose.explain import explain as run
     from torchwise.plan import Plan
     from torchwise.report.explain import render_explanation, write_explanation

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import Store
 
 File = Annotated[Path, typer.Option("--lock", help="The lock file.")]
@@ -27,7 +28,6 @@ def lock(
 
     Exit codes: 0 written, 2 bad input, or a target without such a decision; then nothing is written.
     """
-    from torchwise.cli.tune import check_writable
     from torchwise.errors import InputError
     from torchwise.lock import Lock, read, write
     from torchwise.lock.collect import collect

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import Store, Study, json_option
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def list_plans(
     """List studies with what was decided, newest first."""
     from rich.console import Console
 
-    from torchwise.cli.tune import check_writable
     from torchwise.store import open_storage
 
     check_writable(json)
@@ -102,7 +102,6 @@ def export(
 ) -> None:
     """Write a study with all its trials to a file, for another machine or a colleague."""
     from torchwise.cli.lookup import find_study
-    from torchwise.cli.tune import check_writable
     from torchwise.report import write_json
 
     check_writable(file)

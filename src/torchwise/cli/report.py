@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import Store, json_option
 
 
@@ -22,7 +23,6 @@ def report(
     from rich.console import Console
 
     from torchwise.cli.lookup import find_study
-    from torchwise.cli.tune import check_writable
     from torchwise.report import render_study, write_html, write_json
     from torchwise.store.location import place_of
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.options import Device, Store, json_option
-from torchwise.cli.tune import Address, Launcher, check_writable
+from torchwise.cli.tune import Address, Launcher
 
 if TYPE_CHECKING:
     from torchwise.cluster import Swept

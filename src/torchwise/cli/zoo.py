@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchwise.cli.files import check_writable
 from torchwise.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def zoo(
     from rich.console import Console
     from rich.text import Text
 
-    from torchwise.cli.tune import check_writable
     from torchwise.zoo import list_workloads
     from torchwise.zoo.entry import SIZES
     from torchwise.zoo.registry import DEFAULT_SIZE, parse, select

@@ -42,9 +42,9 @@ class Analysis:
 
     def save_json(self, path: str | Path) -> None:
         """Write schema `torchwise.analysis/1`."""
-        from torchwise.report.json_export import write_whole
+        from torchwise.report.json_export import write_json
 
-        write_whole(self.record.to_json() + "\n", path)
+        write_json(self.record, path)
 
     def save_html(self, path: str | Path) -> None:
         """Write a self-contained page."""

@@ -69,6 +69,10 @@ class Study:
         went_by = (measurement for measurement in timed if measurement.baseline_time.mid == decided_s)
         return next(went_by, None) or eager_measured(looked_at, beside)
 
+    def to_json(self) -> str:
+        """Return one line of JSON, as `to_dict` has it."""
+        return codec.to_json(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         """Return schema `torchwise.study/1`: raw samples, with the statistics derived from them beside."""
         data: dict[str, Any] = codec.to_builtins(self)

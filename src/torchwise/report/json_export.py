@@ -1,4 +1,4 @@
-"""A study as JSON, schema `torchwise.study/1`; and the one way in which reports reach the disk."""
+"""Records as JSON, and the one way in which reports reach the disk."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from torchwise.errors import StorageError
 from torchwise.records import Study
-from torchwise.records.codec import to_json
+from torchwise.records.codec import Document
 
 STDOUT = Path("/dev/stdout")
 """What `--json -` means."""
 
 
-def write_json(study: Study, path: str | Path) -> Path:
-    """Write a study to `path`, which holds either the whole of it or what it held before; return the path.
+def write_json(record: Study | Document, path: str | Path) -> Path:
+    """Write a record to `path`, which holds either the whole of it or what it held before; return the path.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    return write_whole(to_json(study.to_dict()) + "\n", path)
+    return write_whole(record.to_json() + "\n", path)
 
 
 def write_whole(text: str, path: str | Path) -> Path:

@@ -9,7 +9,7 @@ from torchwise.records.explanation import Explanation
 from torchwise.report import facts
 from torchwise.report.explain import words
 from torchwise.report.explain.plots import plots
-from torchwise.report.json_export import write_whole
+from torchwise.report.json_export import write_json, write_whole
 from torchwise.report.template import Theme, render, render_part
 
 TEMPLATE = "explain.html.j2"
@@ -53,4 +53,4 @@ def write_explanation(
     if html:
         write_whole(render_explanation_html(explanation, store), html)
     if json:
-        write_whole(explanation.to_json() + "\n", json)
+        write_json(explanation, json)

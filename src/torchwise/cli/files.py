@@ -1,0 +1,40 @@
+"""Files that a command is to write: tried before the work that is to be kept there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def check_writable(file: Path | None) -> None:
+    """Refuse a path that could not be written, before minutes are spent on what goes there.
+
+    Raises:
+        InputError: its folder does not exist or cannot be written to, or it is a folder itself.
+    """
+    if file is None:  # nothing is loaded for it: `torchwise zoo` answers at once
+        return
+    import os
+    import secrets
+
+    from torchwise.errors import InputError
+    from torchwise.report.json_export import STDOUT
+
+    if file == STDOUT:
+        return
+    if file == Path("-"):
+        raise InputError("- cannot be written: standard output is for --json alone; give a file")
+    if file.is_dir():
+        raise InputError(f"{file} is a folder, but must be a file to write to")
+    if not file.resolve().parent.is_dir():
+        raise InputError(f"{file} cannot be written: there is no folder {file.resolve().parent}; make it first")
+    if file.exists() and not file.is_file():  # a pipe or a device
+        if not os.access(file, os.W_OK):
+            raise InputError(f"{file} cannot be written: permission denied; give another place")
+        return
+    # Asking for permissions is not enough, as file systems may be read-only. Named like the draft of `write_whole`.
+    probe = file.resolve().with_name(f".{file.resolve().name}.{secrets.token_hex(4)}.tmp")
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror or error}; give another place") from None
