@@ -14,7 +14,8 @@ def row(choice: Choice) -> str:
     field, value = choice.value if choice.field == "options" else choice.key
     named = f"`{field}`" if value is True else f"`{field}: {value}`"
     modes = "" if len(choice.modes) == 2 else f", {choice.modes[0]}"
-    needs = ", ".join(need.replace("_", " ") for need in choice.needs) or "–"
+    traits = [*choice.needs, *(f"no {trait}" for trait, _ in choice.unless)]
+    needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
     where = PLACES[choice.devices] + modes
     return f"| {named} | {choice.summary} | {where} | {choice.legality} | {choice.effort} | {needs} |"
 

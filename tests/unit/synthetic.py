@@ -201,7 +201,11 @@ def reachable(space: PlanSpace) -> frozenset[Plan]:
 
 
 def a_space(
-    device: str = "cuda", allow: str = "reordered", effort: str = "standard", mode: str = "inference"
+    device: str = "cuda",
+    allow: str = "reordered",
+    effort: str = "standard",
+    mode: str = "inference",
+    traits: frozenset[str] = TRAITS,
 ) -> PlanSpace:
-    """Return the space of a workload with every trait."""
-    return PlanSpace(device, mode, TRAITS, Legality.of(allow), effort)
+    """Return the space of a workload with every trait of those that open choices."""
+    return PlanSpace(device, mode, traits, Legality.of(allow), effort)

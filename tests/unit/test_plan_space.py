@@ -97,6 +97,7 @@ def reachable(space: PlanSpace) -> set[Plan]:
         (("transforms", "complex_to_real"), {"traits": ALL_TRAITS - {"complex"}}, "the workload has no complex"),
         (("transforms", "complex_to_real"), {"allow": Legality.EXACT}, "it is reordered, and only up to exact"),
         (("transforms", "isolate_rnn"), {"traits": ALL_TRAITS - {"rnn"}}, "the workload has no rnn"),
+        (("capture", "call"), {"traits": ALL_TRAITS | {"prints"}}, "the model prints or logs in its call"),
         (("transforms", "patch_matmul"), {"traits": ALL_TRAITS - {"patches"}}, "the workload has no patches"),
         (
             ("options", ("triton.enable_pdl", True)),

@@ -226,6 +226,15 @@ def test_it_proposes_nothing_that_is_known_even_if_it_still_runs_or_failed() -> 
         assert asked_of(known(Trial(0, first, state))) != first
 
 
+def test_a_model_that_prints_is_not_captured_and_the_report_says_so() -> None:
+    printing = TRAITS | {"prints"}
+    history = known(shares={"launch": 0.9})
+    assert any(plan.capture == "call" for plan in ever_asked(history))
+    assert all(plan.capture == "none" for plan in ever_asked(history, traits=printing))
+    assert excluded(history, traits=printing)["capture call"].startswith("the model prints or logs in its call")
+    assert "capture call" not in excluded(known(device="cpu"), device="cpu", traits=printing), "it has no graphs anyway"
+
+
 # ---- what can pay
 
 

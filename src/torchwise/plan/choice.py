@@ -31,6 +31,7 @@ class Choice:
         devices: where it means anything.
         modes: "inference", "training".
         needs: traits the workload must have, as the inspection of the baseline names them.
+        unless: traits it must not have, each with the reason.
         on: choices it only makes sense with, as (field, value).
         brings: choices that are proposed together with it where they are open, as (field, value): what it only makes
             sense with, and what goes well with it.
@@ -49,6 +50,7 @@ class Choice:
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("inference", "training")
     needs: tuple[str, ...] = ()
+    unless: tuple[tuple[str, str], ...] = ()
     on: tuple[tuple[str, Any], ...] = ()
     brings: tuple[tuple[str, Any], ...] = ()
     effort: Effort = "standard"

@@ -53,9 +53,15 @@ class PlanSpace:
             return f"it is {choice.legality}, and only up to {self.allow} is allowed"
         if missing := [need for need in choice.needs if need not in self.traits]:
             return f"the workload has no {missing[0].replace('_', ' ')}"
+        if barred := self.bars(choice):
+            return barred
         if EFFORTS.index(choice.effort) > EFFORTS.index(self.effort):
             return f"it is tried from effort {choice.effort} on"
         return None
+
+    def bars(self, choice: Choice) -> str | None:
+        """Return why what the workload does closes a choice, if it does."""
+        return next((reason for trait, reason in choice.unless if trait in self.traits), None)
 
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
         """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.

@@ -19,6 +19,7 @@ from torchwise.realize.transforms.structure_of_arrays import reads_across
 from torchwise.records import Inspection
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.trial.prints import prints
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
 from torchwise.verify.trainee import Trainee
@@ -60,6 +61,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
         stochastic, unsteady = _is_stochastic(workload, calls[0])
+        speaks = any(prints(call) for call in calls)
         seen, counted = _watched(calls[0])
         counts = [counted, *(_watched(call)[1] for call in calls[1:])]
         work = work_of(workload, calls[0]) if workload.step else None
@@ -77,7 +79,11 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
         traits=_compatible(
-            seen.union(_traits(workload, shares, stochastic=stochastic, writes=writes), step_traits(workload))
+            seen.union(
+                _traits(workload, shares, stochastic=stochastic, writes=writes),
+                step_traits(workload),
+                ["prints"] if speaks else [],
+            )
         ),
         measurement=measurement,
         first_call_s=max(first - steady, 0.0),

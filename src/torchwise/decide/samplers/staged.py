@@ -136,11 +136,14 @@ class StagedSampler:
         return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed(history)
 
     def _closed(self, history: History) -> list[str]:
-        """List what more effort or legality would open; not what a search with more of them has tried already."""
+        """List what more effort or legality would open, and what the workload bars.
+
+        Not what a search with more of them has tried already.
+        """
         widest = replace(self._space, allow=Legality.SWAPPED, effort=EFFORTS[-1])
         tried = {part for trial in history.trials for part in parts_of(trial.plan)}
         untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
-        choices = [choice for choice in untried if not widest.excludes(choice)]
+        choices = [choice for choice in untried if widest.excludes(choice) in (None, widest.bars(choice))]
         reasons = {_name(choice): self._space.excludes(choice) for choice in choices}
         return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 

@@ -3,6 +3,8 @@
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.legality import Legality
 
+PRINTS = ("prints", "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
+
 register(
     Choice(
         "capture",
@@ -12,6 +14,7 @@ register(
         summary="the whole call is captured in one CUDA graph; inputs are copied in and outputs copied out",
         devices=("cuda",),
         modes=("inference",),
+        unless=(PRINTS,),
         effort="quick",
         compile_factor=0.0,
         acts="launch",

@@ -1,6 +1,7 @@
 """What only a whole training step has: its loss, its optimizer, its activations, its batch."""
 
 from torchwise.plan.choice import Choice, register
+from torchwise.plan.choices.capture import PRINTS
 from torchwise.plan.legality import Legality
 
 STEP = "training_step"
@@ -58,6 +59,7 @@ register(
         devices=("cuda",),
         modes=("training",),
         needs=(STEP,),
+        unless=(PRINTS,),
         brings=(("optimizer", "fused"),),
         effort="quick",
         compile_factor=0.0,

@@ -1,0 +1,39 @@
+"""Whether a call prints or logs: whoever waits for such a line misses it once the call is a replay of kernels."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+LEAST_LEVEL = logging.INFO
+"""Below this a line is for debugging, and usually switched off."""
+NOT_THE_MODELS = "torch"
+"""Loggers of PyTorch tell of how a call runs, and not what the model has to say."""
+
+
+def prints(call: Callable[[], Any]) -> bool:
+    """Make the call once, and say whether it prints or logs in this thread; not of what writes to a stream directly.
+
+    Loggers count whether they are switched on or not: that is another matter in the process that will make the calls.
+    """
+    thread, heard = threading.get_ident(), False
+    shown, is_enabled = builtins.print, logging.Logger.isEnabledFor
+
+    def show(*args: Any, **kwargs: Any) -> None:
+        nonlocal heard
+        heard |= threading.get_ident() == thread
+        shown(*args, **kwargs)
+
+    def would_log(logger: logging.Logger, level: int) -> bool:
+        nonlocal heard
+        is_own = logger.name.partition(".")[0] != NOT_THE_MODELS and threading.get_ident() == thread
+        heard |= is_own and level >= LEAST_LEVEL
+        return is_enabled(logger, level)
+
+    with mock.patch.object(builtins, "print", show), mock.patch.object(logging.Logger, "isEnabledFor", would_log):
+        call()
+    return heard
