@@ -132,6 +132,7 @@ class Heard:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.targets: list[tuple[str, int, int]] = []
+        self.steps: list[str] = []
         self.benchmark: Benchmark | None = None
 
     def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
@@ -139,6 +140,9 @@ class Heard:
 
     def contender(self, name: str) -> None:
         pass
+
+    def step(self, what: str) -> None:
+        self.steps.append(what)
 
     def stage(self, name: str) -> None:
         pass

@@ -231,6 +231,16 @@ def test_torchwise_searches_is_run_by_its_decision_and_meets_the_fastest_right_r
     assert workers.jobs[-1] == f"duel {ONE} torchwise max-autotune"
 
 
+def test_each_step_of_torchwise_is_told() -> None:
+    heard = Heard()
+    done = run_benchmark(a_request(ONE, contenders=WITH_OURS), Workers(), heard)
+    row = next(row for row in done.rows if row.contender == "torchwise")
+    *tried, decided, beside = heard.steps
+    assert tried[0] == "torchwise: trial 0: inductor"
+    assert decided == f"torchwise: {row.plan}, with its checks"
+    assert beside == f"torchwise: {row.plan} beside {row.rival}"
+
+
 def test_torchwise_chooses_from_the_plans_that_are_given_and_nothing_is_searched() -> None:
     given = Plan(backend="inductor", options=(("combo_kernels", True),))
     row = run(Workers(), contenders=WITH_OURS, plans=(given,))["torchwise"]

@@ -13,6 +13,7 @@ from torchwise.records import Duel, Interval, Trial
 from torchwise.report import Progress
 from torchwise.report.progress import outcome
 from torchwise.study import Listener
+from torchwise.trial import WAITING
 
 
 class Clock:
@@ -54,6 +55,18 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         "[   1:05] inductor leads at 1.52× [1.49, 1.56]",
         "[   1:05] note: another process helps",
     ]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(9.0, False), (55.0, True)])
+def test_a_long_wait_for_others_is_told_once_it_is_over(seconds: float, said: bool) -> None:
+    file, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=file, width=80), clock=clock)
+    with progress:
+        for stage, taken in (("compile", 60.0), (WAITING, seconds), (WAITING, 0.5), ("measure", 30.0), ("warm", 0.0)):
+            progress.stage(stage)
+            clock.now += taken
+    lines = ["[   1:55] waited 55.5 s for the device, where another measured or compiled"] if said else []
+    assert file.getvalue().splitlines() == lines
 
 
 def test_a_duel_is_told_before_and_after() -> None:

@@ -16,6 +16,7 @@ from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.job import Contest, Step, Survey
 from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError
+from torchwise.plan import Plan
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.report.why import why
@@ -34,11 +35,30 @@ class BenchListener(Protocol):
     def contender(self, name: str) -> None:
         """A contender is tried."""
 
+    def step(self, what: str) -> None:
+        """A contender goes on to its next step: a trial of its search, or two of them in one process."""
+
     def stage(self, name: str) -> None:
         """The worker entered a stage."""
 
     def row(self, benchmark: Benchmark, row: Row) -> None:
         """A row is done; the benchmark holds it."""
+
+
+class _Searching(Silent):
+    """Tells a benchmark's listener how the search within it goes on."""
+
+    def __init__(self, listener: BenchListener) -> None:
+        self._listener = listener
+
+    def trying(self, number: int, plan: Plan, reason: str) -> None:  # noqa: ARG002 - a line has no room for it
+        self._listener.step(f"{OURS}: trial {number}: {plan}")
+
+    def comparing(self, plan: Plan, rival: Plan) -> None:
+        self._listener.step(f"{OURS}: {plan} beside {rival}")
+
+    def stage(self, name: str) -> None:
+        self._listener.stage(name)
 
 
 def run_benchmark(
@@ -184,12 +204,13 @@ class _Loop:
             open_storage(f"{folder}/s.db") as storage,
             Caches() as caches,
         ):
-            study = run_study(asked, storage, self._launcher, Silent(), caches=caches)
+            study = run_study(asked, storage, self._launcher, _Searching(self._listener), caches=caches)
             assert study.decision is not None
             plan = study.decision.plan
             left = _taken_over(caches.of(plan), contest.job.cache_dir)
         tried = [f"{trial.plan}: {why(trial, study)}" for trial in study.trials]
         took = None if self._request.plans else study.seconds
+        self._listener.step(f"{OURS}: {plan}, with its checks")
         row = replace(row, plan=plan, precision=plan.precision, search_s=took, searched=(*tried, *study.excluded))
         contest = replace(contest, decision=study.decision.to_json())
         return row, contest, study.decision.cold_s if left else None
@@ -211,6 +232,7 @@ class _Loop:
         if not row.is_right:
             return row
         for rival in rivals_of(self._benchmark.of(row.workload), row):
+            self._listener.step(f"{OURS}: {row.plan} beside {rival.contender}")
             answer = self._duel(contest, rival.contender, caches)
             if isinstance(answer, Failure):
                 failed = "; ".join(filter(None, [row.reason, f"beside {rival.contender}: {answer}"]))

@@ -17,8 +17,11 @@ from torchwise.report import format as show
 from torchwise.report.rows import verdict_word
 from torchwise.report.throughput import learnt, throughput
 from torchwise.report.why import own_fault
+from torchwise.trial import WAITING
 
 REFRESHES_PER_SECOND = 8
+LONG_WAIT_S = 10.0
+"""From here on it is said that others had the device: whoever wonders why it takes so long should not look for it."""
 
 
 class Progress:
@@ -34,7 +37,7 @@ class Progress:
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live: Live | None = None
         self._spinner = Spinner("dots")
-        self._start = self._task_start = clock()
+        self._start = self._task_start = self._stage_start = clock()
         self._task, self._stage, self._leader = "", "", "eager leads"
         self._work: StepWork | None = None
 
@@ -78,8 +81,14 @@ class Progress:
         self._begin(f"trial {number}: {show.one_line(str(plan))}", because)
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage; in a log that is not worth a line."""
-        self._stage = show.one_line(name)
+        """The worker entered a stage; in a log that is not worth a line, except where it waited for long."""
+        if name == self._stage == WAITING:
+            return
+        now = self._clock()
+        waited_s = now - self._stage_start if self._stage == WAITING else 0.0
+        self._stage, self._stage_start = show.one_line(name), now
+        if waited_s >= LONG_WAIT_S:
+            self._say(f"waited {show.seconds(waited_s)} for the device, where another measured or compiled")
 
     def finished(self, trial: Trial) -> None:
         """A trial ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchwise.plan import Plan
 from torchwise.records import Inspection, Interval, Trial
@@ -42,7 +42,7 @@ class Listener(Protocol):
 class Silent:
     """A listener that says nothing."""
 
-    def note(self, *_: object, **__: object) -> None:
+    def note(self, *_: Any, **__: Any) -> None:
         """Say nothing."""
 
     inspecting = inspected = trying = stage = finished = leading = comparing = compared = note

@@ -43,6 +43,10 @@ class BenchProgress(Progress):
         """A contender is tried."""
         self._begin(f"{self._target}: {show.one_line(name)}")
 
+    def step(self, what: str) -> None:
+        """A contender goes on to its next step: a trial of its search, or two of them in one process."""
+        self._begin(f"{self._target}: {show.one_line(what)}")
+
     def row(self, benchmark: Benchmark, row: Row) -> None:
         """A row is done: keep it first, then say it."""
         self.benchmark = benchmark
