@@ -186,6 +186,12 @@ def test_the_summary_is_geometric_and_counts_only_right_answers() -> None:
     assert sentence.endswith("geometric mean of 2 targets, right on 2 of 3")
 
 
+def test_what_was_not_tried_yet_is_not_called_wrong() -> None:
+    rows = (a_row("default", 2.0, target="zoo:a.a"), a_row("eager", 1.0, target="zoo:b.b"))
+    (sentence,) = sentences(summarize(a_benchmark(rows)))
+    assert sentence.endswith("over eager: 2.00×, geometric mean of 1 target")
+
+
 def test_the_summary_never_mixes_precisions() -> None:
     rows = (duel(2.0, "zoo:a.a"), duel(8.0, "zoo:b.b", precision="bf16"))
     summary = summarize(a_benchmark(rows))

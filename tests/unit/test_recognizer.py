@@ -113,6 +113,17 @@ SHAPED: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (([A, B, 1], [C]), {}),
     (([A, B, 1.0], [C]), {}),
     (([A, B, True], [C]), {}),
+    ((A, B, C), {}),
+    ((A, B), {"a": C}),
+    ((A, B), {"b": C}),
+    ((A,), {"a": B, "b": C}),
+    ((A,), {"b": B, "a": C}),
+    ((A, B, C, 1), {}),
+    ((A, B, C, True), {}),
+    ((A, B, 1, C), {}),
+    ((A, B), {"a": C, "k": 1}),
+    ((A, B), {"a": C, "k": 2}),
+    ((A, B, 1), {"a": C}),
 ]
 """Calls of much the same tensors, no two of which are the same."""
 

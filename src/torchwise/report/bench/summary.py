@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Summary:
 
     Attributes:
         targets: how many there are.
+        tried: on how many of them each contender was, so far.
         speedups: over eager, by contender and precision class, best first; eager against itself is left out.
         duels: Torchwise over the best other, by class.
         faster: duels whose whole interval lies above 1.
@@ -43,6 +45,7 @@ class Summary:
     """
 
     targets: int
+    tried: dict[str, int]
     speedups: tuple[Mean, ...]
     duels: tuple[Mean, ...]
     faster: tuple[Row, ...]
@@ -62,6 +65,7 @@ def summarize(benchmark: Benchmark) -> Summary:
     speeds = [(row, row.speedup.mid) for row in right if row.speedup and row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),
+        tried=Counter(row.contender for row in benchmark.rows),
         speedups=_means(speeds),
         duels=_means([(row, row.duel.speedup.mid) for row in duels if row.duel]),
         faster=faster,
@@ -73,7 +77,7 @@ def summarize(benchmark: Benchmark) -> Summary:
 
 def sentences(summary: Summary) -> list[str]:
     """Return a summary in words, a line each; none where nothing was timed."""
-    found = [_over_eager(mean, summary.targets) for mean in summary.speedups]
+    found = [_over_eager(mean, summary.tried[mean.contender]) for mean in summary.speedups]
     found += [
         f"torchwise over the best other{_in_class(mean)}: {show.ratio(mean.ratio)}, geometric mean of "
         f"{show.counted(mean.targets, 'target')}"
@@ -95,8 +99,8 @@ def _means(pairs: Sequence[tuple[Row, float]]) -> tuple[Mean, ...]:
     return tuple(sorted(found, key=lambda mean: -mean.ratio))
 
 
-def _over_eager(mean: Mean, targets: int) -> str:
-    over = "" if mean.targets == targets else f", right on {mean.targets} of {targets}"
+def _over_eager(mean: Mean, tried: int) -> str:
+    over = "" if mean.targets == tried else f", right on {mean.targets} of {tried}"
     among = f"geometric mean of {show.counted(mean.targets, 'target')}{over}"
     return f"{mean.contender}{_in_class(mean)} over eager: {show.ratio(mean.ratio)}, {among}"
 
