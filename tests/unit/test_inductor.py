@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.utils import run_and_get_code
 
 from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
@@ -269,23 +268,6 @@ def test_dynamic_compiles_once_for_all_sizes_and_static_for_each() -> None:
             x = torch.randn(size)
             assert torch.allclose(fast.call(x), call(x), atol=1e-6)
         assert compiled_graphs() - before == graphs, shapes
-
-
-def test_compiled_code_asks_no_input_for_what_is_known_of_it_already() -> None:
-    def asserts(plan: Plan, *, gradients: bool) -> int:
-        model, x = torch.nn.Linear(6, 6), torch.randn(5, 6)
-        made = compile(model.forward, plan)
-        with torch.set_grad_enabled(gradients):
-            _, codes = run_and_get_code(made, x)
-        return sum(code.count("assert_size_stride(") for code in codes)
-
-    assert asserts(INDUCTOR, gradients=False) == 0
-    assert asserts(INDUCTOR, gradients=True) > 0, "a gradient may lie otherwise than expected"
-    assert asserts(Plan(backend="inductor", shapes="dynamic"), gradients=False) > 0, (
-        "another size may be laid otherwise"
-    )
-    kept = Plan(backend="inductor", options=(("size_asserts", True),))
-    assert asserts(kept, gradients=False) > 0, "whoever asks for them gets them"
 
 
 def test_an_option_that_this_torch_lacks_is_refused() -> None:

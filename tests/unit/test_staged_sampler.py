@@ -232,6 +232,8 @@ def test_a_model_that_prints_is_not_captured_and_the_report_says_so() -> None:
     assert any(plan.capture == "call" for plan in ever_asked(history))
     assert all(plan.capture == "none" for plan in ever_asked(history, traits=printing))
     assert excluded(history, traits=printing)["capture call"].startswith("the model prints or logs in its call")
+    steps = excluded(history, traits=printing | {"training_step"}, allow="exact", mode="training")
+    assert steps["capture step"].startswith("the model prints or logs"), "allowing more would open nothing"
     assert "capture call" not in excluded(known(device="cpu"), device="cpu", traits=printing), "it has no graphs anyway"
 
 

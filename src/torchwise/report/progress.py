@@ -92,9 +92,10 @@ class Progress:
 
     def finished(self, trial: Trial) -> None:
         """A trial ended."""
+        self.stage("")
         done = self._done(trial)
         self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{done}")
-        self._task, self._stage = "", ""
+        self._task = ""
 
     def leading(self, plan: Plan, speedup: Interval | None) -> None:
         """Another plan leads."""
@@ -108,10 +109,11 @@ class Progress:
 
     def compared(self, trial: Trial) -> None:
         """They were."""
+        self.stage("")
         if duel := trial.duel:
             came = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
             self._say(show.one_line(f"{_beside(trial.plan, duel.rival)}: {came}"))
-        self._task, self._stage = "", ""
+        self._task = ""
 
     def note(self, text: str) -> None:
         """Say something the user should know."""
@@ -125,7 +127,8 @@ class Progress:
         return "".join(f"; {word}" for word in words if word)
 
     def _begin(self, task: str, because: str = "") -> None:
-        self._task, self._stage, self._task_start = task, "", self._clock()
+        self.stage("")
+        self._task, self._task_start = task, self._clock()
         if not self._live:
             self._say(f"{task}{because}")
 

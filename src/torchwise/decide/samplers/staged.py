@@ -144,7 +144,7 @@ class StagedSampler:
         tried = {part for trial in history.trials for part in parts_of(trial.plan)}
         untried = [choice for choice in load_choices().values() if choice.value != ANY and choice.key not in tried]
         choices = [choice for choice in untried if widest.excludes(choice) in (None, widest.bars(choice))]
-        reasons = {_name(choice): self._space.excludes(choice) for choice in choices}
+        reasons = {_name(choice): widest.bars(choice) or self._space.excludes(choice) for choice in choices}
         return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
     def _options(self, history: History) -> Iterator[_Option]:

@@ -158,15 +158,10 @@ def while_compiling(plan: Plan) -> Iterator[None]:
         recompile_limit=1 << 16,
         accumulated_recompile_limit=1 << 16,
     )
-    with settings, contextlib.ExitStack() as further:
+    with settings, contextlib.ExitStack() as freezing:
         if plan.option("freezing"):  # folds the weights in: as an option it is ignored, and gradients must be off
-            further.enter_context(inductor.patch(freezing=True))
-            further.enter_context(torch.no_grad())
-        if not dynamic and not torch.is_grad_enabled():
-            # On each call, Inductor's code would ask each input and each weight for its sizes and strides, half a
-            # microsecond each. Both are known by then: from the call's signature and the watch on the module, or from
-            # Dynamo's guards. What foreign kernels return was looked at in the proof. Gradients come from elsewhere.
-            further.enter_context(inductor.patch(size_asserts=False))
+            freezing.enter_context(inductor.patch(freezing=True))
+            freezing.enter_context(torch.no_grad())
         yield
 
 

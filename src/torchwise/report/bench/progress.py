@@ -51,9 +51,10 @@ class BenchProgress(Progress):
         """A row is done: keep it first, then say it."""
         self.benchmark = benchmark
         self._keep(benchmark)
+        self.stage("")
         self._say(f"{show.one_line(row.workload.target)}: {in_a_line(line_of(row, benchmark))}")
         self._leader = f"{show.counted(len(benchmark.rows), 'row')} done"
-        self._task, self._stage = self._target, ""
+        self._task = self._target
 
 
 def in_a_line(line: Line) -> str:

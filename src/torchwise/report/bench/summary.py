@@ -35,7 +35,7 @@ class Summary:
 
     Attributes:
         targets: how many there are.
-        tried: on how many of them each contender was, so far.
+        tried: on how many of them each contender was tried so far, in each class.
         speedups: over eager, by contender and precision class, best first; eager against itself is left out.
         duels: Torchwise over the best other, by class.
         faster: duels whose whole interval lies above 1.
@@ -45,7 +45,7 @@ class Summary:
     """
 
     targets: int
-    tried: dict[str, int]
+    tried: dict[tuple[str, str], int]
     speedups: tuple[Mean, ...]
     duels: tuple[Mean, ...]
     faster: tuple[Row, ...]
@@ -65,7 +65,7 @@ def summarize(benchmark: Benchmark) -> Summary:
     speeds = [(row, row.speedup.mid) for row in right if row.speedup and row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),
-        tried=Counter(row.contender for row in benchmark.rows),
+        tried=Counter((row.contender, row.precision) for row in benchmark.rows if not row.refused),
         speedups=_means(speeds),
         duels=_means([(row, row.duel.speedup.mid) for row in duels if row.duel]),
         faster=faster,
@@ -77,7 +77,7 @@ def summarize(benchmark: Benchmark) -> Summary:
 
 def sentences(summary: Summary) -> list[str]:
     """Return a summary in words, a line each; none where nothing was timed."""
-    found = [_over_eager(mean, summary.tried[mean.contender]) for mean in summary.speedups]
+    found = [_over_eager(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
     found += [
         f"torchwise over the best other{_in_class(mean)}: {show.ratio(mean.ratio)}, geometric mean of "
         f"{show.counted(mean.targets, 'target')}"
