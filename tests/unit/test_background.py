@@ -510,21 +510,15 @@ def test_a_model_that_keeps_state_is_not_called_once_more(kept: str, expected: b
 def test_a_search_finds_proves_and_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with a real search, for a class of a script, which exists by that name here alone."""
     monkeypatch.setenv("TORCHWISE_BACKGROUND_PRIORITY", "normal")
-    for store in (
-        "first.db",
-        "second.db",
-    ):  # where other programs take both cores, a search may rightly stay with eager
-        ran = subprocess.run(
-            [sys.executable, str(SERVE), str(tmp_path / store), "cpu", "none"],
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert ran.returncode == 0, ran.stderr
-        found = json.loads(ran.stdout.splitlines()[-1])
-        assert found["state"] == "done", found
-        if found["plan"] != "eager":
-            break
+    ran = subprocess.run(
+        [sys.executable, str(SERVE), str(tmp_path / "store.db"), "cpu", "none"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["state"] == "done", found
     assert found["plan"].startswith("inductor"), found
     assert found["wrong"] == 0
     assert found["compiled here"] == 0

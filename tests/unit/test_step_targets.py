@@ -70,7 +70,7 @@ def test_two_plans_of_a_step_are_timed_beside_each_other() -> None:
     job = Job("try", WorkloadSpec(TARGET, mode="training"), Plan(optimizer="foreach"), effort=EFFORTS["quick"])
     found = hold_duel(ProcessLauncher(), job, Plan(pieces=4), LIMITS, lambda _stage: None)
     assert found.measurement is not None, found.failure
-    assert found.measurement.speedup.mid > 1.3, "the interval may hold anything where other programs take both cores"
+    assert found.measurement.speedup.low > 1.3
 
 
 def test_where_the_scaler_skips_the_first_steps_the_optimizer_has_its_state_all_the_same() -> None:
