@@ -38,6 +38,13 @@ def test_a_search_tries_capture_and_proves_it(tmp_path: Path) -> None:
     assert study.decision.plan in [Plan(), *passed]  # type: ignore[attr-defined]
 
 
+def test_a_search_finds_questions_to_the_gpu_and_captures_between_them(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "zoo:tutorial.break_list")
+    assert "questions" in study.inspection.traits  # type: ignore[attr-defined]
+    tried = {trial.plan: trial for trial in study.trials}[Plan(capture="branches")]  # type: ignore[attr-defined]
+    assert tried.verdict.outcome is Outcome.PASS, tried.reason
+
+
 def test_noise_is_proven_under_capture_and_under_cuda_graph_modes(tmp_path: Path) -> None:
     plans = (Plan(capture="call"), Plan(backend="inductor", mode="reduce-overhead"))
     study = study_of(tmp_path, "zoo:spinlock.operator@small", *plans)

@@ -12,7 +12,7 @@ import torchwise
 from live_decisions import decided
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize.capture.graph import _check_outputs, record
+from torchwise.realize.capture.graph import check_outputs, record
 
 PLAN = Plan(threads=torch.get_num_threads() + 1)
 X, ELSEWHERE = torch.randn(3, 4), torch.ones(3, 4, device="meta")
@@ -67,5 +67,5 @@ def test_a_graph_is_recorded_on_the_current_gpu_alone(monkeypatch: pytest.Monkey
         with pytest.raises(UnsupportedError, match="an input lies on cuda:1, but a graph replays the current"):
             record(torch.sin, (x,), {}, **options)
         with pytest.raises(UnsupportedError, match="an output lies on cuda:1"):
-            _check_outputs((x,))
-        _check_outputs((torch.empty(3, device="cuda:0"),))
+            check_outputs((x,))
+        check_outputs((torch.empty(3, device="cuda:0"),))

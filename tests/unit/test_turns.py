@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import threading
@@ -403,5 +404,33 @@ def test_inductor_compiles_forward_and_backward_by_the_names_that_are_looked_up(
     compiled = torch.compile(lambda x: (x.sin() * 2).sum(0))
     with inductor.patch(force_disable_caches=True), compiling.compiling_aside():
         compiled(torch.ones(4, 4, requires_grad=True)).sum().backward()
-    assert len(away) >= 2
+    assert len(away) >= 2  # for the frame, and for the backward pass, which is compiled when it runs
     assert not turns._turns._is_away()  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_frame_is_traced_aside_and_frozen_weights_are_folded_in_the_worker_s_share(
+    worker: Callable[..., list[bool]], other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker()
+    found: list[tuple[str, bool]] = []
+    backend: Any = importlib.import_module("torch._dynamo.convert_frame")
+    folding: Any = importlib.import_module("torch._inductor.freezing")
+
+    def noted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def spied(*args: Any, **kwargs: Any) -> Any:
+            found.append((name, other.may_measure()))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, spied)
+
+    noted(backend, "_compile")
+    noted(folding, "freeze")
+    noted(compile_fx, "fx_codegen_and_compile")
+    model = torch.nn.Linear(4, 4).eval()
+    with torch.no_grad(), inductor.patch(freezing=True), compiling.compiling_aside():
+        torch.compile(model)(torch.ones(2, 4))
+    assert found == [("_compile", True), ("freeze", False), ("fx_codegen_and_compile", True)]
+    assert not other.may_measure()

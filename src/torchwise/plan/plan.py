@@ -32,7 +32,8 @@ class Plan:
         options: compiler options on top of the mode, sorted by name.
         scope: "whole" compiles the model, "regional" each of its repeated blocks, "rolled" one body for all repetitions
             that are found in its graph, "loss" the model of a training step and its loss as one.
-        capture: "none", or what becomes one CUDA graph: a "call", or the "step" of a training.
+        capture: "none", or what becomes one CUDA graph: a "call", what lies between the "branches" that it takes by the
+            GPU's answers, or the "step" of a training.
         shapes: "static" compiles for each shape, "dynamic" once for all.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
         optimizer: of a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("native", "tf32", "bf16", "autocast_bf16", "autocast_fp16")
 MEMORY_FORMATS = ("preserve", "channels_last")
 SCOPES = ("whole", "regional", "rolled", "loss")
-CAPTURES = ("none", "call", "step")
+CAPTURES = ("none", "call", "branches", "step")
 OPTIMIZERS = ("preserve", "foreach", "fused", "compiled")
 RECOMPUTES = ("none", "blocks")
 SHAPES = ("static", "dynamic")
@@ -97,7 +97,7 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
     if "eager_strides" in plan.transforms and plan.shapes == "dynamic":
         yield "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static"
-    if plan.of_a_step and (plan.capture == "call" or plan.precision == "bf16" or plan.option("freezing")):
+    if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or plan.option("freezing")):
         yield f"{plan.to_json()} is of a training step, but one call captured, bf16 weights and freezing do not train"
     if plan.scope == "rolled":
         yield from _rolled_problems(plan)

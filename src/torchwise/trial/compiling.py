@@ -1,8 +1,9 @@
-"""Compiling beside whoever measures: Inductor works on the CPU's cores, and on the GPU only where it times kernels.
+"""Compiling beside whoever measures: on the CPU's cores, and on the GPU only where kernels are timed or weights folded.
 
-All private use of Inductor that this needs sits here. What a call does around Inductor, to run a graph that is ready
-or to record it, uses the GPU, and so keeps the worker's share of it: only what turns one graph into code steps aside,
-and comes back for each kernel that is timed. Kernels whose settings are tuned on their first run are in that share.
+All private use of Dynamo and Inductor that this needs sits here. What a call does around them, to run a graph that is
+ready or to record it, uses the GPU, and so keeps the worker's share of it: only what traces one frame, with fake
+tensors, and what turns one graph into code step aside, and come back for each kernel that is timed and for weights that
+are folded. Kernels whose settings are tuned on their first run are in that share.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from torchwise.measure import turns
 from torchwise.realize.private import check, look_up
 
 WHO = "compiling beside whoever measures"
+_TRACER = ("torch._dynamo.convert_frame", "_compile")
+"""Traces one frame, and has its graphs compiled."""
 _COMPILER = ("torch._inductor.compile_fx", "fx_codegen_and_compile")
+_FOLDER = ("torch._inductor.freezing", "freeze")
+"""Computes what depends on frozen weights alone."""
 _BENCHMARKER = ("torch._inductor.runtime.benchmarking", "benchmarker")
 _CONFIG = ("torch._inductor", "config")
-NAMES = (_COMPILER, _BENCHMARKER, _CONFIG)
+NAMES = (_TRACER, _COMPILER, _FOLDER, _BENCHMARKER, _CONFIG)
 TIMES = "benchmark_gpu"
 """Method of the benchmarker that times on the GPU, on its own or for its others."""
 ALSO_RUNS = "benchmark_gpu_with_cuda_graph"
@@ -35,7 +40,7 @@ ELSEWHERE = ("autotune_in_subproc", "pipeline_max_autotune_gemm", "profile_bandw
 
 @contextlib.contextmanager
 def compiling_aside() -> Iterator[None]:
-    """Step aside from the device while Inductor compiles, but for when it times kernels.
+    """Step aside from the device while Dynamo traces and Inductor compiles, but for when that uses it.
 
     Without effect where `turns.may_step_aside` says no, or where this torch lacks a name that this needs.
     """
@@ -47,8 +52,8 @@ def compiling_aside() -> Iterator[None]:
         for method in (TIMES, ALSO_RUNS):
             if hasattr(benchmarker, method):
                 wrapped.enter_context(_within(turns.sharing, benchmarker, method))
-        module, function = _COMPILER
-        wrapped.enter_context(_within(_aside, importlib.import_module(module), function))
+        for context, (module, function) in ((_tracing, _TRACER), (_compiling, _COMPILER), (turns.sharing, _FOLDER)):
+            wrapped.enter_context(_within(context, importlib.import_module(module), function))
         yield
 
 
@@ -60,20 +65,20 @@ def _is_known() -> bool:
     return hasattr(look_up(WHO, _BENCHMARKER), TIMES)
 
 
-def _aside() -> AbstractContextManager[None]:
-    """Step aside for one graph: its options, which may move the timing elsewhere, are set while it is compiled.
+def _tracing() -> AbstractContextManager[None]:
+    """Step aside for one frame. What was queued on the GPU, such as the graph before this one, ends first."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+    return turns.aside()
 
-    What the call has queued on the GPU, such as the graph before this one, ends first.
-    """
+
+def _compiling() -> AbstractContextManager[None]:
+    """Step aside for one graph, unless its options, which are set while it is compiled, move the timing elsewhere."""
     config = look_up(WHO, _CONFIG)
     elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
     elsewhere |= bool(getattr(config.triton, "autotune_at_compile_time", False))  # torch 2.11, with cpp_wrapper
     elsewhere |= "CUTLASS" in getattr(config, "max_autotune_gemm_backends", "").upper()
-    if elsewhere:
-        return contextlib.nullcontext()
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize()
-    return turns.aside()
+    return turns.sharing() if elsewhere else _tracing()
 
 
 @contextlib.contextmanager

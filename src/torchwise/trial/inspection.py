@@ -153,19 +153,22 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
     """Return the traits that only a look at every operator of a call tells, and how many there are.
 
     It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; rows
-    of a few elements are read again and again; or a mean is taken over labels of which some may be ignored, or weigh
-    more than others.
+    of a few elements are read again and again; a mean is taken over labels of which some may be ignored, or weigh
+    more than others; or Python asks the GPU yes or no, and reads no number from it.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    is_complex = has_short_rows = has_uneven_mean = is_whole = False
+    is_complex = has_short_rows = has_uneven_mean = asks = reads = is_whole = False
     operators = 0
     labels: list[int] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex, has_short_rows, has_uneven_mean, operators
+            nonlocal is_complex, has_short_rows, has_uneven_mean, asks, reads, operators
             operators += 1
+            if func is torch.ops.aten._local_scalar_dense.default and not args[0].is_cpu:
+                asks, reads = asks or args[0].dtype is torch.bool, reads or args[0].dtype is not torch.bool
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
@@ -183,6 +186,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
         "short_rows": has_short_rows,
         "uneven_mean": has_uneven_mean,
         "repeats": _repeats(labels),
+        "questions": asks and not reads,
     }
     return frozenset(name for name, present in found.items() if present), operators if is_whole else None
 
@@ -202,10 +206,13 @@ def _compatible(traits: frozenset[str]) -> frozenset[str]:
     """Drop what a model only seems to have.
 
     The steps that repeat in an RNN are its own, which Dynamo never sees. A batch is divisible, and a mean over it that
-    is uneven is not the mean of its pieces' means.
+    is uneven is not the mean of its pieces' means. What a model with static shapes asks for is what its other form need
+    not ask.
     """
     if "rnn" in traits:
         traits -= {"repeats"}
+    if "static_form" in traits:
+        traits -= {"questions"}
     if "uneven_mean" in traits:
         traits = frozenset(trait for trait in traits if not trait.startswith("divisible_by_"))
     return traits

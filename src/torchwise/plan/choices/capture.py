@@ -4,6 +4,7 @@ from torchwise.plan.choice import Choice, register
 from torchwise.plan.legality import Legality
 
 PRINTS = ("prints", "the model prints or logs in its call, and a replay would not: take that out, or name the plan")
+_AGAIN = "a piece that is replayed once more, after another answer,"
 
 register(
     Choice(
@@ -14,9 +15,31 @@ register(
         summary="the whole call is captured in one CUDA graph; inputs are copied in and outputs copied out",
         devices=("cuda",),
         modes=("inference",),
-        unless=(PRINTS,),
+        unless=(
+            PRINTS,
+            ("questions", "the model asks the GPU yes or no on its way: capture 'branches' is cut where it does"),
+        ),
         effort="quick",
         compile_factor=0.0,
         acts="launch",
-    )
+    ),
+    Choice(
+        "capture",
+        "branches",
+        Legality.EXACT,
+        complexity=3,
+        summary="the call is captured in pieces, cut where the model asks the GPU yes or no (an `if` on a tensor): one "
+        "CUDA graph from each question to the next, for each way that the answers lead",
+        devices=("cuda",),
+        modes=("inference",),
+        needs=("questions",),
+        unless=(
+            PRINTS,
+            ("stochastic", f"the model draws random numbers: {_AGAIN} would draw others"),
+            ("writes_inputs", f"the model writes to its inputs: {_AGAIN} would write twice"),
+        ),
+        effort="quick",
+        compile_factor=0.0,
+        acts="launch",
+    ),
 )

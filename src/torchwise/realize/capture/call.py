@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
-from torchwise.realize.capture.direct import Recorded, Replays
+from torchwise.realize.capture.direct import Answers, Recorded, Replays
 from torchwise.realize.capture.frozen import FrozenError, is_held
 from torchwise.realize.capture.graph import flat_places, overlap, record, record_in_place, tensors_of
 from torchwise.realize.capture.obstacle import is_of_capture, refused
@@ -44,6 +44,9 @@ class CapturedCall:
             be copied, or the call itself replaces parts of its module.
     """
 
+    kind = "call"
+    """What a plan's `capture` says for it."""
+
     def __init__(
         self,
         call: Callable[..., Any],
@@ -54,13 +57,13 @@ class CapturedCall:
         borrow: bool = False,
     ) -> None:
         if device != "cuda":
-            raise UnsupportedError(f"capture is 'call', but device is {device!r}: only CUDA has graphs")
+            raise UnsupportedError(f"capture is {self.kind!r}, but device is {device!r}: only CUDA has graphs")
         if mode != "inference":
-            raise UnsupportedError(f"capture is 'call', but mode is {mode!r}: one call has no backward pass in it")
+            raise UnsupportedError(f"capture is {self.kind!r}, but mode is {mode!r}: a call has no backward pass in it")
         self._call = call
         self._module = module
         self._borrow = borrow
-        self._graphs: dict[Situation, Replays] = {}
+        self._graphs: dict[Situation, Answers] = {}
         self._pool: Any = None
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
@@ -98,7 +101,7 @@ class CapturedCall:
         with self._lock:
             self._drop()
 
-    def _answer(self, key: Situation, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _answer(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
 
         The answer is then thrown away and made anew. What a replay may have read is kept alive by the watch. Only
@@ -114,10 +117,10 @@ class CapturedCall:
             finally:
                 self._holder = None
 
-    def _locked(self, key: Situation, replays: Replays | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _locked(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._raw_stream(self._device) != self._last_raw:
             self._follow()
-        if replays is None or replays.dropped or replays.graph.written or self._writes_state or not replays.settled():
+        if replays is None or replays.dropped or replays.written or self._writes_state or not replays.settled():
             return self._looked_first(key, args, kwargs)
         answer = replays(args, kwargs, self._capture_in_place)
         if not self._watch.changed():
@@ -135,11 +138,11 @@ class CapturedCall:
             replays = None
         if replays is None:
             replays = self._graphs[key] = self._capture(args, kwargs)
-        if replays.graph.written and overlap(tensors_of(args, kwargs)):
+        if replays.written and overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
-    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replays:
+    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
         versions: list[int | None] = []
         settings = settings_now()
         if not self._graphs:  # a pool whose graphs are gone takes no new ones while borrowed outputs lie in it
@@ -156,7 +159,7 @@ class CapturedCall:
         # so that capturing is not counted as calls (batch-norm statistics).
         try:
             with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
-                graph = record(self._call, args, kwargs, pool=self._pool, stream=self._side, settled=settled)
+                replays = self._replays(args, kwargs, settings, settled)
                 now = self._watch.versions()
         except RuntimeError as error:
             if is_of_capture(error):
@@ -172,6 +175,17 @@ class CapturedCall:
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
+        return replays
+
+    def _replays(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        settings: Callable[[], bool],
+        settled: Callable[[], None],
+    ) -> Answers:
+        """Warm up, call `settled`, and record what answers calls like this one."""
+        graph = record(self._call, args, kwargs, pool=self._pool, stream=self._side, settled=settled)
         return Replays(graph, settings, flat_places(args, kwargs), borrow=self._borrow)
 
     def _capture_in_place(
@@ -201,6 +215,6 @@ class CapturedCall:
         self._last, self._last_raw = current, current.cuda_stream
 
 
-def _dropped(several: Iterable[Replays]) -> None:
+def _dropped(several: Iterable[Answers]) -> None:
     for replays in several:
         replays.drop()

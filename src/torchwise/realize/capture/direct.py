@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -37,6 +37,26 @@ Recorded = tuple[Callable[[], None], Any]
 """What replays a call in place, and its outputs where they are borrowed."""
 Recorder = Callable[[tuple[Any, ...], Mapping[str, Any], list[torch.Tensor] | None], Recorded]
 """Records a call on its own arguments, with its outputs copied to the tensors that are listed, if they are."""
+
+
+class Answers(Protocol):
+    """What answers calls of one signature; `Replays` says what its parts mean."""
+
+    settled: Callable[[], bool]
+    dropped: bool
+
+    @property
+    def written(self) -> Sequence[int]:
+        """Positions of the inputs that calls write to."""
+        ...
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> Any:
+        """Answer a call."""
+        ...
+
+    def drop(self) -> None:
+        """Free what is held, whoever holds this."""
+        ...
 
 
 class Replays:
@@ -93,6 +113,11 @@ class Replays:
             if not given[position].is_inference():  # which keep no count of their writes
                 torch.autograd.graph.increment_version(given[position])
         return borrowed if self._borrow else self._packed(wanted)
+
+    @property
+    def written(self) -> Sequence[int]:
+        """Positions of the inputs that calls write to."""
+        return self.graph.written
 
     def drop(self) -> None:
         """Free the graphs, whoever holds this; it must not be called again."""

@@ -48,7 +48,7 @@ class Graph:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False) -> Any:
         """Copy the inputs in, replay, and return copies of the outputs, which may be held; or these themselves."""
         self.run(tensors_of(args, kwargs))
-        return self.outputs if borrow else _copied(self.outputs)
+        return self.outputs if borrow else copied(self.outputs)
 
     def run(self, given: list[torch.Tensor]) -> None:
         """Copy the inputs in, replay, and copy back those that were written to."""
@@ -81,21 +81,33 @@ def record(
         UnsupportedError: a tensor lies elsewhere than on the current GPU, an input is sparse or nested, or an output is
             in an object that cannot be copied.
     """
-    args, kwargs = trees.map_tensors(static, (args, dict(kwargs)))
-    inputs = trees.tensors((args, kwargs))
-    if opaque := opaque_leaves((args, kwargs)):
+    args, kwargs, inputs = static_inputs(args, kwargs)
+    warm_up(call, args, kwargs, inputs)
+    settled()
+    before = [t._version for t in inputs]
+    replay, outputs = _recorded(lambda: call(*args, **kwargs), pool=pool, stream=stream)
+    check_outputs(outputs)
+    written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
+    return Graph(replay, inputs, outputs, written)
+
+
+def static_inputs(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
+    """Return copies of the arguments for graphs to read from, and the tensors in them in the order of `tensors_of`.
+
+    Raises:
+        UnsupportedError: a tensor lies elsewhere than on the current GPU, is sparse or nested, or is in an object.
+    """
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = trees.map_tensors(static, (args, dict(kwargs)))
+    inputs = trees.tensors(copies)
+    if opaque := opaque_leaves(copies):
         raise UnsupportedError(f"an input holds {opaque[0]}: what is in it could change without being seen")
     if not all(map(is_strided, inputs)):  # copying into a sparse tensor gives it other memory
         raise UnsupportedError("an input is sparse or nested, but a graph needs strided memory")
     if outside := _elsewhere(inputs):
         raise UnsupportedError(f"an input lies on {outside[0].device}, but a graph replays the current GPU's work only")
-    _warm_up(call, args, kwargs, inputs)
-    settled()
-    before = [t._version for t in inputs]
-    replay, outputs = _recorded(lambda: call(*args, **kwargs), pool=pool, stream=stream)
-    _check_outputs(outputs)
-    written = [i for i, (t, v) in enumerate(zip(inputs, before, strict=True)) if t._version != v]
-    return Graph(replay, inputs, outputs, written)
+    return *copies, inputs
 
 
 def record_in_place(
@@ -145,19 +157,29 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
     with _recording_alone:
         try:
             with (
-                torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
-                _own_casts(),
-                _no_collection(),
-                stream.ready() as ready,
+                recording_on(stream) as ready,
                 torch.cuda.graph(graph, pool=pool, stream=ready, capture_error_mode="thread_local"),
             ):
                 outputs = call()
             count_capture()
         except BaseException:  # raised again: only allocator and generator must be settled first, whatever it was
             stream.give_up(graph, pool)
-            _settle_generator()
+            settle_generator()
             raise
     return graph.replay, outputs
+
+
+@contextlib.contextmanager
+def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
+    """Give the stream to record on, with what may disturb a recording held off."""
+    with (
+        _recording_alone,
+        torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
+        _own_casts(),
+        _no_collection(),
+        stream.ready() as ready,
+    ):
+        yield ready
 
 
 def collect_garbage() -> None:
@@ -199,19 +221,19 @@ def flat_places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int] |
     return [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
 
 
-def _copied(outputs: Any) -> Any:
+def copied(outputs: Any) -> Any:
     """Copy every tensor; the usual containers take a short cut, because this runs on every call."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return outputs.clone()
     if kind is tuple or kind is list:
-        return kind(map(_copied, outputs))
+        return kind(map(copied, outputs))
     if kind is dict:
-        return {name: _copied(value) for name, value in outputs.items()}
+        return {name: copied(value) for name, value in outputs.items()}
     return trees.map_tensors(torch.Tensor.clone, outputs)
 
 
-def _warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+def warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
     """Call a few times on a side stream, leaving inputs and random numbers as they were.
 
     Where the call raises, too, the current stream waits: what puts the state back must not race with its kernels.
@@ -258,7 +280,12 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _check_outputs(outputs: Any) -> None:
+def check_outputs(outputs: Any) -> None:
+    """Refuse outputs that a replay would not refresh, or that cannot be copied.
+
+    Raises:
+        UnsupportedError: naming the first.
+    """
     if stray := _elsewhere(trees.tensors(outputs)):
         raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
     if opaque := opaque_leaves(outputs):
@@ -273,7 +300,7 @@ def _elsewhere(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [t for t in tensors if t.device.type != "cuda" or t.device.index != torch.cuda.current_device()]
 
 
-def _settle_generator() -> None:
+def settle_generator() -> None:
     """End the generator's capture, which a capture that failed leaves open: every later draw would raise.
 
     On a stream that is nobody else's: later versions clear a stream's workspaces with any graph of it, and the default

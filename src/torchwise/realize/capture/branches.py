@@ -1,0 +1,320 @@
+"""A call that asks the GPU yes or no on its way, as one CUDA graph between each question and the next.
+
+`if x.mean() > 0:` makes the host wait for the GPU, so that one graph cannot hold the call. But what lies between two
+such questions can be recorded, and a path of pieces answers every call that is answered alike: a piece is replayed, its
+question read, the next piece replayed, and no Python of the model runs. Another answer leads to another path, which is
+recorded when it is first met. Paths share nothing but the inputs: a call that leaves one in its middle runs the other
+from the start, whose first questions it has answered already. So the path of the last call is tried first.
+
+Only yes and no can be followed so. A number that is read (`.item()`, sizes that depend on data) is another one on
+nearly every call, and is refused.
+
+Sources: PyTorch's CUDA-graph trees (`torch/_inductor/cudagraph_trees.py`), which cut where Dynamo breaks the graph and
+run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded as they are met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.call import CapturedCall
+from torchwise.realize.capture.frozen import FrozenError, count_capture, is_held
+from torchwise.realize.capture.graph import (
+    check_outputs,
+    copied,
+    copy_each,
+    recording_on,
+    settle_generator,
+    static_inputs,
+    tensors_of,
+    warm_up,
+)
+from torchwise.realize.capture.obstacle import is_of_capture, refused
+from torchwise.realize.capture.recording import RecordingStream
+from torchwise.workload.state import kept_buffers
+
+MOST_PATHS = 32
+"""Paths that one signature may have; the model itself answers calls that would need another."""
+_WRITES = (
+    "the call writes to its inputs or its module, and asks the GPU on its way: what is replayed again after another "
+    "answer would write twice"
+)
+_DRAWS = (
+    "the call draws random numbers, and asks the GPU on its way: what is replayed again after another answer would "
+    "draw others"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A call as it was answered once.
+
+    Attributes:
+        answers: to its questions, in their order.
+        pieces: each replays what lies before a question; the last one what comes after all of them.
+        read: each waits for the piece before it and returns its answer.
+        outputs: what the call returned; the pieces overwrite its tensors.
+    """
+
+    answers: tuple[bool, ...]
+    pieces: Sequence[Callable[[], None]]
+    read: Sequence[Callable[[], bool]]
+    outputs: Any
+
+
+class Branches:
+    """What answers calls of one signature: the paths that were met. It stands where `Replays` does.
+
+    Args:
+        inputs: the tensors that every path reads.
+        record: records the path of what lies in them, and leaves its answer in the outputs.
+        call: answers where there are too many paths.
+        settled: tells whether PyTorch's settings are still those of the recording.
+        borrow: whether outputs are those of the paths themselves, which a later call overwrites.
+
+    Attributes:
+        settled: likewise.
+        dropped: whether it may not answer any more.
+        written: positions of the inputs that calls write to: none, or else it is refused.
+    """
+
+    written: Sequence[int] = ()
+
+    def __init__(
+        self,
+        inputs: list[torch.Tensor],
+        record: Callable[[], Path],
+        call: Callable[..., Any],
+        settled: Callable[[], bool],
+        *,
+        borrow: bool = False,
+    ) -> None:
+        self.settled = settled
+        self.dropped = False
+        self._inputs = inputs
+        self._record = record
+        self._call = call
+        self._borrow = borrow
+        self.paths = [record()]  # the one that was taken last comes first
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: object = None) -> Any:  # noqa: ARG002 - it is recorded where the inputs are copied to
+        """Answer by the path that the answers lead to."""
+        copy_each(self._inputs, tensors_of(args, kwargs))
+        path = self._follow()
+        if path is None:
+            return self._call(*args, **kwargs)
+        return path.outputs if self._borrow else copied(path.outputs)
+
+    def drop(self) -> None:
+        """Free the paths, whoever holds this; it must not be called again."""
+        self.dropped = True
+        self.paths, self._inputs, self._record = [], [], _nothing_recorded
+
+    def _follow(self) -> Path | None:
+        """Replay, piece by piece, until a path is at its end; None where there is no room for the one needed."""
+        path = self.paths[0]
+        answers: tuple[bool, ...] = ()
+        while (differs := _replay(path, answers)) is not None:
+            answers = (*path.answers[:differs], not path.answers[differs])
+            found = next((other for other in self.paths if other.answers[: len(answers)] == answers), None)
+            if found is None:
+                return self._new()
+            path = found
+        if path is not self.paths[0]:
+            self.paths.remove(path)
+            self.paths.insert(0, path)
+        return path
+
+    def _new(self) -> Path | None:
+        if is_held():
+            raise FrozenError("the plan is frozen, and would be captured anew for another way through the model")
+        if len(self.paths) >= MOST_PATHS:
+            return None
+        path = self._record()
+        self.paths.insert(0, path)
+        return path
+
+
+def _replay(path: Path, known: tuple[bool, ...]) -> int | None:
+    """Replay a path whose first answers are known; return the place of the first one that differs, None at its end."""
+    for place, piece in enumerate(path.pieces):
+        piece()
+        if len(known) <= place < len(path.answers) and path.read[place]() != path.answers[place]:
+            return place
+    return None
+
+
+def _nothing_recorded() -> Path:
+    raise UnsupportedError("the graphs of this signature are freed")
+
+
+class BranchingCall(CapturedCall):
+    """Replays `call` from the CUDA graphs between its yes-or-no questions to the GPU; else it is as `CapturedCall`.
+
+    Raises (on call):
+        UnsupportedError: as there; or the call asks nothing, reads a number from the GPU, draws random numbers on it,
+            or writes to its inputs or its module.
+    """
+
+    kind = "branches"
+
+    def _replays(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        settings: Callable[[], bool],
+        settled: Callable[[], None],
+    ) -> Branches:
+        args, kwargs, inputs = static_inputs(args, kwargs)
+        is_first = True
+
+        def record() -> Path:
+            nonlocal is_first
+            # As for the first path: outside inference mode, and not counted as calls.
+            with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+                warm_up(self._call, args, kwargs, inputs)
+                if is_first:
+                    settled()
+                    is_first = False
+                return self._path(args, kwargs, inputs)
+
+        made = Branches(inputs, record, self._call, settings, borrow=self._borrow)
+        if not made.paths[0].answers:
+            raise UnsupportedError("the call asks the GPU nothing on its way: capture 'call' makes one graph of it")
+        return made
+
+    def _path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[torch.Tensor]) -> Path:
+        before, drawn = self._versions(inputs), torch.cuda.get_rng_state()
+        try:
+            path = record_path(lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._side)
+        except RuntimeError as error:
+            if is_of_capture(error):
+                raise refused(error) from error
+            raise
+        now = self._versions(inputs)
+        if now != before or None in now:
+            raise UnsupportedError(_WRITES)
+        if not torch.equal(drawn, torch.cuda.get_rng_state()):
+            torch.cuda.set_rng_state(drawn)
+            raise UnsupportedError(_DRAWS)
+        return path
+
+    def _versions(self, inputs: list[torch.Tensor]) -> list[int | None]:
+        return [*(tensor._version for tensor in inputs), *self._watch.versions()]
+
+
+def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> Path:
+    """Record one call that is warm, piece by piece; each is replayed at once, as its question must be answered."""
+    recorder = _Recorder(stream, stream.usable(pool))
+    with recording_on(stream) as ready, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")  # nothing is done between two questions
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.stream(ready):
+                recorder.begin()
+                with _asking(recorder.ask):
+                    outputs = call()
+                recorder.end()
+        except BaseException:  # raised again: only allocator and generator must be settled first, whatever it was
+            recorder.give_up()
+            settle_generator()
+            raise
+        torch.cuda.synchronize()
+    count_capture()
+    check_outputs(outputs)
+    return Path(tuple(recorder.answers), recorder.pieces, recorder.read, outputs)
+
+
+class _Recorder:
+    """Records the pieces of a path, one after the other."""
+
+    def __init__(self, stream: RecordingStream, pool: Any) -> None:
+        self._stream = stream
+        self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.answers: list[bool] = []
+        self.pieces: list[Callable[[], None]] = []
+        self.read: list[Callable[[], bool]] = []
+
+    def begin(self) -> None:
+        # Pinned, so that a graph can write to it; before the recording, which may allocate no such memory.
+        self._answer = torch.empty((), dtype=torch.bool, pin_memory=True)
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        """End the piece, and replay it."""
+        assert self._graph is not None
+        self._graph.capture_end()
+        self.pieces.append(self._graph.replay)
+        self._graph = None
+        self.pieces[-1]()
+
+    def ask(self, question: torch.Tensor) -> bool:
+        """End the piece with a question, and begin the next one with its answer."""
+        question = question.detach().reshape(())
+        answer = self._answer
+        answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
+        self.end()
+        self.read.append(_reader(answer))
+        self.answers.append(self.read[-1]())
+        self.begin()
+        return self.answers[-1]
+
+    def give_up(self) -> None:
+        """Have PyTorch end the piece that is under way."""
+        if self._graph is not None:
+            with contextlib.suppress(RuntimeError):  # what was raised before counts
+                self._graph.capture_end()
+            self._stream.give_up(self._graph, self._pool)
+
+
+def _reader(answer: torch.Tensor) -> Callable[[], bool]:
+    """Return what waits for the GPU and reads an answer that it wrote to the host's memory."""
+    here = answer.numpy()  # the same memory, which is read in a tenth of the time
+
+    def read() -> bool:
+        torch.cuda.current_stream().synchronize()
+        return bool(here)
+
+    return read
+
+
+@contextlib.contextmanager
+def _asking(ask: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Have this thread ask `ask` where it makes a yes or no of a tensor on the GPU."""
+    me, plain_bool, plain_item = threading.get_ident(), torch.Tensor.__bool__, torch.Tensor.item
+
+    def is_question(tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.numel() == 1 and threading.get_ident() == me
+
+    def as_bool(tensor: torch.Tensor) -> bool:
+        return ask(tensor) if is_question(tensor) else plain_bool(tensor)
+
+    def item(tensor: torch.Tensor) -> Any:
+        return ask(tensor) if tensor.dtype is torch.bool and is_question(tensor) else plain_item(tensor)
+
+    with _in_place_of("__bool__", as_bool), _in_place_of("item", item):
+        yield
+
+
+@contextlib.contextmanager
+def _in_place_of(name: str, method: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Have tensors a method of their own meanwhile, which PyTorch's class inherits otherwise."""
+    original = vars(torch.Tensor).get(name)
+    setattr(torch.Tensor, name, method)
+    try:
+        yield
+    finally:
+        if original is None:
+            delattr(torch.Tensor, name)
+        else:
+            setattr(torch.Tensor, name, original)

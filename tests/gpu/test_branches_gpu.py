@@ -1,0 +1,216 @@
+"""Calls that ask the GPU on their way, captured between their questions, on a real GPU."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torchwise.errors import UnsupportedError  # noqa: E402
+from torchwise.plan import Plan  # noqa: E402
+from torchwise.realize import realize  # noqa: E402
+from torchwise.realize.capture import branches as captured  # noqa: E402
+from torchwise.workload import Example  # noqa: E402
+from torchwise.zoo import load  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def captured_by(call: Callable[..., Any], *args: torch.Tensor, backend: str = "eager", **options: Any) -> Any:
+    plan = Plan(backend=backend, capture="branches")
+    return realize(call, plan, Example(args), device="cuda", mode="inference", **options).call
+
+
+class Asks(torch.nn.Module):
+    """Doubles or halves what a layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.layer(x))
+        return hidden * 2 if x.mean() > 0 else hidden / 2
+
+
+def series(x: torch.Tensor) -> torch.Tensor:
+    terms = [x]
+    while terms[-1].abs().max() > 1e-2:
+        terms.append(terms[-1] * x / 2)
+    return torch.stack(terms).sum(dim=0)
+
+
+def draw(scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(8, 32, device="cuda") * scale
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[captured.Path]:
+    """List the paths that are recorded."""
+    paths: list[captured.Path] = []
+    record = captured.record_path
+
+    def noted(*args: Any, **options: Any) -> captured.Path:
+        paths.append(record(*args, **options))
+        return paths[-1]
+
+    monkeypatch.setattr(captured, "record_path", noted)
+    return paths
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_both_ways_answer_as_eager_does_and_are_recorded_once(backend: str, recorded: list[captured.Path]) -> None:
+    torch.manual_seed(0)
+    net = Asks().cuda().eval()
+    call = captured_by(net, draw(), backend=backend)
+    for sign in (1, 1, -1, 1, -1, -1, 1):
+        given = draw().abs() * sign
+        torch.testing.assert_close(call(given), net(given))
+    assert len(recorded) == 2
+
+
+def test_a_series_of_questions_takes_as_many_ways_as_it_is_long(recorded: list[captured.Path]) -> None:
+    torch.manual_seed(0)
+    call = captured_by(series, draw())
+    draws = [draw().clamp(-1, 1) * scale for scale in (0.001, 0.1, 0.4, 0.7, 0.9) for _ in range(3)]
+    for given in draws + draws[::-1]:
+        assert torch.equal(call(given), series(given))
+    lengths = [len(path.answers) for path in recorded]
+    assert len(lengths) == len(set(lengths)) >= 4
+
+
+@pytest.mark.parametrize("target", ["branch", "break_branch", "break_list"])
+def test_programs_of_the_zoo(target: str, recorded: list[captured.Path]) -> None:
+    workload = load(f"tutorial.{target}@medium", device="cuda")
+    call = captured_by(workload.call, *workload.examples[0].args)
+    for seed in range(4):
+        for example in workload.reseed(seed):
+            assert torch.equal(call(*example.args), workload.call(*example.args))
+    assert recorded
+
+
+def test_answers_that_are_held_are_not_overwritten() -> None:
+    net = Asks().cuda().eval()
+    call = captured_by(net, draw())
+    inputs = [draw().abs() * sign for sign in (1, -1, 1, -1, 1)]
+    answers = [call(given) for given in inputs]
+    for given, answer in zip(inputs, answers, strict=True):
+        assert torch.equal(answer, net(given))
+
+
+def test_weights_changed_in_place_are_seen_and_those_that_moved_are_recorded_anew(
+    recorded: list[captured.Path],
+) -> None:
+    net = Asks().cuda().eval()
+    call = captured_by(net, draw())
+    up, down = draw().abs(), -draw().abs()
+    call(up), call(down)
+    net.layer.weight.mul_(0.5)
+    assert torch.equal(call(up), net(up))
+    assert len(recorded) == 2
+    net.layer.weight = torch.nn.Parameter(net.layer.weight * 3)
+    for given in (down, up):
+        assert torch.equal(call(given), net(given))
+    assert len(recorded) == 4
+
+
+def test_nothing_between_two_questions_warns_of_nothing() -> None:
+    def early(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        if y.sum() > 0:
+            return y
+        return y * 2
+
+    call = captured_by(early, draw())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in (draw().abs(), -draw().abs() - 2, draw().abs()):
+            assert torch.equal(call(given), early(given))
+
+
+def test_calls_of_threads_and_streams_take_turns() -> None:
+    net = Asks().cuda().eval()
+    call = captured_by(net, draw())
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for number in range(100):
+                given = torch.randn(8, 32, device="cuda", generator=generator)
+                if not torch.equal(call(given), net(given)):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_an_error_of_the_model_is_its_own_and_the_next_call_is_answered() -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.isnan().any():
+            raise ValueError("the input has NaN")
+        return x * 2
+
+    call, given = captured_by(picky, draw()), draw()
+    assert torch.equal(call(given), given * 2)
+    with pytest.raises(ValueError, match="has NaN"):
+        call(given * float("nan"))
+    assert torch.equal(call(given), given * 2)
+    assert torch.randn(3, device="cuda").shape == (3,)  # the generator is as it was, too
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: x * x.mean().item() if x.mean() > 0 else x, "waits for the GPU"),
+        (lambda x: x + torch.randn_like(x) if x.mean() > -9 else x, "draws random numbers"),
+        (lambda x: x.add_(1) if x.mean() > -9 else x, "writes to its inputs"),
+        (lambda x: x * 2, "asks the GPU nothing"),
+    ],
+    ids=["number", "noise", "written", "none"],
+)
+def test_what_pieces_cannot_replay_is_refused(call: Callable[..., Any], said: str) -> None:
+    given = draw().abs()
+    before = given.clone()
+    torch.manual_seed(3)
+    expected = torch.randn(4, device="cuda")
+    torch.manual_seed(3)
+    with pytest.raises(UnsupportedError, match=said):
+        captured_by(call, given)(given)
+    assert torch.equal(given, before)
+    assert torch.equal(torch.randn(4, device="cuda"), expected)
+
+
+def test_a_buffer_that_is_written_is_refused_and_put_back() -> None:
+    norm = torch.nn.BatchNorm1d(32).cuda().train()
+    before = norm.running_mean.clone()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return norm(x) if x.mean() > -9 else x
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(x)
+
+    with pytest.raises(UnsupportedError, match="writes to its inputs or its module"):
+        captured_by(Counts(), draw())(draw())
+    assert torch.equal(norm.running_mean, before)
