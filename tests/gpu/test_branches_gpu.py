@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,9 +28,9 @@ def _without_gradients() -> Iterator[None]:
         yield
 
 
-def captured_by(call: Callable[..., Any], *args: torch.Tensor, backend: str = "eager", **options: Any) -> Any:
-    plan = Plan(backend=backend, capture="branches")
-    return realize(call, plan, Example(args), device="cuda", mode="inference", **options).call
+def captured_by(call: Callable[..., Any], *args: torch.Tensor, capture: str = "branches", **fields: Any) -> Any:
+    plan = Plan(capture=capture, **fields)
+    return realize(call, plan, Example(args), device="cuda", mode="inference").call
 
 
 class Asks(torch.nn.Module):
@@ -214,3 +215,51 @@ def test_a_buffer_that_is_written_is_refused_and_put_back() -> None:
     with pytest.raises(UnsupportedError, match="writes to its inputs or its module"):
         captured_by(Counts(), draw())(draw())
     assert torch.equal(norm.running_mean, before)
+
+
+def test_numbers_that_stay_are_others_on_every_replay() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x / x.abs().mean().item() + x.max().item()
+
+    call = captured_by(scaled, draw(), capture="call", transforms=("numbers_on_gpu",))
+    for scale in (1.0, 10.0, 0.1, 3.0):
+        given = draw(scale)
+        torch.testing.assert_close(call(given), scaled(given))
+    assert "item" not in vars(torch.Tensor)
+
+
+def test_numbers_stay_between_questions(recorded: list[captured.Path]) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        x = x / x.std().item()
+        return x * 2 if x.mean() > 0 else x - x.mean().item()
+
+    call = captured_by(scaled, draw(), transforms=("numbers_on_gpu",))
+    for sign in (1, -1, 1, -1, 1):
+        given = draw().abs() * sign
+        torch.testing.assert_close(call(given), scaled(given))
+    assert len(recorded) == 2
+
+
+def test_the_zoo_s_program_that_reads_a_number() -> None:
+    workload = load("tutorial.break_item@medium", device="cuda")
+    call = captured_by(workload.call, *workload.examples[0].args, capture="call", transforms=("numbers_on_gpu",))
+    for seed in range(3):
+        for example in workload.reseed(seed):
+            torch.testing.assert_close(call(*example.args), workload.call(*example.args))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: x * round(x.mean().item()), "numbers|round"),
+        (lambda x: x * math.sqrt(x.abs().mean().item()), "waits for the GPU"),
+        (lambda x: x * x.int().sum().item(), "waits for the GPU"),
+        (lambda x: x * 2, "reads no number"),
+    ],
+    ids=["rounded", "math", "integer", "none"],
+)
+def test_numbers_that_python_needs_are_refused(call: Callable[..., Any], said: str) -> None:
+    given = draw()
+    with pytest.raises((UnsupportedError, TypeError), match=said):
+        captured_by(call, given, capture="call", transforms=("numbers_on_gpu",))(given)
+    assert torch.equal(given * 1, given)

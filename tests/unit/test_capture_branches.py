@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchwise.errors import PlanError, UnsupportedError
@@ -222,11 +223,24 @@ def test_only_questions_to_the_gpu_in_this_thread_are_asked(gpu: FakeTensorMode)
     assert "item" not in vars(torch.Tensor)
 
 
-def test_tensors_ask_as_before_where_recording_fails() -> None:
-    with pytest.raises(ValueError, match="broken"), _asking(bool):
-        raise ValueError("broken")
-    assert "__bool__" not in vars(torch.Tensor)
-    assert "item" not in vars(torch.Tensor)
+def test_a_question_at_which_dynamo_breaks_the_graph_is_asked_and_nothing_is_compiled_for_it() -> None:
+    asked: list[torch.Tensor] = []
+
+    def ask(question: torch.Tensor) -> bool:
+        asked.append(question.clone())
+        return True
+
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x / 2
+
+    counter = CompileCounter()
+    compiled = torch.compile(asks, backend=counter)
+    compiled(UP), compiled(DOWN)
+    frames = counter.frame_count
+    with _asking(ask, "cpu"):
+        assert torch.equal(compiled(DOWN), DOWN * 2)
+    assert len(asked) == 1
+    assert counter.frame_count == frames
 
 
 @pytest.mark.parametrize(
@@ -248,9 +262,10 @@ def test_a_training_step_is_not_captured_in_branches() -> None:
         (lambda x: x * 2 if x.sum() > 0 else x, True),
         (lambda x: x * 2 if x.any().item() else x, True),
         (lambda x: x * x.sum().item(), False),
+        (lambda x: x * x.int().sum().item(), False),
         (lambda x: x * 2, False),
     ],
-    ids=["if", "item of a bool", "number", "none"],
+    ids=["if", "item of a bool", "number", "integer", "none"],
 )
 def test_the_inspection_finds_questions_to_the_gpu(
     call: Callable[[torch.Tensor], object], asks: bool, gpu: FakeTensorMode

@@ -270,7 +270,7 @@ INDUCTOR = {"backend": "inductor"}
         ({"precision": None}, "precision is None, but must be one of native"),
         ({"memory_format": "nhwc"}, "memory_format is 'nhwc', but must be one of preserve, channels_last"),
         ({"scope": "half"} | INDUCTOR, "scope is 'half', but must be one of whole, regional, rolled"),
-        ({"capture": "loop"}, "capture is 'loop', but must be one of none, call, step"),
+        ({"capture": "loop"}, "capture is 'loop', but must be one of none, call, branches, step"),
         ({"optimizer": "fast"}, "optimizer is 'fast', but must be one of preserve, foreach, fused, compiled"),
         ({"optimizer": True}, "optimizer is True, but must be one of preserve"),
         ({"recompute": "all"}, "recompute is 'all', but must be one of none, blocks"),

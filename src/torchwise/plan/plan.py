@@ -173,7 +173,7 @@ def _place_of(transform: str) -> int:
     known = (
         *("static_form", "isolate_rnn", "patch_matmul"),
         *("complex_to_real", "structure_of_arrays"),
-        "eager_strides",
+        *("numbers_on_gpu", "eager_strides"),
     )
     return known.index(transform) if transform in known else len(known)
 

@@ -154,7 +154,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
 
     It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; rows
     of a few elements are read again and again; a mean is taken over labels of which some may be ignored, or weigh
-    more than others; or Python asks the GPU yes or no, and reads no number from it.
+    more than others; or Python asks the GPU yes or no, or reads numbers from it.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -168,7 +168,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
             nonlocal is_complex, has_short_rows, has_uneven_mean, asks, reads, operators
             operators += 1
             if func is torch.ops.aten._local_scalar_dense.default and not args[0].is_cpu:
-                asks, reads = asks or args[0].dtype is torch.bool, reads or args[0].dtype is not torch.bool
+                asks, reads = asks or args[0].dtype is torch.bool, reads or args[0].dtype.is_floating_point
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
@@ -186,7 +186,8 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
         "short_rows": has_short_rows,
         "uneven_mean": has_uneven_mean,
         "repeats": _repeats(labels),
-        "questions": asks and not reads,
+        "questions": asks,
+        "numbers": reads,
     }
     return frozenset(name for name, present in found.items() if present), operators if is_whole else None
 
@@ -207,12 +208,14 @@ def _compatible(traits: frozenset[str]) -> frozenset[str]:
 
     The steps that repeat in an RNN are its own, which Dynamo never sees. A batch is divisible, and a mean over it that
     is uneven is not the mean of its pieces' means. What a model with static shapes asks for is what its other form need
-    not ask.
+    not ask. A graph that Dynamo captures ends at a question, so that repetitions with questions in them are none.
     """
     if "rnn" in traits:
         traits -= {"repeats"}
+    if "questions" in traits:
+        traits -= {"repeats"}
     if "static_form" in traits:
-        traits -= {"questions"}
+        traits -= {"questions", "numbers"}
     if "uneven_mean" in traits:
         traits = frozenset(trait for trait in traits if not trait.startswith("divisible_by_"))
     return traits

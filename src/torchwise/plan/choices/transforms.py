@@ -84,6 +84,23 @@ register(
     ),
     Choice(
         "transforms",
+        "numbers_on_gpu",
+        Legality.REORDERED,
+        complexity=1,
+        summary="numbers that the model reads from the GPU (`.item()`) to compute with there stay where they are, so "
+        "that the call can be captured",
+        devices=("cuda",),
+        modes=("inference",),
+        needs=("numbers",),
+        on=(("backend", "eager"),),
+        # Alone it means nothing: what it gains is that the gaps between kernels can be closed.
+        brings=(("capture", "branches"), ("capture", "call")),
+        effort="quick",
+        compile_factor=0.0,
+        acts="launch",
+    ),
+    Choice(
+        "transforms",
         "eager_strides",
         Legality.EXACT,
         complexity=1,

@@ -7,7 +7,7 @@ recorded when it is first met. Paths share nothing but the inputs: a call that l
 from the start, whose first questions it has answered already. So the path of the last call is tried first.
 
 Only yes and no can be followed so. A number that is read (`.item()`, sizes that depend on data) is another one on
-nearly every call, and is refused.
+nearly every call, and is refused, unless it can stay where it is (`transforms/numbers_on_gpu.py`).
 
 Sources: PyTorch's CUDA-graph trees (`torch/_inductor/cudagraph_trees.py`), which cut where Dynamo breaks the graph and
 run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded as they are met.
@@ -16,15 +16,16 @@ run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose pa
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.asked import answering
 from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.frozen import FrozenError, count_capture, is_held
 from torchwise.realize.capture.graph import (
@@ -39,6 +40,7 @@ from torchwise.realize.capture.graph import (
 )
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.recording import RecordingStream
+from torchwise.realize.capture.situation import DEVICE
 from torchwise.workload.state import kept_buffers
 
 MOST_PATHS = 32
@@ -288,33 +290,13 @@ def _reader(answer: torch.Tensor) -> Callable[[], bool]:
     return read
 
 
-@contextlib.contextmanager
-def _asking(ask: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """Have this thread ask `ask` where it makes a yes or no of a tensor on the GPU."""
-    me, plain_bool, plain_item = threading.get_ident(), torch.Tensor.__bool__, torch.Tensor.item
+def _asking(ask: Callable[[torch.Tensor], bool], device: str = DEVICE) -> AbstractContextManager[None]:
+    """Have `ask` asked where this thread makes a yes or no of a tensor on the device."""
 
-    def is_question(tensor: torch.Tensor) -> bool:
-        return tensor.is_cuda and tensor.numel() == 1 and threading.get_ident() == me
-
-    def as_bool(tensor: torch.Tensor) -> bool:
-        return ask(tensor) if is_question(tensor) else plain_bool(tensor)
+    def as_bool(tensor: torch.Tensor) -> Any:
+        return ask(tensor) if tensor.device.type == device and tensor.numel() == 1 else NotImplemented
 
     def item(tensor: torch.Tensor) -> Any:
-        return ask(tensor) if tensor.dtype is torch.bool and is_question(tensor) else plain_item(tensor)
+        return as_bool(tensor) if tensor.dtype is torch.bool else NotImplemented
 
-    with _in_place_of("__bool__", as_bool), _in_place_of("item", item):
-        yield
-
-
-@contextlib.contextmanager
-def _in_place_of(name: str, method: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """Have tensors a method of their own meanwhile, which PyTorch's class inherits otherwise."""
-    original = vars(torch.Tensor).get(name)
-    setattr(torch.Tensor, name, method)
-    try:
-        yield
-    finally:
-        if original is None:
-            delattr(torch.Tensor, name)
-        else:
-            setattr(torch.Tensor, name, original)
+    return answering(as_bool, item)

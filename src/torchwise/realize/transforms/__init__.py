@@ -12,6 +12,7 @@ from typing import Any
 from torchwise.realize.transforms.complex_to_real import ComplexToReal, backend_for
 from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.transforms.isolate_rnn import isolate
+from torchwise.realize.transforms.numbers_on_gpu import staying
 from torchwise.realize.transforms.patch_matmul import multiply
 from torchwise.realize.transforms.static_form import take_static_form
 from torchwise.realize.transforms.structure_of_arrays import graph_pass
@@ -31,8 +32,11 @@ MODEL_TRANSFORMS: dict[str, ModelTransform] = {
 GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
 GRAPH_PASSES: dict[str, Callable[[], Any]] = {"structure_of_arrays": graph_pass}
 """→ a pass over the graphs that Inductor compiles, as it takes one by an option."""
-CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {"eager_strides": laid_out}
-"""A callable → what the compiler traces in its place."""
+CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "numbers_on_gpu": staying,
+    "eager_strides": laid_out,
+}
+"""A callable → what the compiler traces, or a graph records, in its place."""
 
 
 def known_transforms() -> tuple[str, ...]:

@@ -1,0 +1,64 @@
+"""Who answers what Python asks of tensors, and what is left of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.realize.asked import METHODS, answering
+
+YES = torch.ones(())
+
+
+def left_over() -> list[str]:
+    return [name for name in METHODS if name in vars(torch.Tensor)]
+
+
+def nothing(_: torch.Tensor) -> Any:
+    return NotImplemented
+
+
+def test_the_last_who_answers_is_asked_first_and_leaves_the_rest_to_others() -> None:
+    with answering(lambda _: False, lambda _: "outer"), answering(nothing, lambda t: "inner" if t > 1 else nothing(t)):
+        assert not YES
+        assert YES.item() == "outer"
+    with answering(nothing, nothing):
+        assert YES
+        assert YES.item() == 1.0
+    assert left_over() == []
+
+
+def test_nothing_is_left_where_what_runs_raises() -> None:
+    with pytest.raises(ValueError, match="broken"), answering(nothing, nothing):
+        raise ValueError("broken")
+    assert left_over() == []
+
+
+def test_threads_that_begin_and_end_in_any_order_answer_for_themselves() -> None:
+    found: dict[str, Any] = {}
+    began, ended = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with answering(nothing, lambda _: "other"):
+            began.set()
+            assert ended.wait(10)
+            found["other"] = YES.item()
+
+    thread = threading.Thread(target=other)
+    with answering(nothing, lambda _: "mine"):
+        thread.start()
+        assert began.wait(10)
+        found["mine"] = YES.item()
+    found["plain"] = YES.item()
+    ended.set()
+    thread.join()
+    assert found == {"mine": "mine", "other": "other", "plain": 1.0}
+    assert left_over() == []
+
+
+def test_parameters_are_asked_too() -> None:
+    with answering(lambda _: False, nothing):
+        assert not torch.nn.Parameter(torch.ones(1))
