@@ -500,7 +500,8 @@ def test_blocks_of_a_copy_refuse_to_answer_once_the_model_changed(graphs: list[A
 
 
 def test_the_transforms_are_named_where_one_is_unknown() -> None:
-    known = ["static_form", "isolate_rnn", "patch_matmul", "complex_to_real", "structure_of_arrays", "eager_strides"]
+    known = ["static_form", "isolate_rnn", "patch_matmul", "complex_to_real", "structure_of_arrays"]
+    known += ["numbers_on_gpu", "eager_strides"]
     assert list(known_transforms()) == known
     named = f"'nothing', but there are {', '.join(known)}"
     with pytest.raises(UnsupportedError, match=named):

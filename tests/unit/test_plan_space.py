@@ -388,7 +388,8 @@ def test_every_choice_is_sound(choice: Choice) -> None:
     assert set(choice.devices) <= {"cpu", "cuda"}
     assert set(choice.modes) <= {"inference", "training"}
     if choice.value != ANY:
-        base = replace(EAGER, **dict(choice.on))
+        captures = [value for field, value in choice.brings if field == "capture"]
+        base = replace(EAGER, **{"capture": captures[-1]} if captures else {}, **dict(choice.on))
         assert base.with_choice(choice.field, choice.value) != base
 
 

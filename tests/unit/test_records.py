@@ -169,7 +169,7 @@ def test_builtins_of_another_type_are_refused_with_the_place() -> None:
 def test_a_value_that_its_class_refuses_is_refused() -> None:
     with pytest.raises(InputError, match="calls is 0, but must be a whole number of at least 1"):
         codec.from_json('{"target": "t", "calls": 0}', WorkloadSpec)
-    with pytest.raises(PlanError, match="capture is 'loop', but must be one of none, call, step"):
+    with pytest.raises(PlanError, match="capture is 'loop', but must be one of none, call, branches, step"):
         codec.from_json('{"number": 1, "plan": {"capture": "loop"}}', Trial)
 
 

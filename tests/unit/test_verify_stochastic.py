@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -275,6 +276,16 @@ def test_rounding_that_differs_from_run_to_run_is_no_noise() -> None:
     x = torch.randn(100)
     wobble = iter(torch.linspace(0, 1e-4, 50))
     assert is_stochastic(lambda: x * (1 + next(wobble))) == (False, True)
+
+
+def test_roundings_of_bfloat16_are_no_noise_and_noise_in_bfloat16_is() -> None:
+    x = torch.randn(1000)
+    wobble = itertools.cycle((0.0, 0.0, 1e-2, 1e-2))  # two calls in a row may come out the same
+    assert is_stochastic(lambda: (x * (1 + next(wobble))).bfloat16()) == (False, True)
+    assert is_stochastic(lambda: torch.nn.functional.dropout(x.bfloat16(), 0.1)) == (True, False)
+    off = itertools.cycle((0.0, 0.1))
+    assert is_stochastic(lambda: (x + next(off) * torch.randn(1000)).bfloat16()) == (True, True)
+    assert is_stochastic(lambda: x * (1 + next(wobble))) == (True, True), "float32 has no such roundings"
 
 
 def test_a_counter_in_a_buffer_is_no_noise() -> None:

@@ -216,27 +216,23 @@ class BranchingCall(CapturedCall):
 def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> Path:
     """Record one call that is warm, piece by piece; each is replayed at once, as its question must be answered."""
     recorder = _Recorder(stream, stream.usable(pool))
-    with recording_on(stream) as ready, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")  # nothing is done between two questions
-        torch.cuda.synchronize()
-        try:
-            with torch.cuda.stream(ready):
-                recorder.begin()
-                with _asking(recorder.ask):
-                    outputs = call()
-                recorder.end()
-        except BaseException:  # raised again: only allocator and generator must be settled first, whatever it was
-            recorder.give_up()
-            settle_generator()
-            raise
-        torch.cuda.synchronize()
+    try:
+        with recording_on(stream) as ready, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")  # nothing is done between two questions
+            torch.cuda.synchronize()
+            with torch.cuda.stream(ready), recorder, _asking(recorder.ask):
+                outputs = call()
+            torch.cuda.synchronize()
+    except BaseException:  # raised again: only the generator must be settled first, whatever it was
+        settle_generator()
+        raise
     count_capture()
     check_outputs(outputs)
     return Path(tuple(recorder.answers), recorder.pieces, recorder.read, outputs)
 
 
 class _Recorder:
-    """Records the pieces of a path, one after the other."""
+    """Records the pieces of a path, one after the other, on the stream that is current meanwhile."""
 
     def __init__(self, stream: RecordingStream, pool: Any) -> None:
         self._stream = stream
@@ -246,37 +242,47 @@ class _Recorder:
         self.pieces: list[Callable[[], None]] = []
         self.read: list[Callable[[], bool]] = []
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._end()
+        elif self._graph is not None:
+            with contextlib.suppress(RuntimeError):  # what was raised before counts
+                self._ended()
+
+    def _begin(self) -> None:
         # Pinned, so that a graph can write to it; before the recording, which may allocate no such memory.
         self._answer = torch.empty((), dtype=torch.bool, pin_memory=True)
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """End the piece, and replay it."""
-        assert self._graph is not None
-        self._graph.capture_end()
-        self.pieces.append(self._graph.replay)
-        self._graph = None
+        self.pieces.append(self._ended().replay)
         self.pieces[-1]()
+
+    def _ended(self) -> torch.cuda.CUDAGraph:
+        assert self._graph is not None
+        graph, self._graph = self._graph, None
+        try:
+            graph.capture_end()
+        except BaseException:  # raised again: only the allocator must be settled first
+            self._stream.give_up(graph, self._pool)
+            raise
+        return graph
 
     def ask(self, question: torch.Tensor) -> bool:
         """End the piece with a question, and begin the next one with its answer."""
         question = question.detach().reshape(())
         answer = self._answer
         answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
-        self.end()
+        self._end()
         self.read.append(_reader(answer))
         self.answers.append(self.read[-1]())
-        self.begin()
+        self._begin()
         return self.answers[-1]
-
-    def give_up(self) -> None:
-        """Have PyTorch end the piece that is under way."""
-        if self._graph is not None:
-            with contextlib.suppress(RuntimeError):  # what was raised before counts
-                self._graph.capture_end()
-            self._stream.give_up(self._graph, self._pool)
 
 
 def _reader(answer: torch.Tensor) -> Callable[[], bool]:
