@@ -43,7 +43,7 @@ bias that a softmax or a normalisation takes away again: it need only stay small
 JITTER = 1e-3
 """Relative difference under one seed up to which rounding in another order explains it."""
 ROUNDINGS = 4
-"""Roundings of the answer's dtype that explain as much: bfloat16 keeps 8 bits, and deep models round again and again."""
+"""Roundings of the answer's dtype that explain as much: bfloat16 keeps 8 bits, and deep models round often."""
 ALIKE = 3
 """Calls under one seed: a sum that several multiprocessors add to in any order comes out the same now and then."""
 
