@@ -98,7 +98,7 @@ def test_programs_of_the_zoo(target: str, recorded: list[captured.Path]) -> None
     for seed in range(4):
         for example in workload.reseed(seed):
             assert torch.equal(call(*example.args), workload.call(*example.args))
-    assert recorded
+    assert len(recorded) > (target != "break_list")
 
 
 def test_answers_that_are_held_are_not_overwritten() -> None:
@@ -161,17 +161,20 @@ def test_calls_of_threads_and_streams_take_turns() -> None:
     assert wrong == []
 
 
-def test_an_error_of_the_model_is_its_own_and_the_next_call_is_answered() -> None:
+def test_an_error_of_the_model_is_its_own_and_other_ways_are_recorded_afterwards() -> None:
     def picky(x: torch.Tensor) -> torch.Tensor:
-        if x.isnan().any():
-            raise ValueError("the input has NaN")
-        return x * 2
+        y = x * 2
+        if x.max() > 100 and torch.cuda.is_current_stream_capturing():
+            raise ValueError("not while it is recorded")
+        return y if x.mean() > 0 else -y
 
-    call, given = captured_by(picky, draw()), draw()
+    given = draw().abs()
+    call = captured_by(picky, given)
     assert torch.equal(call(given), given * 2)
-    with pytest.raises(ValueError, match="has NaN"):
-        call(given * float("nan"))
-    assert torch.equal(call(given), given * 2)
+    with pytest.raises(ValueError, match="not while it is recorded"):
+        call(given + 200)
+    for other in (given, -given, given):
+        assert torch.equal(call(other), picky(other))
     assert torch.randn(3, device="cuda").shape == (3,)  # the generator is as it was, too
 
 
@@ -195,6 +198,8 @@ def test_what_pieces_cannot_replay_is_refused(call: Callable[..., Any], said: st
         captured_by(call, given)(given)
     assert torch.equal(given, before)
     assert torch.equal(torch.randn(4, device="cuda"), expected)
+    again = captured_by(lambda x: x * 2 if x.mean() > 0 else x, given)  # on a stream that the refused one had
+    assert torch.equal(again(given), given * 2)
 
 
 def test_a_buffer_that_is_written_is_refused_and_put_back() -> None:
@@ -228,18 +233,6 @@ def test_numbers_that_stay_are_others_on_every_replay() -> None:
     assert "item" not in vars(torch.Tensor)
 
 
-def test_numbers_stay_between_questions(recorded: list[captured.Path]) -> None:
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        x = x / x.std().item()
-        return x * 2 if x.mean() > 0 else x - x.mean().item()
-
-    call = captured_by(scaled, draw(), transforms=("numbers_on_gpu",))
-    for sign in (1, -1, 1, -1, 1):
-        given = draw().abs() * sign
-        torch.testing.assert_close(call(given), scaled(given))
-    assert len(recorded) == 2
-
-
 def test_the_zoo_s_program_that_reads_a_number() -> None:
     workload = load("tutorial.break_item@medium", device="cuda")
     call = captured_by(workload.call, *workload.examples[0].args, capture="call", transforms=("numbers_on_gpu",))
@@ -251,15 +244,18 @@ def test_the_zoo_s_program_that_reads_a_number() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda x: x * round(x.mean().item()), "numbers|round"),
-        (lambda x: x * math.sqrt(x.abs().mean().item()), "waits for the GPU"),
-        (lambda x: x * x.int().sum().item(), "waits for the GPU"),
+        (lambda x: x * x.mean().item() ** 2, "Python needs a number"),
+        (lambda x: x * math.sqrt(x.abs().mean().item()), "Python needs a number"),
+        (lambda x: x * x.mean().item() * x.int().sum().item(), "waits for the GPU"),
+        (lambda x: torch.full_like(x, x.max().item()), "waits for the GPU"),
+        (lambda x: torch.add(x, x, alpha=x.max().item()), "waits for the GPU"),
         (lambda x: x * 2, "reads no number"),
     ],
-    ids=["rounded", "math", "integer", "none"],
+    ids=["power", "math", "integer", "filled", "alpha", "none"],
 )
 def test_numbers_that_python_needs_are_refused(call: Callable[..., Any], said: str) -> None:
     given = draw()
-    with pytest.raises((UnsupportedError, TypeError), match=said):
+    with pytest.raises(UnsupportedError, match=said):
         captured_by(call, given, capture="call", transforms=("numbers_on_gpu",))(given)
-    assert torch.equal(given * 1, given)
+    again = captured_by(lambda x: x / x.max().item(), given, capture="call", transforms=("numbers_on_gpu",))
+    torch.testing.assert_close(again(given), given / given.max())

@@ -62,3 +62,14 @@ def test_threads_that_begin_and_end_in_any_order_answer_for_themselves() -> None
 def test_parameters_are_asked_too() -> None:
     with answering(lambda _: False, nothing):
         assert not torch.nn.Parameter(torch.ones(1))
+
+
+def test_what_somebody_else_put_there_is_asked_last_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def theirs(_: torch.Tensor) -> str:
+        return "theirs"
+
+    monkeypatch.setattr(torch.Tensor, "item", theirs, raising=False)
+    with answering(nothing, lambda t: "mine" if t > 1 else nothing(t)):
+        assert (YES * 2).item() == "mine"
+        assert YES.item() == "theirs"
+    assert vars(torch.Tensor)["item"] is theirs

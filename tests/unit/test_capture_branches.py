@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
 from torchwise.realize.capture import CAPTURES
-from torchwise.realize.capture.branches import MOST_PATHS, Branches, Path, _asking
-from torchwise.realize.capture.frozen import FrozenError, hold
+from torchwise.realize.capture import branches as branches_file
+from torchwise.realize.capture.branches import MOST_PATHS, Branches, BranchingCall, Path, _asking, record_path
+from torchwise.realize.capture.frozen import hold
+from torchwise.realize.watch import ModuleWatch
 from torchwise.trial.inspection import _compatible, _watched
 
 Program = Callable[[torch.Tensor], Generator[torch.Tensor, bool, torch.Tensor]]
@@ -65,7 +67,7 @@ class Machine:
         self.log: list[str] = []
 
     def branches(self, **options: Any) -> Branches:
-        return Branches(self.inputs, self.record, self.call, lambda: True, **options)
+        return Branches(self.inputs, self.record(), self.record, self.call, lambda: True, **options)
 
     def call(self, x: torch.Tensor) -> torch.Tensor:
         self.original += 1
@@ -170,13 +172,31 @@ def test_where_there_are_too_many_ways_the_model_answers() -> None:
 
 
 def test_a_frozen_plan_takes_the_ways_that_it_has_and_records_no_other() -> None:
-    branches = Machine(doubles_or_halves).branches()
+    machine = Machine(doubles_or_halves)
+    branches = machine.branches()
     branches((DOWN,), {})
     held = hold(lambda x: branches((x,), {}))
-    assert torch.equal(held(DOWN), DOWN / 2)
-    with pytest.raises(FrozenError, match="another way"):
-        held(UP)
+    for x in (DOWN, UP, DOWN):
+        assert torch.equal(held(x), plainly(doubles_or_halves, x))
+    assert (machine.recorded, machine.original) == (1, 1)
     assert torch.equal(branches((UP,), {}), UP * 2)
+    assert machine.recorded == 2
+
+
+def test_a_way_that_cannot_be_recorded_is_tried_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(doubles_or_halves)
+    branches = machine.branches()
+
+    def refuses() -> Path:
+        machine.recorded += 1
+        raise UnsupportedError("it draws random numbers there")
+
+    branches._record = refuses
+    with caplog.at_level("WARNING"):
+        for x in (UP, DOWN, UP * 2, DOWN * 2):
+            assert torch.equal(branches((x,), {}), plainly(doubles_or_halves, x))
+    assert (machine.recorded, machine.original) == (2, 2)
+    assert caplog.text.count("it draws random numbers there") == 1
 
 
 def test_what_was_freed_answers_no_more() -> None:
@@ -191,36 +211,26 @@ def gpu() -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def test_only_questions_to_the_gpu_in_this_thread_are_asked(gpu: FakeTensorMode) -> None:
+def test_what_is_on_the_gpu_is_asked_in_any_dtype_and_numbers_are_not(gpu: FakeTensorMode) -> None:
     asked: list[torch.Tensor] = []
 
     def ask(question: torch.Tensor) -> bool:
         asked.append(question)
         return len(asked) % 2 == 1
 
-    def elsewhere(answer: list[bool]) -> None:
-        answer.append(bool(torch.ones(())))
-
     with gpu:
         there, number, several = (torch.ones(n, device="cuda") for n in ((), (1,), (2,)))
     with _asking(ask):
         assert bool(there > 0)
-        assert not number  # of any dtype, as Python asks it
+        assert not number
         assert (there > 0).item() is True
         assert len(asked) == 3
         assert bool(torch.ones(())), "the CPU's is there already"
         with pytest.raises(Exception, match="_local_scalar_dense"):
-            there.item()  # a number is no question
+            there.item()
         with pytest.raises(RuntimeError, match=r"(?i)ambiguous"):
             bool(several)
-        found: list[bool] = []
-        thread = threading.Thread(target=elsewhere, args=(found,))
-        thread.start()
-        thread.join()
-        assert found == [True]
     assert len(asked) == 3
-    assert "__bool__" not in vars(torch.Tensor)
-    assert "item" not in vars(torch.Tensor)
 
 
 def test_a_question_at_which_dynamo_breaks_the_graph_is_asked_and_nothing_is_compiled_for_it() -> None:
@@ -257,33 +267,248 @@ def test_a_training_step_is_not_captured_in_branches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "asks"),
+    ("call", "traits"),
     [
-        (lambda x: x * 2 if x.sum() > 0 else x, True),
-        (lambda x: x * 2 if x.any().item() else x, True),
-        (lambda x: x * x.sum().item(), False),
-        (lambda x: x * x.int().sum().item(), False),
-        (lambda x: x * 2, False),
+        (lambda x: x * 2 if x.sum() > 0 else x, {"questions"}),
+        (lambda x: x * 2 if x.sum() else x, {"questions"}),
+        (lambda x: x * 2 if (x > 0).sum() else x, {"questions"}),
+        (lambda x: x * 2 if x.any().item() else x, {"questions"}),
+        (lambda x: x * x.sum().item(), {"numbers"}),
+        (lambda x: x * x.int().sum().item(), set()),
+        (lambda x: x * 2, set()),
     ],
-    ids=["if", "item of a bool", "number", "integer", "none"],
+    ids=["if", "if float", "if integer", "item of a bool", "number", "integer", "none"],
 )
-def test_the_inspection_finds_questions_to_the_gpu(
-    call: Callable[[torch.Tensor], object], asks: bool, gpu: FakeTensorMode
+def test_the_inspection_finds_what_is_asked_of_the_gpu(
+    call: Callable[[torch.Tensor], object], traits: set[str], gpu: FakeTensorMode
 ) -> None:
     with gpu:
-        there = torch.ones(3, device="cuda")
-        here = torch.ones(3)
-        assert ("questions" in _watched(lambda: call(there))[0]) is asks
-        assert "questions" not in _watched(lambda: call(here))[0], "what the CPU has is no question to the GPU"
+        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        assert _watched(lambda: call(there))[0] & {"questions", "numbers"} == traits
+        assert not _watched(lambda: call(here))[0] & {"questions", "numbers"}, (
+            "what the CPU has is not asked of the GPU"
+        )
 
 
-def test_a_search_captures_in_branches_what_asks_and_whole_what_does_not() -> None:
+def test_a_search_captures_in_branches_what_asks() -> None:
     def captures(*traits: str) -> list[str]:
         space = PlanSpace("cuda", "inference", frozenset(traits), effort="quick")
         return [choice.value for choice in space.choices() if choice.field == "capture"]
 
     assert captures("floating") == ["call"]
-    assert captures("questions") == ["branches"]
-    assert captures("questions", "stochastic") == captures("questions", "writes_inputs") == []
+    assert captures("questions") == ["call", "branches"], "a model may ask in eager and not while it is recorded"
+    assert captures("questions", "stochastic") == captures("questions", "writes_inputs") == ["call"]
     assert captures("questions", "prints") == []
     assert _compatible(frozenset({"questions", "static_form"})) == {"static_form"}
+    assert _compatible(frozenset({"questions", "repeats"})) == {"questions"}
+
+
+# ---- recording, with a GPU that only keeps books
+
+
+class Stream:
+    waited = 0
+
+    def synchronize(self) -> None:
+        Stream.waited += 1
+
+
+class Gpu:
+    """Graphs that note where they begin and end; what runs in them is computed at once, as on a CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.current = self.usual = Stream()
+        self.ready = Stream()
+        self.breaks = False
+        self.state = torch.zeros(1)
+        gpu = self
+
+        class Graph:
+            def capture_begin(self, **_: object) -> None:
+                gpu.log.append("begin")
+
+            def capture_end(self) -> None:
+                if gpu.current is not gpu.ready:
+                    raise RuntimeError("Capture must end on the same stream it began on.")
+                gpu.log.append("end")
+                if gpu.breaks:
+                    raise RuntimeError("operation failed due to a previous error during capture")
+
+            def replay(self) -> None:
+                gpu.log.append("replay")
+
+        @contextlib.contextmanager
+        def stream(on: Stream) -> Iterator[None]:
+            before, gpu.current = gpu.current, on
+            try:
+                yield
+            finally:
+                gpu.current = before
+
+        @contextlib.contextmanager
+        def recording_on(_: object) -> Iterator[Stream]:
+            yield gpu.ready
+
+        empty = torch.empty
+        for name, value in {
+            "CUDAGraph": Graph,
+            "stream": stream,
+            "current_stream": lambda *_: gpu.current,
+            "current_device": lambda: -1,  # as tensors of the CPU say
+            "synchronize": lambda *_: gpu.log.append("wait"),
+            "get_rng_state": lambda: gpu.state.clone(),
+            "set_rng_state": lambda state: gpu.state.copy_(state),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **o: empty(*a, **o))
+        monkeypatch.setattr(branches_file, "recording_on", recording_on)
+        monkeypatch.setattr(branches_file, "settle_generator", lambda: gpu.log.append("settle"))
+        monkeypatch.setattr(branches_file, "check_outputs", lambda _: None)
+        monkeypatch.setattr(branches_file, "_asking", lambda ask: _asking(ask, "cpu"))
+
+    def usable(self, pool: object) -> object:
+        return pool
+
+    def give_up(self, graph: object, pool: object) -> None:
+        self.log.append("give up")
+
+    def path(self, call: Callable[[], object]) -> Path:
+        return record_path(call, pool=None, stream=self)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def books(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def test_a_path_is_cut_at_each_question_and_each_piece_is_replayed_before_it_is_read(books: Gpu) -> None:
+    def call() -> torch.Tensor:
+        if UP.sum():  # of any dtype
+            return UP * 2 if (UP < 0).any().item() else UP
+        return DOWN
+
+    path = books.path(call)
+    assert path.answers == (True, False)
+    assert path.outputs is UP
+    assert books.log == ["wait", *["begin", "end", "replay"] * 3, "wait"]
+    waited = Stream.waited
+    assert [read() for read in path.read] == [True, False]
+    assert Stream.waited == waited + 2, "an answer is read when the GPU has it"
+    assert "__bool__" not in vars(torch.Tensor)
+
+
+def test_a_model_that_raises_has_its_recording_ended_where_it_was_begun(books: Gpu) -> None:
+    def call() -> torch.Tensor:
+        if UP.sum() > 0:
+            raise ValueError("too large")
+        return UP
+
+    with pytest.raises(ValueError, match="too large"):
+        books.path(call)
+    assert books.log == ["wait", "begin", "end", "replay", "begin", "end", "settle"]
+    assert books.current is books.usual
+
+
+def test_a_recording_that_cannot_be_ended_is_given_up(books: Gpu) -> None:
+    def call() -> torch.Tensor:
+        books.breaks = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        books.path(call)
+    assert books.log == ["wait", "begin", "end", "give up", "settle"]
+
+
+def test_a_question_on_a_stream_of_the_models_own_is_refused_and_the_recording_ends(books: Gpu) -> None:
+    def call() -> torch.Tensor:
+        with torch.cuda.stream(Stream()):  # type: ignore[arg-type]
+            return UP if UP.sum() > 0 else DOWN
+
+    with pytest.raises(UnsupportedError, match="on a stream or a GPU of its own"):
+        books.path(call)
+    assert books.log == ["wait", "begin", "end", "settle"]
+
+
+@pytest.fixture
+def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Branches]:
+    """Return what makes the branches of a call, as a plan does on its first call; warm-ups are counted."""
+    warmed: list[int] = []
+    monkeypatch.setattr(branches_file, "warm_up", lambda *_: warmed.append(1))
+    monkeypatch.setattr(branches_file, "static_inputs", lambda args, kwargs: (args, kwargs, list(args)))
+
+    def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> Branches:
+        made: Any = BranchingCall.__new__(BranchingCall)
+        made._call, made._module, made._borrow, made._pool, made._side = call, module, False, None, books
+        made._device, made._watch = -1, ModuleWatch(module)
+        branches = made._replays((x.clone(),), {}, lambda: True, lambda: None)
+        branches.warmed = warmed
+        return branches  # type: ignore[no-any-return]
+
+    return make
+
+
+def test_every_way_is_warmed_up_before_it_is_recorded(plan: Callable[..., Any]) -> None:
+    branches = plan(lambda x: x * 2 if x.sum() > 0 else x / 2)
+    assert len(branches.warmed) == 1
+    branches._inputs[0].copy_(DOWN)
+    assert torch.equal(branches._record().outputs, DOWN / 2)
+    assert len(branches.warmed) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: x * 2, "asks the GPU nothing"),
+        (lambda x: x.add_(1) if x.sum() > 0 else x, "writes to its inputs or its module"),
+        (lambda x: x + torch.randn(4) if x.sum() > 0 else x, "draws random numbers"),
+    ],
+    ids=["no question", "written", "noise"],
+)
+def test_what_pieces_cannot_replay_is_refused(call: Callable[..., Any], said: str, plan: Callable[..., Any]) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with pytest.raises(UnsupportedError, match=said):
+        plan(call)
+    assert torch.equal(torch.get_rng_state(), before), "the original is to draw what eager would"
+
+
+def test_noise_of_the_gpu_is_refused_too_and_put_back(books: Gpu, plan: Callable[..., Any]) -> None:
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        books.state += 1
+        return x if x.sum() > 0 else x * 2
+
+    with pytest.raises(UnsupportedError, match="draws random numbers"):
+        plan(draws)
+    assert books.state == 0
+
+
+def test_buffers_that_pytorch_writes_without_counting_are_seen(plan: Callable[..., Any]) -> None:
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+            self.register_buffer("variance", torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            normed = torch.nn.functional.batch_norm(x.view(2, 2), self.mean, self.variance, training=True)
+            return normed if x.sum() > 0 else x
+
+    with pytest.raises(UnsupportedError, match="writes to its inputs or its module"):
+        plan(module := Normed(), module)
+
+
+def test_weights_whose_writes_are_not_counted_are_refused(plan: Callable[..., Any]) -> None:
+    with torch.inference_mode():
+        module = torch.nn.Linear(4, 4)
+    with pytest.raises(UnsupportedError, match="inference mode"):
+        plan(lambda x: x if x.sum() > 0 else -x, module)
+
+
+def test_a_way_is_recorded_on_the_gpu_of_the_others_alone(
+    plan: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branches = plan(lambda x: x if x.sum() > 0 else -x)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(UnsupportedError, match="not the current one"):
+        branches._record()

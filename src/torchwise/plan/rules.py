@@ -97,8 +97,8 @@ def _problems(plan: Plan) -> Iterator[str]:
         yield f"transforms has 'eager_strides', but scope is {plan.scope!r}, whose parts lay out what they return"
     if "eager_strides" in plan.transforms and plan.shapes == "dynamic":
         yield "shapes is 'dynamic', but eager_strides holds for one shape: shapes must be static"
-    if "numbers_on_gpu" in plan.transforms and plan.capture not in ("call", "branches"):
-        yield f"transforms has 'numbers_on_gpu', but capture is {plan.capture!r}: it must be 'call' or 'branches'"
+    if "numbers_on_gpu" in plan.transforms and plan.capture != "call":
+        yield f"transforms has 'numbers_on_gpu', but capture is {plan.capture!r}: it must be 'call'"
     if "numbers_on_gpu" in plan.transforms and plan.backend != "eager":
         yield f"transforms has 'numbers_on_gpu', but backend is {plan.backend!r}, which is given numbers: eager is not"
     if plan.of_a_step and (plan.capture in ("call", "branches") or plan.precision == "bf16" or plan.option("freezing")):

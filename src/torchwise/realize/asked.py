@@ -2,12 +2,13 @@
 
 `if x.mean() > 0:` and `x.mean().item()` reach Python through two methods of `torch.Tensor`, which it inherits from C.
 While somebody answers in their place the class has its own, which ask those who answer in this thread, the last one
-first, and then the method that was there. Nothing of it is left when nobody answers any more.
+first, and then the method that was there. When nobody answers any more, the class is as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,8 @@ _installing = threading.Lock()
 _mine = threading.local()
 _answering = 0
 """How many answer, in whichever thread."""
+_before: dict[str, Any] = {}
+"""What the class itself had: nothing, or what somebody else put there."""
 
 
 @contextlib.contextmanager
@@ -50,13 +53,17 @@ def _count(more: int) -> None:
         before, _answering = _answering, _answering + more
         for name in METHODS:
             if not before:
+                _before[name] = vars(torch.Tensor).get(name)
                 # Where Dynamo breaks a graph at a question, it would trace what answers that.
                 setattr(torch.Tensor, name, torch.compiler.disable(_method(name, getattr(torch.Tensor, name))))
-            elif not _answering:
+            elif not _answering and _before[name] is None:
                 delattr(torch.Tensor, name)
+            elif not _answering:
+                setattr(torch.Tensor, name, _before[name])
 
 
 def _method(name: str, plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    @functools.wraps(plain)  # whoever overrides it goes by its name
     def asked(tensor: torch.Tensor) -> Any:
         for answerers in reversed(vars(_mine).get("answerers", ())):
             if (answer := answerers[name](tensor)) is not NotImplemented:

@@ -9,6 +9,7 @@ from typing import Any
 from torchwise.errors import BaselineError
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
 from torchwise.realize import is_plain
+from torchwise.realize.asked import answering
 from torchwise.realize.capture.obstacle import place_of
 from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
@@ -165,10 +166,8 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex, has_short_rows, has_uneven_mean, asks, reads, operators
+            nonlocal is_complex, has_short_rows, has_uneven_mean, operators
             operators += 1
-            if func is torch.ops.aten._local_scalar_dense.default and not args[0].is_cpu:
-                asks, reads = asks or args[0].dtype is torch.bool, reads or args[0].dtype.is_floating_point
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
@@ -177,8 +176,18 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
 
+    def asked(tensor: torch.Tensor) -> Any:
+        nonlocal asks
+        asks = asks or not tensor.is_cpu
+        return NotImplemented
+
+    def read(tensor: torch.Tensor) -> Any:
+        nonlocal reads
+        reads = reads or (not tensor.is_cpu and tensor.is_floating_point())
+        return asked(tensor) if tensor.dtype is torch.bool else NotImplemented
+
     # Some operators refuse to be watched, with any error; the model itself ran before, and what was seen counts.
-    with contextlib.suppress(Exception), Watch():  # type: ignore[no-untyped-call]
+    with contextlib.suppress(Exception), answering(asked, read), Watch():  # type: ignore[no-untyped-call]
         call()
         is_whole = True
     found = {

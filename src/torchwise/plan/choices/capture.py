@@ -15,10 +15,7 @@ register(
         summary="the whole call is captured in one CUDA graph; inputs are copied in and outputs copied out",
         devices=("cuda",),
         modes=("inference",),
-        unless=(
-            PRINTS,
-            ("questions", "the model asks the GPU yes or no on its way: capture 'branches' is cut where it does"),
-        ),
+        unless=(PRINTS,),
         effort="quick",
         compile_factor=0.0,
         acts="launch",

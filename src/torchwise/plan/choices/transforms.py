@@ -93,8 +93,9 @@ register(
         modes=("inference",),
         needs=("numbers",),
         on=(("backend", "eager"),),
-        # Alone it means nothing: what it gains is that the gaps between kernels can be closed.
-        brings=(("capture", "branches"), ("capture", "call")),
+        # Alone it means nothing: what it gains is that the gaps between kernels can be closed. Not with branches, as no
+        # verdict proves those that are met later.
+        brings=(("capture", "call"),),
         effort="quick",
         compile_factor=0.0,
         acts="launch",

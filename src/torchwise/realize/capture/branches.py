@@ -16,6 +16,7 @@ run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose pa
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,11 +28,12 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.realize.asked import answering
 from torchwise.realize.capture.call import CapturedCall
-from torchwise.realize.capture.frozen import FrozenError, count_capture, is_held
+from torchwise.realize.capture.frozen import count_capture, is_held
 from torchwise.realize.capture.graph import (
     check_outputs,
     copied,
     copy_each,
+    recording_alone,
     recording_on,
     settle_generator,
     static_inputs,
@@ -41,10 +43,15 @@ from torchwise.realize.capture.graph import (
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import DEVICE
-from torchwise.workload.state import kept_buffers
+from torchwise.workload import trees
+from torchwise.workload.state import KeptBuffer, buffers_of
+
+logger = logging.getLogger("torchwise")
 
 MOST_PATHS = 32
 """Paths that one signature may have; the model itself answers calls that would need another."""
+MOST_REFUSED = 1024
+"""Ways that are remembered as ones that cannot be recorded."""
 _WRITES = (
     "the call writes to its inputs or its module, and asks the GPU on its way: what is replayed again after another "
     "answer would write twice"
@@ -77,8 +84,9 @@ class Branches:
 
     Args:
         inputs: the tensors that every path reads.
-        record: records the path of what lies in them, and leaves its answer in the outputs.
-        call: answers where there are too many paths.
+        first: the path that is there already.
+        record: records the path of what lies in the inputs, and leaves its answer in the outputs.
+        call: answers where there are too many paths, or one cannot be recorded, or none may be.
         settled: tells whether PyTorch's settings are still those of the recording.
         borrow: whether outputs are those of the paths themselves, which a later call overwrites.
 
@@ -93,6 +101,7 @@ class Branches:
     def __init__(
         self,
         inputs: list[torch.Tensor],
+        first: Path,
         record: Callable[[], Path],
         call: Callable[..., Any],
         settled: Callable[[], bool],
@@ -105,10 +114,11 @@ class Branches:
         self._record = record
         self._call = call
         self._borrow = borrow
-        self.paths = [record()]  # the one that was taken last comes first
+        self.paths = [first]  # the one that was taken last comes first
+        self._refused: set[tuple[bool, ...]] = set()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: object = None) -> Any:  # noqa: ARG002 - it is recorded where the inputs are copied to
-        """Answer by the path that the answers lead to."""
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: object = None) -> Any:  # noqa: ARG002
+        """Answer by the path that the answers lead to, or, where there is none and none can be made, by the call."""
         copy_each(self._inputs, tensors_of(args, kwargs))
         path = self._follow()
         if path is None:
@@ -121,28 +131,39 @@ class Branches:
         self.paths, self._inputs, self._record = [], [], _nothing_recorded
 
     def _follow(self) -> Path | None:
-        """Replay, piece by piece, until a path is at its end; None where there is no room for the one needed."""
+        """Replay, piece by piece, until a path is at its end; None where the one that is needed cannot be had."""
         path = self.paths[0]
         answers: tuple[bool, ...] = ()
         while (differs := _replay(path, answers)) is not None:
             answers = (*path.answers[:differs], not path.answers[differs])
             found = next((other for other in self.paths if other.answers[: len(answers)] == answers), None)
             if found is None:
-                return self._new()
+                return self._new(answers)
             path = found
         if path is not self.paths[0]:
             self.paths.remove(path)
             self.paths.insert(0, path)
         return path
 
-    def _new(self) -> Path | None:
-        if is_held():
-            raise FrozenError("the plan is frozen, and would be captured anew for another way through the model")
-        if len(self.paths) >= MOST_PATHS:
+    def _new(self, answers: tuple[bool, ...]) -> Path | None:
+        if is_held() or answers in self._refused:
             return None
-        path = self._record()
+        if len(self.paths) >= MOST_PATHS:
+            self._give_up(answers, f"there are {MOST_PATHS} ways through it already")
+            return None
+        try:
+            path = self._record()
+        except UnsupportedError as error:  # the others go on as before
+            self._give_up(answers, str(error))
+            return None
         self.paths.insert(0, path)
         return path
+
+    def _give_up(self, answers: tuple[bool, ...], why: str) -> None:
+        if not self._refused:
+            logger.warning("torchwise: calls that take another way are answered without a graph, because %s", why)
+        if len(self._refused) < MOST_REFUSED:
+            self._refused.add(answers)
 
 
 def _replay(path: Path, known: tuple[bool, ...]) -> int | None:
@@ -161,8 +182,12 @@ def _nothing_recorded() -> Path:
 class BranchingCall(CapturedCall):
     """Replays `call` from the CUDA graphs between its yes-or-no questions to the GPU; else it is as `CapturedCall`.
 
+    Not noticed, besides what is not noticed there: that the call writes to tensors in lists and dicts or closed over,
+    which a piece that runs once more does again; and what it copies to the CPU without waiting, and reads after a
+    question has waited for it. Each way is recorded with what globals, lists and dicts hold when it is first met.
+
     Raises (on call):
-        UnsupportedError: as there; or the call asks nothing, reads a number from the GPU, draws random numbers on it,
+        UnsupportedError: as there; or the call asks nothing, reads a number from the GPU, draws random numbers,
             or writes to its inputs or its module.
     """
 
@@ -176,67 +201,92 @@ class BranchingCall(CapturedCall):
         settled: Callable[[], None],
     ) -> Branches:
         args, kwargs, inputs = static_inputs(args, kwargs)
-        is_first = True
+        warm_up(self._call, args, kwargs, inputs)
+        settled()
+        first = self._path(args, kwargs, inputs)
+        if not first.answers:
+            raise UnsupportedError("the call asks the GPU nothing on its way: capture 'call' makes one graph of it")
 
         def record() -> Path:
-            nonlocal is_first
-            # As for the first path: outside inference mode, and not counted as calls.
-            with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+            if torch.cuda.current_device() != self._device:
+                raise UnsupportedError(f"its graphs are on GPU {self._device}, which is not the current one")
+            with self._quietly():
                 warm_up(self._call, args, kwargs, inputs)
-                if is_first:
-                    settled()
-                    is_first = False
                 return self._path(args, kwargs, inputs)
 
-        made = Branches(inputs, record, self._call, settings, borrow=self._borrow)
-        if not made.paths[0].answers:
-            raise UnsupportedError("the call asks the GPU nothing on its way: capture 'call' makes one graph of it")
-        return made
+        return Branches(inputs, first, record, self._call, settings, borrow=self._borrow)
+
+    def _drop(self) -> None:
+        torch.cuda.synchronize(self._device)  # an answer may be on its way to memory that is then somebody else's
+        super()._drop()
 
     def _path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[torch.Tensor]) -> Path:
-        before, drawn = self._versions(inputs), torch.cuda.get_rng_state()
+        before, buffers, drawn = self._versions(inputs), self._buffers(), _generators()
+        if None in before:
+            raise UnsupportedError(
+                "weights or inputs are of inference mode, where PyTorch does not count what is written"
+            )
         try:
             path = record_path(lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._side)
+            if self._versions(inputs) != before or any(not trees.equal(b.tensor, b.values) for b in buffers):
+                raise UnsupportedError(_WRITES)
+            if not all(map(torch.equal, drawn, _generators())):
+                raise UnsupportedError(_DRAWS)
         except RuntimeError as error:
             if is_of_capture(error):
                 raise refused(error) from error
             raise
-        now = self._versions(inputs)
-        if now != before or None in now:
-            raise UnsupportedError(_WRITES)
-        if not torch.equal(drawn, torch.cuda.get_rng_state()):
-            torch.cuda.set_rng_state(drawn)
-            raise UnsupportedError(_DRAWS)
+        finally:
+            torch.set_rng_state(drawn[0])
+            torch.cuda.set_rng_state(drawn[1])
         return path
+
+    def _buffers(self) -> list[KeptBuffer]:
+        return [] if self._module is None else list(buffers_of(self._module))
 
     def _versions(self, inputs: list[torch.Tensor]) -> list[int | None]:
         return [*(tensor._version for tensor in inputs), *self._watch.versions()]
 
 
+def _generators() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the states of PyTorch's random generators, of the CPU and of the GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state()
+
+
 def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> Path:
     """Record one call that is warm, piece by piece; each is replayed at once, as its question must be answered."""
-    recorder = _Recorder(stream, stream.usable(pool))
-    try:
-        with recording_on(stream) as ready, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")  # nothing is done between two questions
-            torch.cuda.synchronize()
-            with torch.cuda.stream(ready), recorder, _asking(recorder.ask):
-                outputs = call()
-            torch.cuda.synchronize()
-    except BaseException:  # raised again: only the generator must be settled first, whatever it was
-        settle_generator()
-        raise
+    with recording_alone:
+        try:
+            with recording_on(stream) as ready, warnings.catch_warnings():
+                # Nothing may be done between two questions.
+                warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
+                torch.cuda.synchronize()
+                recorder = _Recorder(stream, ready, stream.usable(pool))
+                with torch.cuda.stream(ready), recorder, _asking(recorder.ask):
+                    outputs = call()
+                torch.cuda.synchronize()
+        except BaseException:  # raised again: only the generator must be settled first, whatever it was
+            settle_generator()
+            raise
     count_capture()
     check_outputs(outputs)
     return Path(tuple(recorder.answers), recorder.pieces, recorder.read, outputs)
 
 
 class _Recorder:
-    """Records the pieces of a path, one after the other, on the stream that is current meanwhile."""
+    """Records the pieces of a path, one after the other.
 
-    def __init__(self, stream: RecordingStream, pool: Any) -> None:
+    Args:
+        stream: gives up what cannot be ended.
+        ready: the stream that is recorded, current on entering.
+        pool: the memory that all pieces share.
+    """
+
+    def __init__(self, stream: RecordingStream, ready: torch.cuda.Stream, pool: Any) -> None:
         self._stream = stream
+        self._ready = ready
         self._pool = pool
+        self._device = torch.cuda.current_device()
         self._graph: torch.cuda.CUDAGraph | None = None
         self.answers: list[bool] = []
         self.pieces: list[Callable[[], None]] = []
@@ -249,7 +299,7 @@ class _Recorder:
         if kind is None:
             self._end()
         elif self._graph is not None:
-            with contextlib.suppress(RuntimeError):  # what was raised before counts
+            with contextlib.suppress(RuntimeError), torch.cuda.stream(self._ready):  # what was raised before counts
                 self._ended()
 
     def _begin(self) -> None:
@@ -274,23 +324,34 @@ class _Recorder:
         return graph
 
     def ask(self, question: torch.Tensor) -> bool:
-        """End the piece with a question, and begin the next one with its answer."""
+        """End the piece with a question, and begin the next one with its answer.
+
+        Raises:
+            UnsupportedError: it is asked on another stream or GPU than is recorded.
+        """
+        if torch.cuda.current_stream() != self._ready or question.get_device() != self._device:
+            raise UnsupportedError(
+                "the call asks the GPU on a stream or a GPU of its own, which a replay does not wait for"
+            )
         question = question.detach().reshape(())
         answer = self._answer
         answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
         self._end()
-        self.read.append(_reader(answer))
+        self.read.append(_reader(answer, self._device))
         self.answers.append(self.read[-1]())
         self._begin()
         return self.answers[-1]
 
 
-def _reader(answer: torch.Tensor) -> Callable[[], bool]:
-    """Return what waits for the GPU and reads an answer that it wrote to the host's memory."""
+def _reader(answer: torch.Tensor, device: int) -> Callable[[], bool]:
+    """Return what waits for the GPU and reads an answer that it wrote to the host's memory.
+
+    A replay is launched on the current stream of its own GPU, whichever GPU is current.
+    """
     here = answer.numpy()  # the same memory, which is read in a tenth of the time
 
     def read() -> bool:
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(device).synchronize()
         return bool(here)
 
     return read

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -155,10 +156,8 @@ class CapturedCall:
                 self._look()
             versions[:] = self._watch.versions()
 
-        # Outside inference mode, whose tensors keep no version by which writes are noticed. Buffers are put back,
-        # so that capturing is not counted as calls (batch-norm statistics).
         try:
-            with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+            with self._quietly():
                 replays = self._replays(args, kwargs, settings, settled)
                 now = self._watch.versions()
         except RuntimeError as error:
@@ -192,8 +191,17 @@ class CapturedCall:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
     ) -> Recorded:
         """Record once more, for calls whose inputs and outputs lie just there."""
-        with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+        with self._quietly():
             return record_in_place(self._call, args, kwargs, wanted, pool=self._pool, stream=self._side)
+
+    @contextlib.contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Record outside inference mode, whose tensors keep no version by which writes are noticed.
+
+        Buffers are put back, so that recording is not counted as calls (batch-norm statistics).
+        """
+        with torch.inference_mode(False), torch.no_grad(), kept_buffers(self._module):
+            yield
 
     def _forget_if_changed(self) -> None:
         if self._watch.changed():

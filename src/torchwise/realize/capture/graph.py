@@ -25,7 +25,7 @@ from torchwise.workload.trees import PLAIN
 WARM_UP_CALLS = 3
 """Calls before capture: lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
 
-_recording_alone = threading.RLock()
+recording_alone = threading.RLock()
 """Recordings in two threads at once would share the default generator's count, and the garbage collector's switch."""
 
 
@@ -154,7 +154,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
     Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
     """
     graph, pool = torch.cuda.CUDAGraph(), stream.usable(pool)
-    with _recording_alone:
+    with recording_alone:
         try:
             with (
                 recording_on(stream) as ready,
@@ -173,7 +173,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
 def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
     """Give the stream to record on, with what may disturb a recording held off."""
     with (
-        _recording_alone,
+        recording_alone,
         torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
         _own_casts(),
         _no_collection(),
@@ -189,7 +189,7 @@ def collect_garbage() -> None:
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
-    with _recording_alone:
+    with recording_alone:
         for _ in range(2):
             gc.collect()
 

@@ -1,15 +1,16 @@
 """Numbers that stay: what a model reads from the GPU into Python, to compute with on the GPU again, is left there.
 
 `h / h.abs().mean().item()` makes the host wait, and a graph that is replayed would divide by the number of its
-recording. Here `item()` gives a tensor of no dimensions, in float64 as Python's numbers are, which arithmetic takes as
-it takes a number: the result has the dtype of the other tensor. So the call can be captured, and the number is another
-one on every replay. It is put in place while a graph is recorded; a replay runs no Python.
+recording. Here `item()` gives a `Number`, in float64 as Python's numbers are, and so the call can be captured: the
+number is another one on every replay. It is put in place while a graph is recorded; a replay runs no Python.
 
-Python may do with a number what it cannot do with a tensor: print it, round it, count with it, hand it to `math`. That
-asks for the number after all, which no recording survives, and the plan is refused with the line that does so. Integers
-are left to that, as they are counted with. An answer that would hold the number holds a tensor, which the verdict
-refuses. A quotient by a number is a product with its inverse on a GPU, and by a tensor a quotient: hence it is
-"reordered".
+A number does only what a Python number and it do alike, whatever its value: it is added to, subtracted from,
+multiplied with and divides a tensor of float32 or float64 that has dimensions, or is divided by one, and is added,
+subtracted and multiplied among numbers. All else is refused, with the line: Python's own quotients and powers raise or
+turn complex where a tensor's do not, kernels round a number first where the tensor is of half precision, and a
+comparison, a format, a size or `math` needs the number after all. Integers are not left there, as they are counted
+with. What asks for the type of a number alone (`isinstance(x, float)`) is not noticed. A quotient by a number is a
+product with its inverse on a GPU, and by a tensor a quotient: hence it is "reordered".
 """
 
 from __future__ import annotations
@@ -22,13 +23,59 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.asked import answering
+from torchwise.realize.capture.obstacle import place_of
+from torchwise.realize.capture.situation import DEVICE
+from torchwise.workload import trees
+
+AMONG_NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "neg": torch.neg,
+    "abs": torch.abs,
+}
+"""Arithmetic of numbers alone, by PyTorch's names; in place it has an underscore behind, which gives a new number."""
+WITH_TENSORS = ("add", "sub", "mul", "div", "true_divide", "__rsub__", "__rdiv__", "add_", "sub_", "mul_", "div_")
+WIDE = (torch.float32, torch.float64)
 
 
-def staying(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with the floating-point numbers that it reads from tensors left where they are.
+class Number(torch.Tensor):
+    """A number that Python was to have: a tensor without dimensions, float64, where it was read."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute as Python does with numbers.
+
+        Raises:
+            UnsupportedError: it would do otherwise, or needs the number itself.
+        """
+        name = getattr(func, "__name__", str(func))
+        others = [arg for arg in args if not isinstance(arg, Number)]
+        among = AMONG_NUMBERS.get(name.removesuffix("_"))
+        with torch._C.DisableTorchFunctionSubclass():
+            if all(type(other) in (int, float) for other in others) and not kwargs:
+                if among is not None:
+                    return among(*args).as_subclass(Number)
+                if name == "__rsub__":  # of a Python number
+                    return torch.sub(args[1], args[0]).as_subclass(Number)
+            elif all(map(_is_wide, others)) and name in WITH_TENSORS and not kwargs:
+                if isinstance(args[0], Number) and name.endswith("_"):  # n *= x rebinds n
+                    return getattr(torch, name[:-1])(*args)
+                return func(*args)
+        raise UnsupportedError(f"Python needs a number that the GPU has, for {name.strip('_')}")
+
+    def __hash__(self) -> int:
+        """Refuse to be looked up by a value that is not known here."""
+        raise UnsupportedError("Python needs a number that the GPU has, for a set or the keys of a dict")
+
+
+def staying(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any]:
+    """Return `call` with the floating-point numbers that it reads from tensors on the device left there.
 
     Raises (on call):
-        UnsupportedError: it reads none.
+        UnsupportedError: it reads none, or does with one what only Python can, or returns one.
     """
 
     @functools.wraps(call)
@@ -37,15 +84,29 @@ def staying(call: Callable[..., Any]) -> Callable[..., Any]:
 
         def item(tensor: torch.Tensor) -> Any:
             nonlocal stayed
-            if tensor.is_cpu or not tensor.is_floating_point() or tensor.numel() != 1:
+            is_number = tensor.device.type == device and tensor.is_floating_point() and tensor.numel() == 1
+            if isinstance(tensor, Number) or not is_number:
                 return NotImplemented
             stayed += 1
-            return tensor.detach().reshape(()).to(torch.float64, copy=True)  # what is written later changes no number
+            copied = tensor.detach().reshape(()).to(torch.float64, copy=True)  # what is written later changes no number
+            return copied.as_subclass(Number)
 
-        with answering(lambda _: NotImplemented, item):
-            answer = call(*args, **kwargs)
+        try:
+            with answering(lambda _: NotImplemented, item):
+                answer = call(*args, **kwargs)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}, at {place}" if (place := place_of(error)) else str(error)) from error
+        if any(isinstance(tensor, Number) for tensor in trees.tensors(answer)):
+            raise UnsupportedError("the call returns a number that it reads from the GPU, for Python to have")
         if not stayed:
             raise UnsupportedError("numbers_on_gpu changes nothing here: the call reads no number from a tensor there")
         return answer
 
     return with_numbers
+
+
+def _is_wide(other: Any) -> bool:
+    """Whether arithmetic with a number gives what it gives with Python's: of the tensor's dtype, rounded once."""
+    if type(other) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return other.dtype in WIDE and other.dim() > 0
