@@ -430,6 +430,19 @@ def test_a_question_on_a_stream_of_the_models_own_is_refused_and_the_recording_e
     assert books.log == ["wait", "begin", "end", "settle"]
 
 
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_recording_ends_also_where_the_model_leaves_another_stream_current(books: Gpu, raises: bool) -> None:
+    def call() -> torch.Tensor:
+        books.current = Stream()
+        if raises:
+            raise ValueError("lost")
+        return UP
+
+    with contextlib.suppress(ValueError):
+        books.path(call)
+    assert books.log.count("begin") == books.log.count("end") == 1
+
+
 @pytest.fixture
 def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Branches]:
     """Return what makes the branches of a call, as a plan does on its first call; warm-ups are counted."""

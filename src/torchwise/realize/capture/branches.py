@@ -299,7 +299,7 @@ class _Recorder:
         if kind is None:
             self._end()
         elif self._graph is not None:
-            with contextlib.suppress(RuntimeError), torch.cuda.stream(self._ready):  # what was raised before counts
+            with contextlib.suppress(RuntimeError):  # what was raised before counts
                 self._ended()
 
     def _begin(self) -> None:
@@ -317,7 +317,8 @@ class _Recorder:
         assert self._graph is not None
         graph, self._graph = self._graph, None
         try:
-            graph.capture_end()
+            with torch.cuda.stream(self._ready):  # wherever the call has gone to: no other may end it
+                graph.capture_end()
         except BaseException:  # raised again: only the allocator must be settled first
             self._stream.give_up(graph, self._pool)
             raise
