@@ -300,7 +300,7 @@ def test_a_search_captures_in_branches_what_asks() -> None:
     assert captures("questions", "stochastic") == captures("questions", "writes_inputs") == ["call"]
     assert captures("questions", "prints") == []
     assert _compatible(frozenset({"questions", "static_form"})) == {"static_form"}
-    assert _compatible(frozenset({"questions", "repeats"})) == {"questions"}
+    assert "repeats" in _compatible(frozenset({"questions", "repeats"})), "it may ask nothing while it is traced, too"
 
 
 # ---- recording, with a GPU that only keeps books

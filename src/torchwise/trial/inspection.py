@@ -217,11 +217,9 @@ def _compatible(traits: frozenset[str]) -> frozenset[str]:
 
     The steps that repeat in an RNN are its own, which Dynamo never sees. A batch is divisible, and a mean over it that
     is uneven is not the mean of its pieces' means. What a model with static shapes asks for is what its other form need
-    not ask. A graph that Dynamo captures ends at a question, so that repetitions with questions in them are none.
+    not ask.
     """
     if "rnn" in traits:
-        traits -= {"repeats"}
-    if "questions" in traits:
         traits -= {"repeats"}
     if "static_form" in traits:
         traits -= {"questions", "numbers"}
