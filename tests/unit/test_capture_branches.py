@@ -309,6 +309,10 @@ def test_a_search_captures_in_branches_what_asks() -> None:
 class Stream:
     waited = 0
 
+    @property
+    def cuda_stream(self) -> int:
+        return id(self)
+
     def synchronize(self) -> None:
         Stream.waited += 1
 

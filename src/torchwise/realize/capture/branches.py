@@ -330,7 +330,8 @@ class _Recorder:
         Raises:
             UnsupportedError: it is asked on another stream or GPU than is recorded.
         """
-        if torch.cuda.current_stream() != self._ready or question.get_device() != self._device:
+        elsewhere = torch.cuda.current_stream().cuda_stream != self._ready.cuda_stream
+        if elsewhere or question.get_device() != self._device:
             raise UnsupportedError(
                 "the call asks the GPU on a stream or a GPU of its own, which a replay does not wait for"
             )

@@ -32,6 +32,8 @@ MOST_GRAPHS = 6
 
 logger = logging.getLogger("torchwise")
 
+_address = torch.Tensor.data_ptr
+
 Addresses = tuple[int, ...]
 Recorded = tuple[Callable[[], None], Any]
 """What replays a call in place, and its outputs where they are borrowed."""
@@ -100,7 +102,12 @@ class Replays:
             return self.graph(args, kwargs, borrow=self._borrow)
         given = tensors_of(args, kwargs) if self._places is None else [args[place] for place in self._places]
         wanted = [make() for make in self._blanks]
-        recorded = self._in_place(given, wanted, args, kwargs, record) if self._direct or self._settling else None
+        recorded = None
+        if self._direct or self._settling:
+            addresses = (*map(_address, given), *map(_address, wanted))
+            recorded = self._direct.get(addresses)
+            if recorded is None and self._settling and not is_held():
+                recorded = self._settle(addresses, args, kwargs, wanted, record)
         if recorded is None:
             self.graph.run(given)
             if self._borrow:
@@ -126,22 +133,6 @@ class Replays:
         self._outputs, self._blanks, self._packed = [], [], list
         self.graph = Graph(_nothing, [], None, [])
 
-    def _in_place(
-        self,
-        given: list[torch.Tensor],
-        wanted: list[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        record: Recorder,
-    ) -> Recorded | None:
-        """Return what replays calls whose tensors lie where these do, recording it if it is time to; None for none."""
-        addresses = (*[t.data_ptr() for t in given], *[t.data_ptr() for t in wanted])
-        recorded = self._direct.get(addresses)
-        if recorded is None and self._settling and not is_held():
-            self._settling -= 1
-            recorded = self._settle(addresses, args, kwargs, wanted, record)
-        return recorded
-
     def _settle(
         self,
         addresses: Addresses,
@@ -150,7 +141,8 @@ class Replays:
         wanted: list[torch.Tensor],
         record: Recorder,
     ) -> Recorded | None:
-        """Record what comes a second time; what came once is only noted."""
+        """Record what comes a second time, and return what replays it; what came once is only noted."""
+        self._settling -= 1
         if addresses not in self._seen:
             self._seen.add(addresses)
             return None
