@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
-from torchwise.realize.capture import CAPTURES
+from torchwise.realize.capture import CAPTURES, pieces
 from torchwise.realize.capture import branches as branches_file
-from torchwise.realize.capture.branches import MOST_PATHS, Branches, BranchingCall, Path, _asking, record_path
+from torchwise.realize.capture.branches import MOST_PATHS, Branches, BranchingCall
 from torchwise.realize.capture.frozen import hold
+from torchwise.realize.capture.pieces import Path, _asking, record_path
 from torchwise.realize.watch import ModuleWatch
 from torchwise.trial.inspection import _compatible, _watched
 
@@ -366,10 +367,10 @@ class Gpu:
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **o: empty(*a, **o))
-        monkeypatch.setattr(branches_file, "recording_on", recording_on)
-        monkeypatch.setattr(branches_file, "settle_generator", lambda: gpu.log.append("settle"))
-        monkeypatch.setattr(branches_file, "check_outputs", lambda _: None)
-        monkeypatch.setattr(branches_file, "_asking", lambda ask: _asking(ask, "cpu"))
+        monkeypatch.setattr(pieces, "recording_on", recording_on)
+        monkeypatch.setattr(pieces, "settle_generator", lambda: gpu.log.append("settle"))
+        monkeypatch.setattr(pieces, "check_outputs", lambda _: None)
+        monkeypatch.setattr(pieces, "_asking", lambda ask: _asking(ask, "cpu"))
 
     def usable(self, pool: object) -> object:
         return pool
