@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +16,6 @@ from postgres_server import PostgresServer, running_server
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 MAIN = sys.modules["__main__"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest where workers share the tests: begun last, they would run alone."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-        items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)
