@@ -39,6 +39,15 @@ class Waiting(Small):
         return y / y.abs().mean().item()
 
 
+class Asking(Small):
+    """The same, and a question that the host waits for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Double what is above 0 in the mean."""
+        y = super().forward(x)
+        return y * 2 if y.mean() > 0 else y
+
+
 def explained(model: torch.nn.Module, *args: torch.Tensor, **options: object) -> Explanation:
     return explain(model.cuda().eval(), args, budget=30, **options)  # type: ignore[arg-type]
 
@@ -71,5 +80,16 @@ def test_a_wait_for_the_device_is_found_at_its_line(tmp_path: Path) -> None:
     assert all(place.file == __file__ for one in found for place in one.places)
     assert any("item()" in place.excerpt for one in found for place in one.places)
     assert any(one.price is not None and one.price.basis is Basis.MEASURED for one in found), told.notes
-    assert told.capturable.answer is False
+    assert told.capturable.answer is True, (told.capturable, told.notes)
+    assert "numbers_on_gpu" in told.capturable.reasons[0]
     assert all((tmp_path / name).exists() for stage in told.stages for name in stage.artefacts)
+
+
+def test_a_question_is_mended_by_a_capture_in_pieces() -> None:
+    told = explained(Asking(), torch.randn(4, 64, device="cuda"))
+    (found,) = [one for one in told.findings if one.kind == "synchronisation"]
+    assert found.plan is not None
+    assert found.plan.capture == "branches"
+    assert found.price is not None
+    assert found.price.basis is Basis.MEASURED, told.notes
+    assert told.capturable.answer is False

@@ -212,6 +212,44 @@ def test_a_wait_on_a_gpu_is_a_share_of_its_idle_time() -> None:
     assert priced(found).per_call_s.high == pytest.approx(80e-6)
 
 
+def asking(*reads: str, **changes: Any) -> Evidence:
+    waits = [Wait("a read", Place("m.py", line), 1, what) for line, what in enumerate(reads, 1)]
+    return launch_bound(observed=Observed(waits=waits), **changes)
+
+
+PIECES = Plan(backend="inductor", capture="branches")
+STAYING = Plan(capture="call", transforms=("numbers_on_gpu",))
+
+
+@pytest.mark.parametrize(("reads", "plan"), [("yes or no", PIECES), ("number", STAYING)])
+def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, plan: Plan) -> None:
+    prices = FixedPrices(price(60e-6))
+    seen = asking(reads, reads)
+    found = [*waiting.find(seen, prices), *host.find(seen, prices)]
+    assert [one.plan for one in found] == [plan] * 3 == prices.asked
+    assert capturable(seen, found, {}).answer is (plan is STAYING)
+    failed = capturable(seen, [], {plan: "it failed"})
+    assert (failed.answer, failed.reasons[-1]) == (False, "it failed")
+
+
+@pytest.mark.parametrize("reads", [("yes or no", ""), ("number", "yes or no"), ("",)])
+def test_waits_of_which_one_must_be_answered_are_not_captured(reads: tuple[str, ...]) -> None:
+    prices = FixedPrices(None)
+    assert {one.plan for one in waiting.find(asking(*reads), prices)} == {None}
+    assert prices.asked == []
+
+
+def test_a_run_that_is_captured_already_is_not_offered_a_capture() -> None:
+    prices = FixedPrices(price(1e-6))
+    assert [one.plan for one in waiting.find(asking("yes or no", plan=PIECES), prices)] == [None]
+    assert capturable(asking("yes or no", plan=PIECES), [], {}).answer is False
+
+
+def test_waits_on_a_cpu_are_not_captured() -> None:
+    seen = evidence(observed=Observed(waits=[Wait("a read", Place("m.py", 1), 1, "yes or no")]))
+    assert [one.plan for one in waiting.find(seen, FixedPrices(None))] == [None]
+
+
 def test_a_wait_of_a_model_with_a_static_form_is_priced_by_it() -> None:
     prices = FixedPrices(price(30e-6))
     seen = evidence(has_static_form=True, observed=Observed(waits=[Wait("nonzero()", Place("m.py", 1), 1)]))

@@ -174,12 +174,16 @@ def test_the_plain_model_is_watched_operator_by_operator() -> None:
         x = torch.ones(4, 8) @ torch.ones(8, 2)
         for _ in range(2):
             x.sum().item()  # here
+        while x.min() < 0:
+            pass
+        torch.ones(1, dtype=torch.int64).item()
         (x + 1j).abs()
 
-    seen = observe(call)
-    (wait,) = seen.waits
-    assert (wait.times, wait.place.excerpt) == (2, "x.sum().item()  # here")
-    assert wait.place.file == __file__
+    seen = observe(call, "cpu")
+    number, question, count = seen.waits
+    assert (number.times, number.place.excerpt) == (2, "x.sum().item()  # here")
+    assert number.place.file == __file__
+    assert (number.reads, question.reads, count.reads) == ("number", "yes or no", "")
     assert seen.work["aten::mm", ((4, 8), (8, 2))] == Work((32 + 16 + 8) * 4, 2 * 4 * 8 * 2)
     assert seen.complex_operators == 1
 

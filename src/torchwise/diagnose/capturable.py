@@ -9,6 +9,8 @@ from torchwise.plan import Plan
 from torchwise.records.explanation import Basis, Capturable, Finding
 from torchwise.records.watched import FallbackKind
 
+_STAYS = "the numbers that are read from the GPU can stay there (numbers_on_gpu)"
+
 
 def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[Plan | str, str]) -> Capturable:
     """Say whether the call can be captured, with every obstacle that was seen.
@@ -22,11 +24,12 @@ def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[P
     reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]
     if evidence.device != "cuda":
         return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
-    if evidence.base.capture != "none":  # the run itself was
+    if evidence.base.capture == "call":  # the run itself was
         return Capturable(True)
-    plan = evidence.with_choice("capture", "call")
-    if any(one.plan == plan and one.price and one.price.basis is Basis.MEASURED for one in found if one.plan):
-        return Capturable(True, tuple(reasons))
+    plan = evidence.captured
+    timed = {one.plan for one in found if one.price and one.price.basis is Basis.MEASURED}
+    if plan is not None and plan.capture == "call" and plan in timed:
+        return Capturable(True, (_STAYS,) if "numbers_on_gpu" in plan.transforms else tuple(reasons))
     if plan is not None and plan in failures:
         reasons.append(failures[plan])
     return Capturable(False if reasons else None, tuple(reasons))

@@ -139,7 +139,7 @@ def _look(
 ) -> Evidence:
     """Watch one call of the plain model and a few of the run; the first example stands for all."""
     workload = arena.workload
-    observed = observe(arena.eager[0])
+    observed = observe(arena.eager[0], arena.device)
     code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
     profiled = kernels.profile(run[0], arena.device, limits, nbytes=bytes_of_kernels(code), work=observed.work)
     call_s = measurement.candidate_time if len(run) == 1 else _timed(arena, run[0])

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import torchwise
+from torchwise.realize.asked import answering
 from torchwise.records.explanation import Place
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -34,11 +35,19 @@ _ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A place at which the host waits for data, and how often in one call."""
+    """A place at which the host waits for data.
+
+    Attributes:
+        what: makes it wait.
+        place: the line.
+        times: in one call.
+        reads: what Python is told there: "yes or no", "number" (of floating point), or something else, "".
+    """
 
     what: str
     place: Place
     times: int
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +75,13 @@ class Observed:
     operators: int = 0
 
 
-def observe(call: Callable[[], Any]) -> Observed:
-    """Run `call` once and watch it."""
-    watching = _Watching()
-    with watching:
+def observe(call: Callable[[], Any], device: str) -> Observed:
+    """Run `call` once and watch it; only data that lie on `device` are waited for."""
+    watching = _Watching(device)
+    with answering(watching.asked, watching.read), watching:
         call()
     seen = watching.seen
-    seen.waits = [Wait(what, place, times) for (what, place), times in watching.waits.items()]
+    seen.waits = [Wait(what, place, times, reads) for (what, reads, place), times in watching.waits.items()]
     return seen
 
 
@@ -89,10 +98,22 @@ def users_place() -> Place | None:
 
 
 class _Watching(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = Observed()
-        self.waits: dict[tuple[str, Place], int] = {}
+        self.waits: dict[tuple[str, str, Place], int] = {}
+        self._device = device
+        self._reads = ""  # what Python has just asked for, of the operator that comes next
+
+    def asked(self, _tensor: torch.Tensor) -> Any:
+        """Note that Python asks yes or no, and leave the answer to PyTorch."""
+        self._reads = "yes or no"
+        return NotImplemented
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Note that Python reads a number, and leave it to PyTorch."""
+        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.is_floating_point() else ""
+        return NotImplemented
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -104,16 +125,19 @@ class _Watching(TorchDispatchMode):
         flops = float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0
         outputs = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(t)]
         seen.work[name, shapes_of(tensors)] = Work(sum(t.nbytes for t in (*tensors, *outputs)), flops)
+        reads, self._reads = self._reads, ""
         if (what := self._wait(name, tensors, result)) and (place := users_place()):
-            self.waits[what, place] = self.waits.get((what, place), 0) + 1
+            wait = what, reads, place
+            self.waits[wait] = self.waits.get(wait, 0) + 1
         return result
 
-    @staticmethod
-    def _wait(name: str, tensors: list[torch.Tensor], result: Any) -> str | None:
+    def _wait(self, name: str, tensors: list[torch.Tensor], result: Any) -> str | None:
+        if not any(t.device.type == self._device for t in tensors):
+            return None
         if name in WAITING:
             return WAITING[name]
         to_host = isinstance(result, torch.Tensor) and result.device.type == "cpu"
-        if to_host and any(t.device.type != "cpu" for t in tensors) and name in ("aten::_to_copy", "aten::copy_"):
+        if to_host and self._device != "cpu" and name in ("aten::_to_copy", "aten::copy_"):
             return ".cpu(), .numpy() or .tolist()"
         return None
 

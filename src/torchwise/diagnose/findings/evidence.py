@@ -58,6 +58,21 @@ class Evidence:
             return None
 
     @property
+    def captured(self) -> Plan | None:
+        """The plan that captures the call, by what Python reads from the GPU in it; None where the run is captured.
+
+        Questions cut it into pieces. Numbers can stay on the GPU, but only in eager.
+        """
+        if self.device != "cuda" or self.base.capture != "none":
+            return None
+        reads = {wait.reads for wait in self.observed.waits}
+        if reads == {"yes or no"}:
+            return self.with_choice("capture", "branches")
+        if reads == {"number"}:
+            return Plan(capture="call", transforms=("numbers_on_gpu",))
+        return self.with_choice("capture", "call")
+
+    @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Of one call, the longest first."""
         return self.profiled.kernels

@@ -22,19 +22,25 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     idle = max(seen.call_s.mid * seen.host_share - seen.guards_s, 0.0)  # guards are priced by themselves
     on_gpu = evidence.device == "cuda"
     launches = sum(kernel.calls for kernel in evidence.kernels)
-    plan = evidence.with_choice("capture", "call") if on_gpu else None
+    plan = evidence.captured
     yield Finding(
         "host-bound",
         f"in {seen.host_share:.0%} of a call no kernel runs",
         f"{launches:,.0f} kernels are started one by one, which takes the host longer than the GPU needs."
         if on_gpu
         else f"Python, dispatch and guards around {launches:,.0f} kernels take {show.seconds(idle)} of each call.",
-        "the plan captures the whole call in one CUDA graph, which is replayed without the host"
+        _mend(plan)
         if on_gpu
         else "give it more work in each call, such as a larger batch, or take the guards and breaks away",
         _price(evidence, prices, plan, idle),
         plan=plan,
     )
+
+
+def _mend(plan: Plan | None) -> str:
+    if plan and plan.capture == "branches":
+        return "the plan captures the call in CUDA graphs, one from each question to the next, replayed without Python"
+    return "the plan captures the whole call in one CUDA graph, which is replayed without the host"
 
 
 def _price(evidence: Evidence, prices: Prices, plan: Plan | None, idle: float) -> Price:

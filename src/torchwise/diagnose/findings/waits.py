@@ -12,17 +12,15 @@ from torchwise.records.explanation import Finding, Price
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     """Find each place once; a break at the same line is priced there, and not a second time."""
-    plan = _static(evidence)
+    plan = _static(evidence) or _captured(evidence)
     broken = {(one.file, one.line) for one in evidence.watched.breaks}
     for wait in evidence.observed.waits:
         yield Finding(
             "synchronisation",
             f"the host waits for data: {wait.what}" + (f", {wait.times} times in a call" if wait.times > 1 else ""),
             "The program goes on by what is in a tensor, so that the device must have finished first; no CUDA graph "
-            "can hold it.",
-            "the plan's static_form is the model's own form without it"
-            if plan
-            else "keep the decision on the device, with torch.where or a mask of fixed size, or take it out",
+            "can hold that.",
+            _mend(plan),
             _price(evidence, prices, wait, plan, (wait.place.file, wait.place.line) in broken),
             (wait.place,),
             plan,
@@ -33,6 +31,24 @@ def _static(evidence: Evidence) -> Plan | None:
     if not evidence.has_static_form or "static_form" in evidence.base.transforms:
         return None
     return evidence.with_choice("transforms", "static_form")
+
+
+def _captured(evidence: Evidence) -> Plan | None:
+    """Return the plan that captures the call around its waits, where there is one."""
+    plan = evidence.captured
+    around = plan is not None and (plan.capture == "branches" or "numbers_on_gpu" in plan.transforms)
+    return plan if around else None
+
+
+def _mend(plan: Plan | None) -> str:
+    by_hand = "keep the decision on the device, with torch.where or a mask of fixed size, or take it out"
+    if plan is None:
+        return by_hand
+    if "static_form" in plan.transforms:
+        return "the plan's static_form is the model's own form without it"
+    if plan.capture == "branches":
+        return f"the plan captures what lies between the questions, for each way that the answers lead; or {by_hand}"
+    return "the plan's numbers_on_gpu leaves the number where it is and captures the call; or compute with the tensor"
 
 
 def _price(evidence: Evidence, prices: Prices, wait: Wait, plan: Plan | None, broken: bool) -> Price | None:
