@@ -26,6 +26,17 @@ def no_other_main() -> Iterator[None]:
     sys.modules["__main__"] = MAIN
 
 
+@pytest.fixture(autouse=True)
+def threads_as_they_were() -> Iterator[None]:
+    """Refuse that a test leaves PyTorch another number of threads: the next ones' sums would round otherwise."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    yield
+    if torch and (after := torch.get_num_threads()) != before:
+        torch.set_num_threads(before)
+        pytest.fail(f"the test began with {before} threads and leaves {after}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have nobody's own store read or written: the default one is not there."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from counted import Counted
@@ -315,6 +316,17 @@ def test_what_was_noted_of_the_inputs_is_let_go() -> None:
     gc.collect()
     assert seen() is None
     assert counted.straight.reason == ""
+
+
+def test_what_goes_through_numpy_is_compiled_though_its_guards_are_noted() -> None:
+    """An array that outlives a graph break is guarded, and a guard that is made twice compares tensors (`lean.py`)."""
+    counted = Counted(through_numpy, X)
+    assert torch.equal(counted(X), through_numpy(X))
+
+
+def through_numpy(x: torch.Tensor) -> torch.Tensor:
+    values = np.interp(x.numpy(), (-1.0, 1.0), (-1.0, 1.0))
+    return torch.from_numpy(values).to(x) * 2
 
 
 def test_only_torch_itself_is_taken_for_torch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,21 @@ def test_eight_threads_are_answered_while_the_plan_is_taken_away(
     assert fast.statistics.calls > 0
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute on one: OpenMP's own threads do not survive a fork, with or without a plan."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _answer(fast: Any, said: Any) -> None:
     with torch.no_grad():
         said.put(([fast(X).tolist() for _ in range(3)], fast.statistics.optimized, fast.statistics.compiles))
 
 
 def in_a_fork(fast: Any) -> Any:
-    torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork, with or without a plan
     context = multiprocessing.get_context("fork")
     said = context.Queue()
     child = context.Process(target=_answer, args=(fast, said))
@@ -103,6 +111,7 @@ def in_a_fork(fast: Any) -> Any:
     return found
 
 
+@pytest.mark.usefixtures("one_thread")
 @torch.no_grad()
 def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_path: Path) -> None:
     net, plan = torch.nn.Linear(4, 4).eval(), Plan(threads=2)
@@ -117,6 +126,7 @@ def test_a_process_that_is_forked_after_an_artefact_was_loaded_is_answered(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @torch.no_grad()
 def test_a_process_that_is_forked_after_the_freeze_is_frozen_too() -> None:
     net = torch.nn.Linear(4, 4).eval()

@@ -59,6 +59,7 @@ class Straight:
         from torch._dynamo import config
 
         self._guards.extend(guards)
+        _forget_arrays(guards)
         if config.skip_nnmodule_hook_guards and self._source is not None:
             _LOOSE.add(self._source)
         return [True] * len(guards)
@@ -295,3 +296,15 @@ def _is_frozen(value: Any) -> bool:
 def _named(guard: Any) -> str:
     """Return the guard's place as Dynamo writes it, without the marks for local variables."""
     return re.sub(r"^L\['(\w+)'\]", r"\1", str(guard.name))
+
+
+def _forget_arrays(guards: Sequence[Any]) -> None:
+    """Let Dynamo guard NumPy arrays where there is a filter.
+
+    It then makes all guards twice, and holds the object of each against that of the first time. Of an array that is
+    another tensor every time, and whether two tensors are equal is no yes or no: it raised (torch 2.11 to 2.14).
+    """
+    for guard in guards:
+        guarded = getattr(guard.orig_guard, "obj_weakref", None)
+        if isinstance(guarded, weakref.ref) and isinstance(guarded(), torch.Tensor):
+            guard.orig_guard.obj_weakref = None
