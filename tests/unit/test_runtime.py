@@ -455,6 +455,27 @@ def test_hooks_run_once(net: Net) -> None:
     assert sorted(seen) == ["original", "wrapper"]
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_a_hook_that_is_registered_after_calls_runs_until_it_is_removed(net: Net, register: str) -> None:
+    seen = []
+    fast = applied(net)
+    fast(X)
+    handle = getattr(fast, register)(lambda *_: seen.append("wrapper"))
+    for _ in range(2):
+        fast(X.clone().requires_grad_()).sum().backward()
+    handle.remove()
+    fast(X.clone().requires_grad_()).sum().backward()
+    assert seen == ["wrapper"] * 2
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_are_independent_and_keep_the_plan(net: Net, copier: object) -> None:

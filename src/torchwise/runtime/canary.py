@@ -159,7 +159,7 @@ class Canary:
         reason = f"the canary found that {found}"
         self._statistics.mismatched += 1
         self._statistics.optimized -= 1  # this call, which is about to be counted as the plan's
-        self._statistics.original[reason] += 1
+        self._statistics.reasons[reason] += 1
         self._close(reason)
         plan = str(self._decision.plan)
         message = f"plan {plan} answered otherwise than the original, which answers from now on: {found}"

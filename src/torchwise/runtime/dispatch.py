@@ -23,7 +23,7 @@ from torchwise.runtime.changes import Changes
 from torchwise.runtime.circuit import Circuit
 from torchwise.runtime.frames import without_frames
 from torchwise.runtime.latency import EVERY, Latency
-from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.runtime.undo import Undo
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
@@ -67,6 +67,11 @@ class Dispatcher:
         statistics: where calls are counted, if several share it.
         backend: what makes the compiled part of the plan, where that is not its own backend (`realize.ahead`).
 
+    Attributes:
+        is_frozen: whether nothing more may be compiled and captured.
+        is_hooked: whether a hook was ever registered on the wrapper around this; those of the original are its own.
+        stays: whether the original answers every call as the decision is to stay with eager, and that was said.
+
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
     """
@@ -88,7 +93,9 @@ class Dispatcher:
         self.decision = decision
         self.statistics = Statistics() if statistics is None else statistics
         self.is_frozen = False
-        self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
+        self.is_hooked = False
+        self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
+        self.stays = False
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # of the last signature that was proven anew
         self._realized: Realized | None = None
@@ -115,9 +122,12 @@ class Dispatcher:
         """Answer as the original does; `benchmarks/dispatch.py` measures what that adds to the plan's own time."""
         refusal = self._refusal
         if refusal is not None:
+            if self.stays:
+                self.statistics.stayed += 1
+                return self.original(*args, **kwargs)
             if refusal not in self._logged:
                 return self._original(refusal, args, kwargs)
-            self.statistics.original[refusal] += 1
+            self.statistics.reasons[refusal] += 1
             return self.original(*args, **kwargs)
         last, key = self._last, None
         try:
@@ -288,7 +298,7 @@ class Dispatcher:
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up the plan and free what it holds; the original answers from now on."""
-        self._refusal = reason
+        self._refusal, self.stays = reason, False
         self._forget()
 
     def _forget(self) -> None:
@@ -316,7 +326,11 @@ class Dispatcher:
         return self._realized
 
     def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.statistics.original[reason] += 1
+        self.stays = reason == STAYS
+        if self.stays:
+            self.statistics.stayed += 1
+        else:
+            self.statistics.reasons[reason] += 1
         if reason not in self._logged:
             self._logged.add(reason)
             level = logging.INFO if self.decision.plan.is_eager else logging.WARNING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,20 @@ SHARED = (
     "_load_state_dict_post_hooks",
 )
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class _Hooks(OrderedDict[int, Any]):
+    """Hooks of a wrapper itself: that one was registered is noted, so that calls need not look."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()
+        self._dispatcher = dispatcher
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        self._dispatcher.is_hooked = True
+        super().__setitem__(key, hook)
+
 
 class OptimizedModule(torch.nn.Module):
     """Runs a module by a decided plan; every parameter, buffer, submodule and attribute is the original's own.
@@ -51,10 +66,11 @@ class OptimizedModule(torch.nn.Module):
         canary: int | None = None,
     ) -> None:
         super().__init__()
-        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
+        own = self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
         for shared in SHARED:
             self.__dict__[shared] = original.__dict__[shared]
+        self.__dict__.update({name: _Hooks(own) for name in HOOKS})
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -63,10 +79,13 @@ class OptimizedModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does; straight away where no hook of this wrapper's own must run."""
-        own = self.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        dispatcher = self.__dict__["_torchwise"]
+        if dispatcher.is_hooked:
             return super().__call__(*args, **kwargs)
-        return own["_torchwise"](*args, **kwargs)
+        if dispatcher.stays:  # which it would see itself, a microsecond later
+            dispatcher.statistics.stayed += 1
+            return dispatcher.original(*args, **kwargs)
+        return dispatcher(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original's forward does."""
@@ -119,8 +138,8 @@ class OptimizedModule(torch.nn.Module):
         return getattr(self._dispatcher.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the attribute on the original, where its code will look for it."""
-        if "_torchwise" in self.__dict__:
+        """Set the attribute on the original, where its code will look for it, but for what tells of hooks of this."""
+        if "_torchwise" in self.__dict__ and name != "_is_full_backward_hook":
             setattr(self._dispatcher.original, name, value)
         else:
             super().__setattr__(name, value)

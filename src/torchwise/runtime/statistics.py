@@ -11,6 +11,10 @@ from torchwise.realize.capture.frozen import captured_graphs
 from torchwise.runtime.latency import Histogram
 
 
+STAYS = "the decision is to stay with eager"
+"""Why the original answers where eager was decided for."""
+
+
 @dataclass(slots=True)
 class Statistics:
     """What became of the calls so far.
@@ -20,7 +24,9 @@ class Statistics:
 
     Attributes:
         optimized: calls that the plan answered.
-        original: calls that the original answered, by reason.
+        reasons: calls that the original answered, by reason, without those that `stayed`.
+        stayed: calls that the original answered because the decision is to stay with eager: a plain number, as next to
+            nothing may stand before a call that a plan does not make faster (`benchmarks/dispatch.py`).
         failures: failures of the plan, by the type of the error; the original answered those calls.
         opened: how often failures closed the way to the plan, for a time or for good.
         compared: calls that were also answered by the original, to compare.
@@ -33,7 +39,8 @@ class Statistics:
     """
 
     optimized: int = 0
-    original: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    stayed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     opened: int = 0
     compared: int = 0
@@ -44,9 +51,14 @@ class Statistics:
     at_freeze: tuple[int, int] | None = None
 
     @property
+    def original(self) -> Counter[str]:
+        """Calls that the original answered, by reason."""
+        return self.reasons + Counter({STAYS: self.stayed})
+
+    @property
     def calls(self) -> int:
         """All calls so far."""
-        return self.optimized + sum(self.original.values())
+        return self.optimized + self.stayed + sum(self.reasons.values())
 
     @property
     def fallback_rate(self) -> float:

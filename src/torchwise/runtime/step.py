@@ -18,7 +18,7 @@ from torchwise.records import Decision
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.stale import stale_because
-from torchwise.runtime.statistics import Statistics
+from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.runtime.undo import Undo
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
@@ -67,7 +67,7 @@ class OptimizedStep:
         self.original = original
         self.decision = decision
         self.statistics = Statistics()
-        self._refusal = refusal if refusal or not decision.plan.is_eager else "the decision is to stay with eager"
+        self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
         self._realized: RealizedStep | None = None
         self._changes: Changes | None = None  # of the model, since the plan was made of it
         self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
@@ -200,7 +200,7 @@ class OptimizedStep:
         logger.warning("torchwise: training goes on as written, because %s%s", reason, details)
 
     def _as_written(self, reason: str, batch: tuple[Any, ...]) -> torch.Tensor:
-        self.statistics.original[reason] += 1
+        self.statistics.reasons[reason] += 1
         return self.original(*batch)
 
 
