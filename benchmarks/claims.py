@@ -67,13 +67,13 @@ def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
 def judged(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
     """Return what was measured, and whether the claim holds by it."""
     if not rows:
-        return "not measured", ""
+        return ("no mode lowers the precision" if "precision" in claim else "not measured"), ""
     best = max(rows, key=lambda row: row.speedup.mid if row.speedup else 0.0)
     if "memory" in claim:
         return judged_memory(float(str(claim["memory"])), best)
     speed, claimed = best.speedup, float(str(claim["speed"]))
     assert speed is not None
-    verdict = "held" if speed.low >= claimed else "not held" if speed.high < claimed else "open"
+    verdict = "held" if speed.low >= claimed else "not held" if speed.high < claimed else "in the interval"
     if "precision" in claim and best.precision == "native":
         verdict = "not by it: its own precision is faster"
     return f"{named(best)}{speed}×", verdict

@@ -3,7 +3,8 @@
 A small chain of layers is called without waiting for the GPU, so that what is timed is the host's part:
 
 * eager, `torch.compile` (default, reduce-overhead) as a user writes it;
-* the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state.
+* the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state;
+* eager behind it, as where a search decides to leave a model as it is.
 
 With --pairs it is called as a step of decoding is: with keys and values of so many layers in nested tuples, given by
 name, and it returns others.
@@ -69,7 +70,11 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
         return Chain(layers).to(device).eval()
 
     plans = {"inductor": Plan(backend="inductor")}
-    racers: dict[str, Callable[..., object]] = {"eager": model(), "torch.compile default": torch.compile(model())}
+    racers: dict[str, Callable[..., object]] = {
+        "eager": model(),
+        "applied: eager": applied(model(), Plan(), example, device),
+        "torch.compile default": torch.compile(model()),
+    }
     if device == "cuda":
         plans |= {"capture": Plan(capture="call")}
         racers["torch.compile reduce-overhead"] = torch.compile(model(), mode="reduce-overhead")
