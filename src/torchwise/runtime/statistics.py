@@ -10,7 +10,6 @@ from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.realize.capture.frozen import captured_graphs
 from torchwise.runtime.latency import Histogram
 
-
 STAYS = "the decision is to stay with eager"
 """Why the original answers where eager was decided for."""
 
