@@ -18,6 +18,7 @@ from torchwise.errors import InputError
 from torchwise.realize.step import written_in_class
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
+from torchwise.runtime.statistics import STAYS
 from torchwise.study.ruled import in_force
 from torchwise.training.ranks import PATIENCE_S, Ranks
 from torchwise.training.step import tune
@@ -158,7 +159,7 @@ class PlannedForward:
         """Return why the plan cannot be used here, or None."""
         assert self._seen is not None, "seen before they meet"
         if found.decision.plan.is_eager:
-            return "the decision is to stay with eager"
+            return STAYS
         if stale := stale_because(call, found.decision):
             return f"the decision is stale ({stale}): tune again"
         try:
