@@ -59,7 +59,8 @@ def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
             r for r in found if r.contender not in ("eager", OURS) and r.contender == claim.get("by", r.contender)
         ]
         ours = [row for row in found if row.contender == OURS]
-        cells = [*judged(claim, theirs), *judged(claim, ours)]
+        modes = judged(claim, theirs) if theirs or "precision" not in claim else ("no mode lowers the precision", "")
+        cells = [*modes, *judged(claim, ours)]
         lines.append(f"| {claim['system']} | {claim['says']} | {target.partition('@')[2]} | {' | '.join(cells)} |")
     return lines or [f"| {claim['system']} | {claim['says']} | – | not measured | | not measured | |"]
 
@@ -67,7 +68,7 @@ def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
 def judged(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
     """Return what was measured, and whether the claim holds by it."""
     if not rows:
-        return ("no mode lowers the precision" if "precision" in claim else "not measured"), ""
+        return "not measured", ""
     best = max(rows, key=lambda row: row.speedup.mid if row.speedup else 0.0)
     if "memory" in claim:
         return judged_memory(float(str(claim["memory"])), best)

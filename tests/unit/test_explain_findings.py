@@ -226,7 +226,10 @@ def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, pla
     prices = FixedPrices(price(60e-6))
     seen = asking(reads, reads)
     found = [*waiting.find(seen, prices), *host.find(seen, prices)]
-    assert [one.plan for one in found] == [plan] * 3 == prices.asked
+    assert [one.plan for one in found] == [plan] * 3
+    assert set(prices.asked) == {plan}
+    assert {one.price for one in found} == {price(60e-6)}
+    assert found[-1].mend.startswith("the plan captures the call in CUDA graphs") is (plan is PIECES)
     assert capturable(seen, found, {}).answer is (plan is STAYING)
     failed = capturable(seen, [], {plan: "it failed"})
     assert (failed.answer, failed.reasons[-1]) == (False, "it failed")
@@ -239,10 +242,25 @@ def test_waits_of_which_one_must_be_answered_are_not_captured(reads: tuple[str, 
     assert prices.asked == []
 
 
+@pytest.mark.parametrize("reads", ["yes or no", "number"])
+def test_a_capture_that_failed_is_no_mend_of_a_wait(reads: str) -> None:
+    (found,) = waiting.find(asking(reads), FixedPrices(None))
+    assert found.plan is None
+    assert found.mend.startswith("keep the decision on the device")
+
+
+def test_what_a_run_lowers_is_kept_where_numbers_stay() -> None:
+    base = Plan("tf32", backend="inductor")
+    assert asking("number", plan=base).captured == replace(STAYING, precision="tf32")
+
+
 def test_a_run_that_is_captured_already_is_not_offered_a_capture() -> None:
     prices = FixedPrices(price(1e-6))
     assert [one.plan for one in waiting.find(asking("yes or no", plan=PIECES), prices)] == [None]
     assert capturable(asking("yes or no", plan=PIECES), [], {}).answer is False
+    assert capturable(launch_bound(plan=PIECES), [], {}).answer is True
+    dynamic = asking("yes or no", plan=Plan(backend="inductor", shapes="dynamic"))
+    assert [(one.plan, one.mend[:7]) for one in host.find(dynamic, prices)] == [(None, "give it")]
 
 
 def test_waits_on_a_cpu_are_not_captured() -> None:

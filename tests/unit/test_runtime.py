@@ -22,7 +22,9 @@ from torchwise.plan import EAGER, Plan
 from torchwise.realize import Realized
 from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, unwrap
 from torchwise.runtime.circuit import FAILURES
-from torchwise.runtime.dispatch import FROZEN, LEAST_CALLS, MEMORY_WAIT_S
+from torchwise.runtime.dispatch import FROZEN, LEAST_CALLS, MEMORY_WAIT_S, Dispatcher
+from torchwise.runtime.module import dispatcher_of
+from torchwise.runtime.statistics import STAYS
 from torchwise.serving import freeze
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
@@ -464,9 +466,11 @@ def test_hooks_run_once(net: Net) -> None:
         "register_full_backward_pre_hook",
     ],
 )
-def test_a_hook_that_is_registered_after_calls_runs_until_it_is_removed(net: Net, register: str) -> None:
+@pytest.mark.parametrize("plan", [THREADS, EAGER], ids=["planned", "eager"])
+def test_a_hook_that_is_registered_after_calls_runs_until_it_is_removed(net: Net, register: str, plan: Plan) -> None:
     seen = []
-    fast = applied(net)
+    fast = applied(net, plan)
+    fast(X)
     fast(X)
     handle = getattr(fast, register)(lambda *_: seen.append("wrapper"))
     for _ in range(2):
@@ -474,6 +478,35 @@ def test_a_hook_that_is_registered_after_calls_runs_until_it_is_removed(net: Net
     handle.remove()
     fast(X.clone().requires_grad_()).sum().backward()
     assert seen == ["wrapper"] * 2
+
+
+@torch.no_grad()
+def test_a_hook_survives_another_dispatcher_and_its_handle_a_copy(net: Net) -> None:
+    seen = []
+    fast = applied(net, EAGER)
+    handle = fast.register_forward_hook(lambda *_: seen.append("before"))
+    gone = weakref.ref(dispatcher_of(fast))
+    fast.__dict__["_torchwise"] = Dispatcher(net, fast.decision)  # as a plan that was searched for beside is put there
+    gc.collect()
+    assert gone() is None
+    fast.register_forward_hook(lambda *_: seen.append("after"))
+    fast(X)
+    assert seen == ["before", "after"]
+    assert copy.deepcopy({"model": fast, "handle": handle})["model"](X).shape == X.shape
+
+
+@torch.no_grad()
+def test_calls_that_stay_with_eager_are_counted_apart_from_those_after_a_close(net: Net) -> None:
+    fast = applied(net, EAGER)
+    for _ in range(2):
+        fast(X)
+    dispatcher = dispatcher_of(fast)
+    assert dispatcher is not None
+    dispatcher.close("it is over")
+    fast(X)
+    assert fast.statistics.original == {STAYS: 2, "it is over": 1}
+    assert fast.statistics.calls == 3
+    assert fast.statistics.snapshot()["original"] == {STAYS: 2, "it is over": 1}
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[P
     reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]
     if evidence.device != "cuda":
         return Capturable(False if reasons else None, tuple(reasons) or ("there are no CUDA graphs on a CPU",))
-    if evidence.base.capture == "call":  # the run itself was
+    if evidence.base.capture == "call" or (evidence.base.capture == "branches" and not reasons):  # the run itself was
         return Capturable(True)
     plan = evidence.captured
     timed = {one.plan for one in found if one.price and one.price.basis is Basis.MEASURED}

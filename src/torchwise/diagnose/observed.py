@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 import torchwise
 from torchwise.realize.asked import answering
+from torchwise.realize.transforms.numbers_on_gpu import WIDE
 from torchwise.records.explanation import Place
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -41,7 +42,7 @@ class Wait:
         what: makes it wait.
         place: the line.
         times: in one call.
-        reads: what Python is told there: "yes or no", "number" (of floating point), or something else, "".
+        reads: what Python is told there: "yes or no", "number" (of float32 or float64), or something else, "".
     """
 
     what: str
@@ -112,7 +113,7 @@ class _Watching(TorchDispatchMode):
 
     def read(self, tensor: torch.Tensor) -> Any:
         """Note that Python reads a number, and leave it to PyTorch."""
-        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.is_floating_point() else ""
+        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.dtype in WIDE else ""
         return NotImplemented
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

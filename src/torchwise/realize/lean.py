@@ -59,7 +59,7 @@ class Straight:
         from torch._dynamo import config
 
         self._guards.extend(guards)
-        _forget_arrays(guards)
+        _forget_tensors(guards)
         if config.skip_nnmodule_hook_guards and self._source is not None:
             _LOOSE.add(self._source)
         return [True] * len(guards)
@@ -298,11 +298,12 @@ def _named(guard: Any) -> str:
     return re.sub(r"^L\['(\w+)'\]", r"\1", str(guard.name))
 
 
-def _forget_arrays(guards: Sequence[Any]) -> None:
-    """Let Dynamo guard NumPy arrays where there is a filter.
+def _forget_tensors(guards: Sequence[Any]) -> None:
+    """Have Dynamo's guards forget the tensors that they are of, which they are told again.
 
-    It then makes all guards twice, and holds the object of each against that of the first time. Of an array that is
-    another tensor every time, and whether two tensors are equal is no yes or no: it raised (torch 2.11 to 2.14).
+    Where there is a filter all guards are made twice, and `Guard.set_export_info` asks by `in`, and so by `==`, whether
+    the object is that of the first time. A guard on a NumPy array has a tensor of its own each time, and two live
+    tensors compare element by element: that raised (torch 2.11 to 2.14).
     """
     for guard in guards:
         guarded = getattr(guard.orig_guard, "obj_weakref", None)

@@ -69,7 +69,6 @@ class Dispatcher:
 
     Attributes:
         is_frozen: whether nothing more may be compiled and captured.
-        is_hooked: whether a hook was ever registered on the wrapper around this; those of the original are its own.
         stays: whether the original answers every call as the decision is to stay with eager, and that was said.
 
     Raises:
@@ -93,7 +92,6 @@ class Dispatcher:
         self.decision = decision
         self.statistics = Statistics() if statistics is None else statistics
         self.is_frozen = False
-        self.is_hooked = False
         self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
         self.stays = False
         self._proven: dict[Signature, Callable[..., Any]] = {}
@@ -326,7 +324,7 @@ class Dispatcher:
         return self._realized
 
     def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.stays = reason == STAYS
+        self.stays = reason == STAYS == self._refusal  # another thread may have closed it
         if self.stays:
             self.statistics.stayed += 1
         else:
@@ -340,9 +338,9 @@ class Dispatcher:
         return self.original(*args, **kwargs)
 
     def _look_at_rate(self) -> None:
-        rate, [(reason, times)] = self.statistics.fallback_rate, self.statistics.original.most_common(1)
-        if rate > MOST_FALLBACKS:
+        if (rate := self.statistics.fallback_rate) > MOST_FALLBACKS:
             self._is_alarmed = True
+            [(reason, times)] = self.statistics.original.most_common(1)
             plan = str(self.decision.plan)
             said = (
                 f"{rate:.0%} of {self.statistics.calls:,} calls went to the original and not to plan {plan}: {reason}"

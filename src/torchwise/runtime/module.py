@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,20 +28,6 @@ SHARED = (
     "_load_state_dict_post_hooks",
 )
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class _Hooks(OrderedDict[int, Any]):
-    """Hooks of a wrapper itself: that one was registered is noted, so that calls need not look."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__()
-        self._dispatcher = dispatcher
-
-    def __setitem__(self, key: int, hook: Any) -> None:
-        self._dispatcher.is_hooked = True
-        super().__setitem__(key, hook)
-
 
 class OptimizedModule(torch.nn.Module):
     """Runs a module by a decided plan; every parameter, buffer, submodule and attribute is the original's own.
@@ -66,11 +51,10 @@ class OptimizedModule(torch.nn.Module):
         canary: int | None = None,
     ) -> None:
         super().__init__()
-        own = self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
+        self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
         for shared in SHARED:
             self.__dict__[shared] = original.__dict__[shared]
-        self.__dict__.update({name: _Hooks(own) for name in HOOKS})
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -79,9 +63,10 @@ class OptimizedModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does; straight away where no hook of this wrapper's own must run."""
-        dispatcher = self.__dict__["_torchwise"]
-        if dispatcher.is_hooked:
+        own = self.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             return super().__call__(*args, **kwargs)
+        dispatcher = own["_torchwise"]
         if dispatcher.stays:  # which it would see itself, a microsecond later
             dispatcher.statistics.stayed += 1
             return dispatcher.original(*args, **kwargs)

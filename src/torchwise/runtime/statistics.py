@@ -52,7 +52,10 @@ class Statistics:
     @property
     def original(self) -> Counter[str]:
         """Calls that the original answered, by reason."""
-        return self.reasons + Counter({STAYS: self.stayed})
+        found = self.reasons.copy()  # at once, while other threads count
+        if self.stayed:
+            found[STAYS] += self.stayed
+        return found
 
     @property
     def calls(self) -> int:

@@ -69,7 +69,8 @@ class Evidence:
         if reads == {"yes or no"}:
             return self.with_choice("capture", "branches")
         if reads == {"number"}:
-            return Plan(capture="call", transforms=("numbers_on_gpu",))
+            base, transforms = self.base, ("numbers_on_gpu",)
+            return Plan(base.precision, base.memory_format, transforms, capture="call")
         return self.with_choice("capture", "call")
 
     @property

@@ -38,7 +38,9 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
 
 
 def _mend(plan: Plan | None) -> str:
-    if plan and plan.capture == "branches":
+    if plan is None:
+        return "give it more work in each call, such as a larger batch, or take the kernels' number down"
+    if plan.capture == "branches":
         return "the plan captures the call in CUDA graphs, one from each question to the next, replayed without Python"
     return "the plan captures the whole call in one CUDA graph, which is replayed without the host"
 

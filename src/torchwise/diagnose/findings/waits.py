@@ -12,7 +12,7 @@ from torchwise.records.explanation import Finding, Price
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     """Find each place once; a break at the same line is priced there, and not a second time."""
-    plan = _static(evidence) or _captured(evidence)
+    plan = _static(evidence) or _captured(evidence, prices)
     broken = {(one.file, one.line) for one in evidence.watched.breaks}
     for wait in evidence.observed.waits:
         yield Finding(
@@ -33,11 +33,12 @@ def _static(evidence: Evidence) -> Plan | None:
     return evidence.with_choice("transforms", "static_form")
 
 
-def _captured(evidence: Evidence) -> Plan | None:
-    """Return the plan that captures the call around its waits, where there is one."""
+def _captured(evidence: Evidence, prices: Prices) -> Plan | None:
+    """Return the plan that captures the call around its waits, where there is one and it was seen to run."""
     plan = evidence.captured
-    around = plan is not None and (plan.capture == "branches" or "numbers_on_gpu" in plan.transforms)
-    return plan if around else None
+    if plan is None or not (plan.capture == "branches" or "numbers_on_gpu" in plan.transforms):
+        return None
+    return plan if prices.of_plan(plan) else None
 
 
 def _mend(plan: Plan | None) -> str:
@@ -48,7 +49,10 @@ def _mend(plan: Plan | None) -> str:
         return "the plan's static_form is the model's own form without it"
     if plan.capture == "branches":
         return f"the plan captures what lies between the questions, for each way that the answers lead; or {by_hand}"
-    return "the plan's numbers_on_gpu leaves the number where it is and captures the call; or compute with the tensor"
+    return (
+        "the plan's numbers_on_gpu leaves the number where it is and captures the call, which is not compiled then; or "
+        "compute with the tensor"
+    )
 
 
 def _price(evidence: Evidence, prices: Prices, wait: Wait, plan: Plan | None, broken: bool) -> Price | None:
