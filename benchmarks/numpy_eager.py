@@ -1,0 +1,53 @@
+"""How long eager takes on a program that passes through NumPy, before and after something was compiled in the process.
+
+By default `zoo:tutorial.break_numpy@large`: what NumPy returns, in float64, is rounded on the host by several threads.
+
+Run it: taskset -c 0-3 python benchmarks/numpy_eager.py --device cuda
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchwise import environment
+from torchwise.measure import Clock
+from torchwise.workload import target
+
+CALLS = 150
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", nargs="?", default="zoo:tutorial.break_numpy@large")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
+    options = parser.parse_args()
+    workload, clock = target.load(options.target, device=options.device, seed=0), Clock(options.device)
+    given, call = workload.examples[0].args, workload.call
+    here = environment.detect(options.device)
+    print(f"{here.gpu or here.cpu}, torch {torch.__version__}, {options.target}, ms per call")
+    with torch.no_grad():
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            print(f"{threads} threads, nothing compiled: eager {taken(clock, call, given)}")
+        compiled = torch.compile(call)
+        compiled(*given)
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            print(f"{threads} threads: eager {taken(clock, call, given)}, default {taken(clock, compiled, given)}")
+
+
+def taken(clock: Clock, call: Callable[..., Any], given: tuple[Any, ...]) -> str:
+    """Return the median and the range of 90 % of the calls, in ms."""
+    seconds = sorted(clock.once(lambda: call(*given)) * 1e3 for _ in range(CALLS))
+    low, high = seconds[CALLS // 20], seconds[-CALLS // 20]
+    return f"{statistics.median(seconds):.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    main()
