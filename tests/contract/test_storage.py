@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from store_samples import (
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Duel, Interval, Ruling, Standing, Study, StudyState, TrialState
+from torchwise.records import Duel, Interval, Ruling, Standing, Study, StudyState, Trial, TrialState
 from torchwise.store import ExplanationSummary, Owner, Storage, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
@@ -210,14 +210,18 @@ class StorageContract:
         storage.finish_trial(study.id, failed(claim(storage, study.id, TUNED, GONE)))
         assert storage.claim_trial(study.id, TUNED, "", ME) is None
 
-    def test_what_failed_is_claimed_again_where_that_is_asked_for(self, storage: Storage, study: Study) -> None:
-        storage.finish_trial(study.id, failed(claim(storage, study.id)))
-        trial = storage.claim_trial(study.id, INDUCTOR, "once more", ME, again=True)
+    @pytest.mark.parametrize("ended", [failed, finished])
+    def test_what_is_finished_is_claimed_again_where_that_is_asked_for(
+        self, storage: Storage, study: Study, ended: Callable[[Trial], Trial]
+    ) -> None:
+        seen = ended(claim(storage, study.id))
+        storage.finish_trial(study.id, seen)
+        trial = storage.claim_trial(study.id, INDUCTOR, "once more", ME, again=seen)
         assert trial is not None
         assert (trial.number, trial.reason, trial.state) == (0, "once more", TrialState.RUNNING)
-        assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE, again=True) is None
-        storage.finish_trial(study.id, finished(trial))
-        assert storage.claim_trial(study.id, INDUCTOR, "", ME, again=True) is None
+        assert storage.claim_trial(study.id, INDUCTOR, "", ELSEWHERE, again=seen) is None
+        storage.finish_trial(study.id, replace(finished(trial), started_at=trial.started_at))
+        assert storage.claim_trial(study.id, INDUCTOR, "", ME, again=seen) is None, "another process had it again"
 
     def test_a_dead_owner_s_trial_is_taken_over_under_its_number(self, storage: Storage, study: Study) -> None:
         claim(storage, study.id, owner=GONE)

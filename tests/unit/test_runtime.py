@@ -492,7 +492,30 @@ def test_a_hook_survives_another_dispatcher_and_its_handle_a_copy(net: Net) -> N
     fast.register_forward_hook(lambda *_: seen.append("after"))
     fast(X)
     assert seen == ["before", "after"]
-    assert copy.deepcopy({"model": fast, "handle": handle})["model"](X).shape == X.shape
+    copied = copy.deepcopy({"model": fast, "handle": handle})
+    copied["model"](X)
+    copied["handle"].remove()
+    copied["model"](X)
+    assert seen == ["before", "after", "before", "after", "after"]
+
+
+def noted(module: torch.nn.Module, *given: Any) -> None:
+    SEEN.append(len(given))
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_hooks_of_every_kind_come_along_with_copies(net: Net, copier: Any) -> None:
+    fast = applied(net, EAGER)
+    fast.register_forward_hook(noted, with_kwargs=True)
+    fast.register_forward_pre_hook(noted)
+    fast.register_full_backward_hook(noted)
+    other = copier(fast)
+    SEEN.clear()
+    other(X.clone().requires_grad_()).sum().backward()
+    assert SEEN == [1, 3, 2]
 
 
 @torch.no_grad()

@@ -257,6 +257,44 @@ def test_the_same_request_again_reuses_the_decision(storage: Storage, table: Tab
     assert again.decision == first.decision
 
 
+def test_what_was_timed_on_a_busy_machine_is_timed_anew(storage: Storage, table: Table) -> None:
+    """Then all took 100 times as long, and the plan seemed no faster; what eager takes now tells."""
+    busy = Slowed(100)
+    assert run_study(request(), storage, busy, Silent()).decision.plan == EAGER  # type: ignore[union-attr]
+    study = run_study(request(), storage, table, Silent())
+    assert INDUCTOR in table.tried()
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+    assert study.decision.baseline_s == pytest.approx(EAGER_S, rel=0.02)
+    table.ran.clear()
+    run_study(request(), storage, busy, Silent())
+    assert busy.tried().count(INDUCTOR) == 1, "a machine that is busy now is no reason"
+
+
+class Slowed(Table):
+    """A machine on which everything takes so many times as long, whatever is compiled."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.times = times
+        self.default = (1.0, 0.1, GOOD)
+
+    def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+        told = super().run(job, limits, on_stage)
+        if job.task == "inspect" and isinstance(told, str):
+            seen = codec.from_json(told, Inspection)
+            return codec.to_json(replace(seen, measurement=self.slowed(seen.measurement)))
+        if job.task == "try" and isinstance(told, str):
+            found = codec.from_json(told, Attempt)
+            assert found.measurement is not None
+            return codec.to_json(replace(found, measurement=self.slowed(found.measurement)))
+        return told
+
+    def slowed(self, found: Measurement) -> Measurement:
+        both = (tuple(seconds * self.times for seconds in side) for side in (found.candidate_s, found.baseline_s))
+        return replace(found, **dict(zip(("candidate_s", "baseline_s"), both, strict=True)))
+
+
 def test_fresh_measures_anew(storage: Storage, table: Table) -> None:
     run_study(request(), storage, table, Silent())
     table.ran.clear()

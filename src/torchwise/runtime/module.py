@@ -28,6 +28,18 @@ SHARED = (
     "_load_state_dict_post_hooks",
 )
 
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+"""What a wrapper has of its own, and a copy of it as well."""
+
 
 class OptimizedModule(torch.nn.Module):
     """Runs a module by a decided plan; every parameter, buffer, submodule and attribute is the original's own.
@@ -146,7 +158,8 @@ class OptimizedModule(torch.nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as the original and the decision: compiled code is made anew."""
         own = self._dispatcher
-        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary, own.refusal))
+        hooks = {name: found for name in HOOKS if (found := self.__dict__[name])}
+        return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary, own.refusal, hooks))
 
     def _get_name(self) -> str:
         """Name it in `repr` as what it is."""
@@ -199,6 +212,7 @@ def _rebuilt(
     borrow: bool = False,
     canary: int | None = None,
     refusal: str | None = None,
+    hooks: Mapping[str, Any] | None = None,
 ) -> Any:
     """Make a wrapper anew from a copy or a pickle, which may have come to another machine: stale is never trusted.
 
@@ -206,7 +220,9 @@ def _rebuilt(
     """
     stale = stale_because(original, decision)
     refusal = f"the decision is stale ({stale})" if stale else refusal
-    return kind(original, decision, refusal, borrow=borrow, canary=canary)
+    made = kind(original, decision, refusal, borrow=borrow, canary=canary)
+    vars(made).update(hooks or {})  # the very dictionaries, by which copied handles know their hooks
+    return made
 
 
 def unwrap(optimized: Any) -> Any:

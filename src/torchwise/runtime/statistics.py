@@ -64,8 +64,8 @@ class Statistics:
 
     @property
     def fallback_rate(self) -> float:
-        """The share of all calls that the original answered, 0 to 1; 0 before the first."""
-        return 1 - self.optimized / self.calls if self.calls else 0.0
+        """The share of all calls that the original answered though a plan was to, 0 to 1; 0 before the first."""
+        return 1 - (self.optimized + self.stayed) / self.calls if self.calls else 0.0
 
     @property
     def compiles(self) -> int | None:

@@ -21,7 +21,6 @@ from torchwise.store.schema import studies, trials
 LARGEST = 2**31 - 1
 """Number that a study may have: a database refuses to look for larger ones in words of its own."""
 _RUNNING = TrialState.RUNNING.value
-_UNSETTLED = (TrialState.PRUNED.value, TrialState.FAIL.value)
 
 
 def require(connection: Connection, study_id: int, *, lock: bool = False) -> None:
@@ -41,16 +40,16 @@ def require(connection: Connection, study_id: int, *, lock: bool = False) -> Non
 
 
 def claim(
-    connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: bool = False
+    connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: Trial | None = None
 ) -> Trial | None:
     """Insert a RUNNING trial, or take a dead owner's over; None where the plan is finished or in hand.
 
-    With `again` one that was stopped early or failed is taken over, too.
+    `again` is a finished one that is taken over, too, unless another process had it again in the meantime.
     """
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
     at = now(connection)
-    if row is not None and not _is_free(row, at, again=again):
+    if row is not None and not _is_free(row, at, again):
         return None
     number = row.number if row is not None else _next_number(connection, study_id)
     trial = Trial(number, plan, TrialState.RUNNING, reason, started_at=time.time())
@@ -62,10 +61,13 @@ def claim(
     return trial
 
 
-def _is_free(row: Row[Any], at: float, *, again: bool) -> bool:
+def _is_free(row: Row[Any], at: float, again: Trial | None) -> bool:
     if row.state == _RUNNING:
         return not _owner(row).is_alive(at - row.heartbeat)
-    return again and row.state in _UNSETTLED
+    if again is None:
+        return False
+    name = f"trial {row.number} of study {row.study_id}"
+    return load(row.record, Trial, row=name, written=row.format, known=FORMAT).started_at == again.started_at
 
 
 def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:

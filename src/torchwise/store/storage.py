@@ -146,12 +146,15 @@ class Storage:
         study_id = self._database.read(studies.latest)
         return None if study_id is None else self.get_study(study_id)
 
-    def claim_trial(self, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: bool = False) -> Trial | None:
+    def claim_trial(
+        self, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: Trial | None = None
+    ) -> Trial | None:
         """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None where there is nothing to do.
 
         None says that the plan is finished, or RUNNING by an owner that lives, this one included. The number is
-        the next one; a dead owner's trial is taken over under its own. With `again` so is one that was stopped early
-        or failed: what it found is given up.
+        the next one; a dead owner's trial is taken over under its own. So is `again`, a finished one
+        that was stopped early, failed or was held up, unless another process had it again meanwhile: what it found is
+        given up.
         """
         return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner, again=again))
 

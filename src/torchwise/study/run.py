@@ -36,6 +36,8 @@ from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS as CARE
 
+BUSY = 3.0
+"""Times as long as now that eager took beside a stored plan, from which the machine was too busy to time that one."""
 HEARTBEAT_S = 30.0
 WAIT_S = 1.0
 CALLS_PER_TRIAL = 100
@@ -157,7 +159,8 @@ class _Loop:
     def _history(self) -> History:
         """Read what is known, other processes' trials included; the calls are those asked for now.
 
-        A trial that was ended for what was asked then, and would not be now, is as if it had not been.
+        A trial that was ended for what was asked then, and would not be now, is as if it had not been; and so is one
+        that was timed on a machine which was far too busy, as this search's own look at eager shows.
         """
         stored = self._stored()
         return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored)))
@@ -169,7 +172,13 @@ class _Loop:
 
     def _may_go_on(self, trial: Trial, stored: History) -> bool:
         """Whether a trial is to be had again; never one of this very search."""
-        return trial.plan not in self._tried and _ended_early(trial, self._bound(stored), self._limit_s(stored))
+        if trial.plan in self._tried:
+            return False
+        return self._was_held_up(trial) or _ended_early(trial, self._bound(stored), self._limit_s(stored))
+
+    def _was_held_up(self, trial: Trial) -> bool:
+        now_s = self._inspection.measurement.baseline_time.mid
+        return trial.measurement is not None and trial.measurement.times_as_long((None, now_s)) > BUSY
 
     def _bound(self, history: History) -> float | None:
         """Return the speed-up below which a trial is stopped; a plan that the user named is measured to its end."""
@@ -187,7 +196,7 @@ class _Loop:
 
     def _try(self, proposal: Proposal) -> None:
         stored = self._stored()  # anew: what another process finished just now is done
-        again = any(t.plan == proposal.plan and self._may_go_on(t, stored) for t in stored.trials)
+        again = next((t for t in stored.trials if t.plan == proposal.plan and self._may_go_on(t, stored)), None)
         trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
             return

@@ -28,7 +28,8 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
         f"in {seen.host_share:.0%} of a call no kernel runs",
         f"{launches:,.0f} kernels are started one by one, which takes the host longer than the GPU needs."
         if on_gpu
-        else f"Python, dispatch and guards around {launches:,.0f} kernels take {show.seconds(idle)} of each call.",
+        else f"Python, dispatch and guards around {launches:,.0f} kernels take "
+        f"{show.seconds(seen.call_s.mid * seen.host_share)} of each call.",
         _mend(plan)
         if on_gpu
         else "give it more work in each call, such as a larger batch, or take the guards and breaks away",
