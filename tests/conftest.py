@@ -37,6 +37,17 @@ def threads_as_they_were() -> Iterator[None]:
         pytest.fail(f"the test began with {before} threads and leaves {after}")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute on one: OpenMP's own threads do not survive a fork, with or without a plan."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have nobody's own store read or written: the default one is not there."""

@@ -115,10 +115,10 @@ def _answers(fast: Any, x: torch.Tensor, queue: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @torch.no_grad()
 def test_a_process_that_is_forked_afterwards_is_answered() -> None:
     """As a data loader forks its workers from a program that serves a plan."""
-    torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork, with or without a plan
     fast = served(plain, SMALL)
     expected = fast(SMALL)
     context = multiprocessing.get_context("fork")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +84,6 @@ def test_eight_threads_are_answered_while_the_plan_is_taken_away(
         thread.join()
     assert wrong == []
     assert fast.statistics.calls > 0
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Compute on one: OpenMP's own threads do not survive a fork, with or without a plan."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _answer(fast: Any, said: Any) -> None:
