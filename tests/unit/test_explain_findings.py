@@ -167,6 +167,12 @@ def test_a_launch_bound_call_that_cannot_be_captured_is_estimated() -> None:
     assert priced(found).per_call_s.high == pytest.approx(75e-6), "what is idle, without the guards"
 
 
+def test_on_a_cpu_the_host_takes_what_no_kernel_does_though_guards_seemed_to_take_longer() -> None:
+    slow = Execution(Interval(CALL_S, CALL_S, CALL_S), 40e-6, 80e-6, 40, 1.0)
+    (found,) = host.find(evidence(execution=slow), FixedPrices())
+    assert "take 60.0 µs of each call" in found.cause
+
+
 CAPTURED = Plan(backend="inductor", capture="call")
 
 

@@ -10,7 +10,16 @@ import pytest
 
 from torchwise.measure import pairs
 from torchwise.measure.clock import Clock, Reading
-from torchwise.measure.pairs import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, _repeats, measure_pair
+from torchwise.measure.pairs import (
+    FEWEST_ROUNDS,
+    LEAST_ROUND_S,
+    LEAST_ROUNDS,
+    MOST_LOOKS,
+    Mix,
+    Precision,
+    _repeats,
+    measure_pair,
+)
 from torchwise.measure.quality import Watch
 from torchwise.records import Measurement
 
@@ -56,6 +65,12 @@ class Warming(Steady):
 def test_the_side_that_is_looked_at_first_has_as_many_calls_to_a_block() -> None:
     sides = [Mix((lambda: 1e-4,), (1.0,)) for _ in range(2)]
     assert list(_repeats(sides, Warming(), 0.01).values()) == [[100], [100]]
+
+
+def test_short_calls_are_not_looked_at_for_as_long_as_a_block_lasts() -> None:
+    side, clock = Mix((lambda: 1e-6,), (1.0,)), Steady()
+    assert _repeats((side, side), clock, 1.0) == {id(side): [20_000]}
+    assert len(clock.log) <= 4 * MOST_LOOKS  # type: ignore[attr-defined]
 
 
 def test_a_block_lasts_as_long_as_is_asked() -> None:

@@ -529,6 +529,7 @@ def test_calls_that_stay_with_eager_are_counted_apart_from_those_after_a_close(n
     fast(X)
     assert fast.statistics.original == {STAYS: 2, "it is over": 1}
     assert fast.statistics.calls == 3
+    assert fast.statistics.fallback_rate == pytest.approx(1 / 3), "what was decided for is no fallback"
     assert fast.statistics.snapshot()["original"] == {STAYS: 2, "it is over": 1}
 
 

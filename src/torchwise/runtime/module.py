@@ -79,7 +79,7 @@ class OptimizedModule(torch.nn.Module):
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             return super().__call__(*args, **kwargs)
         dispatcher = own["_torchwise"]
-        if dispatcher.stays:  # which it would see itself, a microsecond later
+        if dispatcher.stays:  # which it would see itself, a Python call later
             dispatcher.statistics.stayed += 1
             return dispatcher.original(*args, **kwargs)
         return dispatcher(*args, **kwargs)
