@@ -64,6 +64,7 @@ def test_the_wait_comes_before_the_first_load_and_others_may_start_after_the_las
     loads = ("a = tl.load(x)", WAIT, LAUNCH, "b = tl.load(y)", WAIT, LAUNCH)
     lines = written(kernel, *loads, "tl.store(out, a + b)")
     assert lines[0] == WAIT
+    assert lines.count(WAIT) == 1, "a second one would hold back loads that could be under way"
     assert lines.count(LAUNCH) == 1
     assert lines.index(LAUNCH) == lines.index("b = tl.load(y)") + 1
 
@@ -79,7 +80,7 @@ def test_what_starts_early_without_the_option_stays_as_it_is(kernel: Any) -> Non
 
 
 def test_compiled_code_is_kept_apart_from_what_was_compiled_without(kernel: Any) -> None:
-    assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_first": True}
+    assert vars(kernel.details()) == {"graph": "graph", "kernels_wait_once_and_first": True}
     with config.patch({dependent_launch.OPTION: False}):
         assert vars(kernel.details()) == {"graph": "graph"}, "what is in a cache already stays found"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torchwise.measure.pairs import (
     LEAST_ROUND_S,
     LEAST_ROUNDS,
     MOST_LOOKS,
+    MOST_ROUNDS,
     Mix,
     Precision,
     _repeats,
@@ -87,6 +89,34 @@ def test_the_order_swaps_from_round_to_round_and_tight_answers_end_it() -> None:
     assert timed[:8] == [0.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.5]
     assert len(found.candidate_s) == LEAST_ROUNDS
     assert found.speedup.mid == 2.0
+
+
+class Noisy(Clock):
+    """A clock on which the same work takes now more and now less, and longer after a look at the interval."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        object.__setattr__(self, "chance", random.Random(0))
+        object.__setattr__(self, "cold", False)
+
+    def time(self, call: Callable[[], Any], calls: int) -> Reading:
+        seconds = self.chance.gauss(1.0, 0.01) * (1.1 if self.cold else 1.0)  # type: ignore[attr-defined]
+        object.__setattr__(self, "cold", False)
+        return Reading(seconds, None)
+
+
+def test_a_look_at_the_interval_holds_up_both_sides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, record = Noisy(), pairs._record
+
+    def looking(rounds: list[tuple[Reading, Reading]], calls: int) -> Measurement:
+        object.__setattr__(clock, "cold", True)
+        return record(rounds, calls)
+
+    monkeypatch.setattr(pairs, "_record", looking)
+    sides = [Mix((lambda: None,), (1.0,)) for _ in range(2)]
+    found = measure_pair(*sides, clock, Precision(1e-6, 60.0))
+    assert len(found.candidate_s) == MOST_ROUNDS
+    assert found.speedup.mid == pytest.approx(1.0, abs=0.002)
 
 
 def test_what_can_no_longer_lead_is_stopped() -> None:

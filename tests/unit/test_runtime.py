@@ -409,6 +409,23 @@ def test_an_error_of_the_models_own_is_the_callers(net: Net) -> None:
         fast(X)
 
 
+@torch.no_grad()
+def test_staying_with_eager_calls_the_original_as_a_call_of_it_would(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = applied(net, EAGER)
+    expected = net(X)
+    fast(X)
+    net._compiled_call_impl = lambda x: x + 1  # as `net.compile()` sets it
+    assert torch.equal(fast(X), X + 1)
+    net._compiled_call_impl = None
+    assert torch.equal(fast(X), expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.Module, "__call__", lambda self, x: x + 2)  # as torch.fx does while it traces
+        assert torch.equal(fast(X), X + 2)
+    monkeypatch.setattr(Net, "__call__", lambda self, x: x + 3, raising=False)
+    assert torch.equal(fast(X), X + 3)
+    assert fast.statistics.stayed == 5
+
+
 def test_a_decision_for_eager_runs_the_original(net: Net) -> None:
     fast = applied(net, EAGER)
     assert torch.equal(fast(X), net(X))

@@ -8,7 +8,7 @@ nothing, such as one that fills a tensor with zeros, or draws a mask from a seed
 ahead of it, and the next, which waits for it alone, reads what is not written yet (torch 2.11 to 2.15,
 `TritonKernel._handle_pdl_before_access`). Proofs need not see it: whether it happens is a matter of microseconds.
 
-So each kernel waits first of all here. What is left of the early start is the launch itself, which is most of it where
+So each kernel waits first of all here, and only then: a second wait would hold back loads that could be under way. What is left of the early start is the launch itself, which is most of it where
 kernels are short.
 """
 
@@ -44,10 +44,10 @@ def _write_waits(kernel: Any) -> None:
     finish = kernel._filter_pdl
 
     def waiting_first(self: Any, code: Any) -> None:
-        finish(self, code)
         # What torch 2.15 starts early after some products, without the option, stays as it is: its key has no note.
         if _is_asked_for() and self._enable_pdl_codegen():
             code._lines.insert(0, self.GDC_WAIT)
+        finish(self, code)  # keeps the first wait of all
 
     kernel._filter_pdl = waiting_first
 
@@ -58,7 +58,7 @@ def _note_in_keys(details: Any) -> None:
     def noting(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         if _is_asked_for():
-            self.kernels_wait_first = True
+            self.kernels_wait_once_and_first = True
 
     details.__init__ = noting
 

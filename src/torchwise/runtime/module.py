@@ -40,6 +40,10 @@ HOOKS = (
 )
 """What a wrapper has of its own, and a copy of it as well."""
 
+BY_TORCH = torch.nn.Module.__call__
+DOES_NO_MORE = set(BY_TORCH.__code__.co_names) == {"_compiled_call_impl", "_call_impl"}
+"""Whether this PyTorch's `Module.__call__` only chooses between the two, so that a caller may do that in its place."""
+
 
 class OptimizedModule(torch.nn.Module):
     """Runs a module by a decided plan; every parameter, buffer, submodule and attribute is the original's own.
@@ -81,7 +85,10 @@ class OptimizedModule(torch.nn.Module):
         dispatcher = own["_torchwise"]
         if dispatcher.stays:  # which it would see itself, a Python call later
             dispatcher.statistics.stayed += 1
-            return dispatcher.original(*args, **kwargs)
+            original = dispatcher.original
+            if DOES_NO_MORE and type(original).__call__ is BY_TORCH and original._compiled_call_impl is None:
+                return original._call_impl(*args, **kwargs)  # a Python call less, as this is one more
+            return original(*args, **kwargs)
         return dispatcher(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +194,11 @@ class OptimizedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
-        return self._dispatcher(*args, **kwargs)
+        dispatcher = self._dispatcher
+        if dispatcher.stays:  # as a module's
+            dispatcher.statistics.stayed += 1
+            return dispatcher.original(*args, **kwargs)
+        return dispatcher(*args, **kwargs)
 
     @property
     def decision(self) -> Decision:
