@@ -41,7 +41,10 @@ HOOKS = (
 """What a wrapper has of its own, and a copy of it as well."""
 
 BY_TORCH = torch.nn.Module.__call__
-DOES_NO_MORE = set(BY_TORCH.__code__.co_names) == {"_compiled_call_impl", "_call_impl"}
+DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ())) == {
+    "_compiled_call_impl",
+    "_call_impl",
+}
 """Whether this PyTorch's `Module.__call__` only chooses between the two, so that a caller may do that in its place."""
 
 
