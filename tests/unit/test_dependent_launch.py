@@ -64,7 +64,7 @@ def test_the_wait_comes_before_the_first_load_and_others_may_start_after_the_las
     loads = ("a = tl.load(x)", WAIT, LAUNCH, "b = tl.load(y)", WAIT, LAUNCH)
     lines = written(kernel, *loads, "tl.store(out, a + b)")
     assert lines[0] == WAIT
-    assert lines.count(WAIT) == 1, "a second one would hold back loads that could be under way"
+    assert lines.count(WAIT) == 1, "after the first there is nothing left to wait for"
     assert lines.count(LAUNCH) == 1
     assert lines.index(LAUNCH) == lines.index("b = tl.load(y)") + 1
 

@@ -8,7 +8,7 @@ nothing, such as one that fills a tensor with zeros, or draws a mask from a seed
 ahead of it, and the next, which waits for it alone, reads what is not written yet (torch 2.11 to 2.15,
 `TritonKernel._handle_pdl_before_access`). Proofs need not see it: whether it happens is a matter of microseconds.
 
-So each kernel waits first of all here, and only then: a second wait would hold back loads that could be under way.
+So each kernel waits first of all here, and only then: after the first wait there is nothing left to wait for.
 What is left of the early start is the launch itself, which is most of it where kernels are short.
 """
 
