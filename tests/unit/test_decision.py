@@ -126,6 +126,15 @@ def test_everything_failed() -> None:
     )
 
 
+def test_no_answer_could_be_compared() -> None:
+    unclear = (a_trial(INDUCTOR, 5.0, verdict=NOT_COMPARABLE), a_trial(AUTOTUNED, 5.0, verdict=NOT_COMPARABLE))
+    assert decided(*unclear).reason == (
+        "Stay with eager: no candidate's answer could be compared with eager's, so none is proven "
+        "(values: eager disagrees with itself)."
+    )
+    assert "could be compared" not in decided(*unclear, a_trial(AUTOTUNED, 5.0, verdict=FAILED)).reason
+
+
 # ---- never chosen
 
 UNPROVEN = {

@@ -9,7 +9,7 @@ from torchwise.decide.history import TIE, History
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Legality, Plan
 from torchwise.plan.space import complexity_of, legality_of
-from torchwise.records import Decision, Trial
+from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.economics import Economics
 from torchwise.records.figures import seconds
 from torchwise.records.trial import speeds_beside
@@ -143,9 +143,19 @@ def _why_eager(history: History) -> str:
             f"Stay with eager: nothing proven was surely faster; the best, {best.plan}, "
             f"reached {best.measurement.speedup} times its speed."
         )
+    if unseen := _not_comparable(history):
+        return f"Stay with eager: no candidate's answer could be compared with eager's, so none is proven ({unseen})."
     if any(t.state.is_finished for t in history.trials):
         return f"Stay with eager: no candidate was both right and faster.{_too_few_calls(history)}"
     return f"Stay with eager: nothing is worth a trial.{_too_few_calls(history)}"
+
+
+def _not_comparable(history: History) -> str:
+    """Say why answers could not be compared, where no candidate's could: then nothing is known of any."""
+    verdicts = [t.verdict for t in history.trials if t.verdict and t.verdict.checks]
+    if any(verdict.outcome is not Outcome.NOT_COMPARABLE for verdict in verdicts):
+        return ""
+    return next((verdict.reason for verdict in verdicts), "")
 
 
 def _too_few_calls(history: History) -> str:

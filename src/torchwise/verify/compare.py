@@ -6,13 +6,13 @@ mean square). A candidate passes when each error is within a stated factor of ea
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
 from torchwise.records.verdict import STRIDES
+from torchwise.verify.leaves import is_same_code, is_value
 from torchwise.verify.observe import Observation
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ ROUNDINGS_WITHOUT_REFERENCE = 1024.0
 benchmarks tolerate)."""
 MOST_GRANTED = 1e-3
 """Yet never more than this, or two roundings: 32 roundings of bfloat16 would be a quarter of the answer."""
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +131,14 @@ def _values(
     import torch
 
     worst: Errors | None = None
-    normal = Errors(0.0, 0.0)
+    normal, unseen = Errors(0.0, 0.0), ""
     plain, floors, references = dict(native.leaves), dict(floor.leaves), dict((reference or native).leaves)
     for name, leaf in candidate.leaves:
         if not isinstance(leaf, torch.Tensor):
             if problem := _plain_problem(leaf, plain[name]):
                 return Check("values", Outcome.FAIL, f"{name} {problem}")
-            if name.startswith("output") and not _is_plain(leaf):
-                opaque = (
-                    f"{name} is a {type(leaf).__qualname__}, which cannot be looked into: return a dataclass or tensors"
-                )
-                return Check("values", Outcome.NOT_COMPARABLE, opaque)
+            if name.startswith("output") and not is_value(leaf) and not is_same_code(leaf, plain[name]):
+                unseen = unseen or f"{name} is a {type(leaf).__qualname__}, which cannot be looked into"
             continue
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
@@ -153,6 +149,8 @@ def _values(
             return Check("values", Outcome.FAIL, f"{name} {problem}", errors.rms, usual.rms)
         if worst is None or errors.rms > worst.rms:
             worst, normal = errors, usual
+    if unseen:  # said last: what can be compared may be wrong, which says more
+        return Check("values", Outcome.NOT_COMPARABLE, f"{unseen}: return a dataclass, tensors or arrays")
     if worst is None:
         return Check("values", Outcome.PASS, "every value is equal (there is no tensor among them)")
     yardstick = "the float64 reference" if reference else "eager (there is no float64 reference)"
@@ -170,17 +168,11 @@ def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: boo
     return max(2 * epsilon, min(granted, MOST_GRANTED))
 
 
-def _is_plain(leaf: Any) -> bool:
-    import torch
-
-    return isinstance(leaf, (*PLAIN, enum.Enum, torch.dtype, torch.device, torch.Size))
-
-
 def _plain_problem(ours: Any, theirs: Any) -> str | None:
     if isinstance(ours, float) and isinstance(theirs, float):
         close = math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-16) or (math.isnan(ours) and math.isnan(theirs))
         return None if close else f"is {ours!r}, in eager {theirs!r}"
-    if _is_plain(ours) and ours != theirs:
+    if is_value(ours) and ours != theirs:
         return f"is {ours!r}, in eager {theirs!r}"
     return None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
+from torchwise.verify.leaves import leaves_of
 from torchwise.workload import trees
 from torchwise.workload.workload import Example
 
@@ -39,7 +40,7 @@ def _run(call: Callable[..., Any], example: Example) -> list[torch.Tensor]:
 
     example = example.clone()
     with torch.no_grad():
-        return trees.tensors(call(*example.args, **example.kwargs))
+        return leaves_of(call(*example.args, **example.kwargs)).tensors
 
 
 def _share(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchwise.verify.leaves import leaves_of
 from torchwise.workload import trees
 from torchwise.workload.loss import loss_of
 from torchwise.workload.state import kept_buffers
@@ -25,10 +26,10 @@ class Observation:
 
     Attributes:
         leaves: every output with its path, every input after the call, every buffer after the call, and in training
-            every gradient; tensors are copies.
+            every gradient; tensors are copies, arrays stand as tensors and objects as what they hold.
         aliases: pairs (output, input) of positions that share memory.
         shared: pairs of positions of outputs that share memory.
-        form: the containers that the outputs stand in, empty ones included.
+        form: the containers that the outputs stand in, empty ones included, and which of them are arrays or objects.
     """
 
     leaves: tuple[tuple[str, Any], ...]
@@ -71,9 +72,11 @@ def observe(
 
 def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = ()) -> Observation:
     """Copy what a call returned, its inputs as they are after it, and more leaves by name."""
-    leaves = [*trees.named_leaves(outputs, "output"), *trees.named_leaves(inputs, "input after the call "), *more]
+    returned, after = leaves_of(outputs, "output"), leaves_of(inputs, "input after the call ", objects=False)
+    leaves = [*returned.named, *after.named, *more]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    return Observation(copied, _aliases(outputs, inputs), _shared(trees.tensors(outputs)), trees.form(outputs))
+    aliases = _aliases(returned.tensors, trees.tensors(inputs))
+    return Observation(copied, aliases, _shared(returned.tensors), ", ".join(returned.form))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:
@@ -106,10 +109,9 @@ def _buffers(module: torch.nn.Module | None) -> list[tuple[str, Any]]:
     return [(f"buffer {name} after the call", b.detach().clone()) for name, b in module.named_buffers()]
 
 
-def _aliases(outputs: Any, inputs: Any) -> Aliases:
-    ours, theirs = trees.tensors(outputs), trees.tensors(inputs)
-    addresses = [_storage(t) for t in theirs]
-    return frozenset((i, addresses.index(a)) for i, t in enumerate(ours) if (a := _storage(t)) and a in addresses)
+def _aliases(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Aliases:
+    addresses = [_storage(t) for t in inputs]
+    return frozenset((i, addresses.index(a)) for i, t in enumerate(outputs) if (a := _storage(t)) and a in addresses)
 
 
 def _shared(outputs: list[torch.Tensor]) -> Aliases:

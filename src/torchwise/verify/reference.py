@@ -18,6 +18,9 @@ from torchwise.workload.workload import Example
 if TYPE_CHECKING:
     import torch
 
+WIDE_ARRAYS = {"f": "float64", "c": "complex128"}
+"""Dtype of the reference for arrays of NumPy, by the kind of theirs."""
+
 
 def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[..., Any]:
     """Return a copy of a module in float64 / complex128; a function as it is, for its inputs decide its precision.
@@ -42,7 +45,10 @@ def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[
 
 def widen(example: Example) -> Example:
     """Return the example in float64 / complex128; integers and booleans stay."""
-    return example.map_tensors(lambda t: widened(t.detach()).requires_grad_(t.requires_grad))
+    return example.map_tensors(
+        lambda t: widened(t.detach()).requires_grad_(t.requires_grad),
+        lambda array: array.astype(WIDE_ARRAYS.get(array.dtype.kind, array.dtype)),
+    )
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

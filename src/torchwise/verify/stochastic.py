@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchwise.records import Check, Outcome
-from torchwise.workload import trees
+from torchwise.verify.leaves import leaves_of
 from torchwise.workload.state import kept_buffers
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def is_stochastic(call: Callable[[], Any], module: torch.nn.Module | None = None
         with kept_buffers(module):
             torch.manual_seed(seed)
             answer = call()
-        known = [torch.finfo(t.dtype).eps for t in trees.tensors(answer) if t.is_floating_point() or t.is_complex()]
+        known = [torch.finfo(t.dtype).eps for t in leaves_of(answer).tensors if t.is_floating_point() or t.is_complex()]
         rounding = ROUNDINGS * max(known, default=0.0)
         return _flat(answer).cpu().numpy()
 
@@ -143,7 +143,7 @@ def _flat(outputs: Any) -> torch.Tensor:
 def _parts(outputs: Any) -> list[torch.Tensor]:
     import torch
 
-    parts = [t.detach() for t in trees.tensors(outputs)]
+    parts = [t.detach() for t in leaves_of(outputs).tensors]
     parts = [t.to_dense() if t.layout is not torch.strided else t for t in parts]
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
 

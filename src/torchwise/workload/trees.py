@@ -16,23 +16,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 """Types of leaves that hold nothing and that their value says everything about."""
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Return `tree` with `function` applied to each tensor in it; other leaves are kept as they are."""
+def map_tensors(
+    function: Callable[[torch.Tensor], Any], tree: Any, arrays: Callable[[NDArray[Any]], Any] | None = None
+) -> Any:
+    """Return `tree` with `function` applied to each tensor in it, and `arrays` to each array of NumPy.
+
+    Other leaves are kept as they are.
+    """
     import torch
     from torch.utils import _pytree
 
     def visit(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
+        if arrays is not None and _is_array(leaf):
+            return arrays(leaf)
         held = held_by(leaf)
-        return leaf if held is None else _with(leaf, map_tensors(function, held))
+        return leaf if held is None else _with(leaf, map_tensors(function, held, arrays))
 
     return _pytree.tree_map(visit, tree)
+
+
+def _is_array(leaf: Any) -> bool:
+    import numpy  # here, as the command line is asked about itself without it
+
+    return isinstance(leaf, numpy.ndarray)
 
 
 def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -112,8 +126,8 @@ def _form_of(spec: Any) -> str:
 
 
 def clone(tree: Any) -> Any:
-    """Copy every tensor, keeping strides and `requires_grad`, so that a call cannot touch the original."""
-    return map_tensors(lambda t: copy_of(t).requires_grad_(t.requires_grad), tree)
+    """Copy every tensor, keeping strides and `requires_grad`, and every array: no call can touch the original."""
+    return map_tensors(lambda t: copy_of(t).requires_grad_(t.requires_grad), tree, lambda array: array.copy("K"))
 
 
 def copy_of(tensor: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torchwise.workload import trees
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from torchwise.workload.step import TrainStep
 
@@ -37,13 +38,15 @@ class Example:
         """List every tensor in it, in order, once per place it stands in."""
         return trees.tensors((self.args, dict(self.kwargs)))
 
-    def map_tensors(self, function: Callable[[torch.Tensor], Any]) -> Example:
-        """Return this example with `function` applied to each of its tensors."""
-        args, kwargs = trees.map_tensors(function, (self.args, dict(self.kwargs)))
+    def map_tensors(
+        self, function: Callable[[torch.Tensor], Any], arrays: Callable[[NDArray[Any]], Any] | None = None
+    ) -> Example:
+        """Return this example with `function` applied to each of its tensors, and `arrays` to each array of NumPy."""
+        args, kwargs = trees.map_tensors(function, (self.args, dict(self.kwargs)), arrays)
         return replace(self, args=args, kwargs=kwargs)
 
     def clone(self) -> Example:
-        """Copy every tensor, so that a call that writes its inputs leaves this example as it was."""
+        """Copy every tensor and array, so that a call that writes its inputs leaves this example as it was."""
         args, kwargs = trees.clone((self.args, dict(self.kwargs)))
         return replace(self, args=args, kwargs=kwargs)
 

@@ -1,0 +1,162 @@
+"""The leaves of an answer, down to what can be compared: NumPy's values as tensors, objects by what they hold.
+
+An object is taken apart as `pickle` would: by what it says of itself (`__reduce_ex__`), which for a plain Python object
+are its attributes. What refuses that, such as a generator, a lock or an open file, stays whole: nobody can compare it.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+VALUES = (bool, int, float, complex, str, bytes, types.NoneType, enum.Enum)
+"""Python's plain values, which `==` compares."""
+CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+"""Code, which is the same where it is the same object: no call changes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What an answer comes down to.
+
+    Attributes:
+        named: every leaf with its path; tensors are the answer's own, or share memory with its arrays.
+        form: the containers and the objects that they stand in.
+    """
+
+    named: list[tuple[str, Any]] = field(default_factory=list)
+    form: list[str] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the leaves, in order."""
+        import torch
+
+        return [leaf for _, leaf in self.named if isinstance(leaf, torch.Tensor)]
+
+
+def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
+    """Return the leaves of a tree of tensors, arrays and objects.
+
+    Args:
+        tree: an answer, or inputs.
+        prefix: of every path.
+        objects: whether objects are taken apart; arrays always are.
+    """
+    found = Leaves(form=[trees.form(tree)])
+    _gather(tree, prefix, found, (), objects)
+    return found
+
+
+def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], objects: bool) -> None:
+    import torch
+
+    for name, leaf in trees.named_leaves(tree, prefix):
+        parts = _array_parts(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else None
+        if parts is None and objects and not (is_value(leaf) or isinstance(leaf, (torch.Tensor, *CODE))):
+            parts = _object_parts(leaf)
+        if parts is None:
+            found.named.append((name, leaf))
+        elif id(leaf) in around:  # an object that leads to itself
+            found.named.append((name, f"the object {around[::-1].index(id(leaf))} around this one"))
+        else:
+            found.form.append(f"{name or 'it'} {_kind(leaf)}")
+            for path, part in parts:
+                if (form := trees.form(part)) != "*":
+                    found.form.append(f"{name}{path} {form}")
+                _gather(part, f"{name}{path}", found, (*around, id(leaf)), objects)
+
+
+def is_value(leaf: Any) -> bool:
+    """Whether a leaf holds nothing that can change, and `==` compares it."""
+    import torch
+
+    return isinstance(leaf, (*VALUES, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
+
+
+def is_same_code(ours: Any, theirs: Any) -> bool:
+    """Whether both are one function, class or module."""
+    return ours is theirs and isinstance(ours, CODE)
+
+
+def _kind(leaf: Any) -> str:
+    kind = type(leaf).__qualname__
+    return f"{kind}[{leaf.dtype}]" if isinstance(leaf, np.ndarray) else kind
+
+
+def _array_parts(array: Any) -> list[tuple[str, Any]]:
+    """Return what an array or a scalar of NumPy holds."""
+    import torch
+
+    if isinstance(array, np.ma.MaskedArray):
+        return [(".data", array.filled(0)), (".mask", np.ma.getmaskarray(array))]
+    given = np.asarray(array)
+    if given.dtype.names:
+        return [(f"[{name!r}]", given[name]) for name in given.dtype.names]
+    if given.dtype.kind in "mM":  # times: whole numbers of a unit, which the dtype names
+        given = given.view(np.int64)
+    if given.dtype.kind in "OUSV":
+        held = given.tobytes() if given.dtype.kind == "V" else given.tolist()
+        return [(".shape", given.shape), ("", held)]
+    return [("", torch.from_numpy(_readable(given)))]
+
+
+def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in a form that PyTorch takes; itself where that can be."""
+    kind, width = array.dtype.kind, array.dtype.itemsize
+    if kind == "u" and width > 1:  # PyTorch compares few of these; the dtype is told apart by name
+        return array.view(np.int64) if width == 8 and array.dtype.isnative else array.astype(np.int64)
+    if kind in "fc" and width > (8 if kind == "f" else 16):
+        return array.astype(np.float64 if kind == "f" else np.complex128)
+    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return array if plain and _is_whole(array) else array.copy()
+
+
+def _is_whole(array: np.ndarray[Any, Any]) -> bool:
+    """Whether strides are whole elements, as PyTorch needs them."""
+    return all(stride % array.itemsize == 0 for stride in array.strides) if array.itemsize else True
+
+
+def _object_parts(leaf: Any) -> list[tuple[str, Any]] | None:
+    """Return what an object holds, by path; None where it does not say."""
+    if isinstance(leaf, (set, frozenset)):
+        return [("", sorted(leaf, key=repr))] if all(isinstance(item, VALUES) for item in leaf) else None
+    if isinstance(leaf, (bytearray, memoryview)):
+        return [("", bytes(leaf))]
+    try:
+        told = leaf.__reduce_ex__(4)
+        return [("", told)] if isinstance(told, str) else list(_told(*told[1:]))
+    except Exception:  # somebody's object may raise anything when it is asked: then nothing is known of it
+        return None
+
+
+def _told(
+    given: tuple[Any, ...], state: Any = None, items: Any = None, entries: Any = None, _setter: Any = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield what `pickle` is told of an object: what it is made from, its attributes, and its items as a container."""
+    yield from ((f"({place})", value) for place, value in enumerate(given) if not isinstance(value, type))
+    slots: Any = None
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # attributes, and `__slots__`
+        state, slots = state
+    for held in (state, slots):
+        if isinstance(held, dict):
+            yield from _attributes(held)
+        elif held is not None:
+            yield ".state", held
+    yield from ((f"[{place}]", value) for place, value in enumerate(items or ()))
+    yield from ((f"[{key!r}]", value) for key, value in entries or ())
+
+
+def _attributes(held: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    return ((f".{name}", value) for name, value in held.items())
