@@ -9,13 +9,34 @@ from typing import Any
 
 import pytest
 
-from postgres_server import PostgresServer, running_server
+import parallel
+import programs
+from postgres_server import PostgresServer, find_programs, running_server
 
 # For each instruction set of the CPU, Inductor compiles and loads a small library, in every process whose cache is
 # empty: seven seconds of CPU for each candidate of a study. That the compiler works is seen by what it then compiles.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 MAIN = sys.modules["__main__"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return parallel.workers(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return parallel.scheduler(config, log)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line how the tests are run that were skipped for want of a program."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or hasattr(config, "workerinput"):
+        return
+    if said := programs.way_out(str(report.longrepr) for report in terminal.stats.get("skipped", ())):
+        terminal.write_line(said, yellow=True)
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +80,10 @@ def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Start a PostgreSQL server, one for each process of tests; whoever stops it starts it again."""
-    try:
-        with running_server() as server:
-            yield server
-    except FileNotFoundError as error:
-        pytest.fail(str(error))
+    if find_programs() is None:
+        programs.skip_without("PostgreSQL server")
+    with running_server() as server:
+        yield server
 
 
 class StandingClock:

@@ -117,14 +117,9 @@ def find_programs() -> Path | None:
 
 @contextmanager
 def running_server() -> Iterator[PostgresServer]:
-    """Start a server; at the end it is gone, and so is all that it held.
-
-    Raises:
-        FileNotFoundError: none is installed.
-    """
+    """Start a server, which must be installed; at the end it is gone, and so is all that it held."""
     programs = find_programs()
-    if programs is None:
-        raise FileNotFoundError("there is no PostgreSQL server, which this test starts: apt install postgresql")
+    assert programs is not None
     # Not below pytest's folder, which other users may not enter; short, as a socket's path has 107 characters.
     with tempfile.TemporaryDirectory(prefix="tw-pg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         server = PostgresServer(programs, Path(folder))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import programs
 from local_server import free_port, serving
 from torchwise.artefact import remote, use_redis
 from torchwise.errors import InputError, UnsupportedError
@@ -51,7 +52,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, int]]:
     """Start a server; return its URL and the id of its process."""
     program = shutil.which("redis-server")
     if program is None:
-        pytest.fail("there is no redis-server, which this test starts: apt install redis-server")
+        programs.skip_without("redis-server")
     words = [program, "--save", "", "--bind", "127.0.0.1", "--dir", str(tmp_path), "--port"]
     with serving(lambda port: [*words, str(port)]) as (port, process):
         yield f"redis://127.0.0.1:{port}/0", process

@@ -1,0 +1,50 @@
+"""On how many processes the tests run, and which stay together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+from torchwise.environment import available_cpus
+
+MEMORY = 4 * 2**30
+"""Bytes that are left for each process of tests: PyTorch, and the workers and compilers that a test starts."""
+
+
+def workers(config: pytest.Config, cores: int | None = None, memory: int | None = None) -> int:
+    """Return how many processes `-n auto` means: one a core, as long as there are files and memory for them.
+
+    None beside pytest's own for one file, and where somebody looks on (`-s`, `--trace`).
+    """
+    cores = cores or available_cpus()
+    memory = memory or psutil.virtual_memory().available
+    looked_at = config.getoption("capture") == "no" or config.getoption("trace")
+    count = min(cores, _files(config.args), max(memory // MEMORY, 1))
+    if count < 2 or looked_at:
+        return 0
+    # Without this, each process would compute on all cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // count, 2)))
+    return count
+
+
+def _files(arguments: list[str]) -> int:
+    paths = {Path(argument.partition("::")[0]) for argument in arguments}
+    return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
+
+
+class GpuTogether(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests run in one process, one after another, and so do all tests on the GPU: it is one, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "tests/gpu" if file.startswith("tests/gpu/") else file
+
+
+def scheduler(config: Any, log: Any) -> GpuTogether | None:
+    """Return the scheduler for `--dist loadfile`; None for another, which xdist has itself."""
+    return GpuTogether(config, log) if config.getoption("dist") == "loadfile" else None
