@@ -139,15 +139,23 @@ def test_an_attribute_of_such_a_name_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_loss_that_closes_over_what_cannot_be_copied_says_so() -> None:
-    lock = threading.Lock()
+    numbers = (number for number in range(100))
 
-    def count() -> bool:
-        return lock.locked()
+    def count() -> int:
+        return next(numbers)
 
     step = a_step(loss=lambda o, y: ce(o, y) + count())
     step(*batch())  # as written it runs
-    with pytest.raises(WorkloadError, match=r"count closes over 'lock', which cannot be copied \(TypeError: .*global"):
+    with pytest.raises(WorkloadError, match=r"count closes over 'numbers', and an object of type generator .* global"):
         step.copy()
+
+
+def test_a_loss_that_closes_over_a_lock_gets_one_of_its_own() -> None:
+    lock = threading.Lock()
+    step = a_step(loss=lambda o, y: ce(o, y) + lock.locked())
+    copied = step.copy()
+    with lock:
+        assert copied.loss(torch.ones(1, 2), torch.tensor([0])) == ce(torch.ones(1, 2), torch.tensor([0]))
 
 
 def sign_update(p: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:

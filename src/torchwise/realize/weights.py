@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import types
 import weakref
@@ -11,12 +10,13 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.errors import StalePlanError, UnsupportedError, WorkloadError
 from torchwise.plan import Plan
 from torchwise.realize.attributes import Attributes
 from torchwise.realize.glance import STANDARD
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
+from torchwise.workload.copying import deep_copy
 
 _ATOMS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, weakref.ref, torch.Tensor)
 """What is not looked into for modules: a deep copy does not copy it either."""
@@ -42,9 +42,9 @@ def share(
     memo |= {id(value): value for value in _apart(module)} if with_state else {}
     memo |= {id(tensor): derive(tensor) for tensor in _tensors(module)}
     try:
-        copied = copy.deepcopy(module, memo)
-    except Exception as error:  # a module may hold anything, and its __deepcopy__ may raise anything
-        raise UnsupportedError(f"the model cannot be copied ({type(error).__name__}: {error})") from error
+        copied: torch.nn.Module = deep_copy(module, memo)
+    except WorkloadError as error:
+        raise UnsupportedError(f"the model cannot be copied: {error}") from error
     own = {id(part) for part in module.modules()}
     for name, part in copied.named_modules():
         if id(part) in own:  # its __deepcopy__ says so, and what changes the copy would change the user's model

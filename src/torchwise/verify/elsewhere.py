@@ -61,7 +61,7 @@ def is_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 
 def on_cpu(example: Example) -> Example:
     """Return the example with its tensors on the CPU."""
-    return example.map_tensors(lambda t: t.detach().cpu().requires_grad_(t.requires_grad))
+    return example.clone(lambda tensor: tensor.cpu())
 
 
 def doubted(

@@ -6,13 +6,13 @@ Source of the idea of a float64 yardstick: PyTorch's own benchmarks (`torch._dyn
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchwise.workload.copying import deep_copy
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -30,25 +30,25 @@ def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[
         device: where the copy is to be; None for where the module is.
 
     Raises:
-        Exception: whatever copying the module raises; the caller falls back to eager.
+        WorkloadError: it cannot be copied; the caller falls back to eager.
     """
     import torch
 
     if not isinstance(call, torch.nn.Module):
         return call
-    reference: torch.nn.Module = copy.deepcopy(call)
+    reference: torch.nn.Module = deep_copy(
+        call, convert=lambda tensor: widened(tensor.to(device) if device else tensor)
+    )
     if device:
-        reference.to(device)
-    reference._apply(widened)
+        reference.to(device)  # which a class may override
+    reference._apply(widened)  # likewise
     return reference
 
 
 def widen(example: Example) -> Example:
     """Return the example in float64 / complex128; integers and booleans stay."""
-    return example.map_tensors(
-        lambda t: widened(t.detach()).requires_grad_(t.requires_grad),
-        lambda array: array.astype(WIDE_ARRAYS.get(array.dtype.kind, array.dtype)),
-    )
+    wide: Example = example.clone(widened)
+    return wide.map_tensors(lambda t: t, lambda array: array.astype(WIDE_ARRAYS.get(array.dtype.kind, array.dtype)))
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dis
 import functools
 import types
@@ -10,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchwise.errors import WorkloadError
+from torchwise.workload.copying import deep_copy
 
 
 def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
-    """Return a function that closes over copies, as `copy.deepcopy` makes them of all else; any other thing as it is.
+    """Return a function that closes over copies, as `deep_copy` makes them of all else; any other thing as it is.
 
     Args:
         thing: perhaps a function.
@@ -44,13 +44,8 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
         for content in _content(held):
             try:
                 cell.cell_contents = _copied(content, memo)
-            except WorkloadError:
-                raise
-            except Exception as error:  # objects of any kind copy themselves in their own way
-                raise WorkloadError(
-                    f"{thing.__qualname__} closes over {name!r}, which cannot be copied ({type(error).__name__}: "
-                    f"{error}): reach it by a global name"
-                ) from error
+            except WorkloadError as error:
+                raise WorkloadError(f"{thing.__qualname__} closes over {name!r}, and {error}") from error
     return copied
 
 
@@ -93,4 +88,4 @@ def _content(cell: types.CellType) -> list[Any]:
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, types.FunctionType):
         return with_copied_closure(value, memo)
-    return value if isinstance(value, types.ModuleType) else with_copied_closure(copy.deepcopy(value, memo), memo)
+    return with_copied_closure(deep_copy(value, memo), memo)

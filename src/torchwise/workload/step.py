@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.errors import WorkloadError
 from torchwise.workload import trees
 from torchwise.workload.closure import with_copied_closure
+from torchwise.workload.copying import Memo, deep_copy
 from torchwise.workload.step_check import check, check_inputs, check_loss
 from torchwise.workload.step_state import (
     StepState,
@@ -269,10 +270,14 @@ class TrainStep:
 
     def copy(self) -> TrainStep:
         """Return a step of the same state that shares nothing with this one; `check_loss` says which cannot."""
-        return copy.deepcopy(self)
+        copied: TrainStep = deep_copy(self)
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
         """Copy all of it, what the loss closes over included."""
+        if not isinstance(memo, Memo):
+            whole: TrainStep = deep_copy(self, memo)
+            return whole
         check_loss(self)
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import trees
+from torchwise.workload.copying import deep_copy
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +42,31 @@ class Example:
     def map_tensors(
         self, function: Callable[[torch.Tensor], Any], arrays: Callable[[NDArray[Any]], Any] | None = None
     ) -> Example:
-        """Return this example with `function` applied to each of its tensors, and `arrays` to each array of NumPy."""
-        args, kwargs = trees.map_tensors(function, (self.args, dict(self.kwargs)), arrays)
+        """Return this example with `function` applied to each of its tensors, and `arrays` to each array of NumPy.
+
+        A tensor that stands in several places stays one.
+        """
+        made = {id(tensor): function(tensor) for tensor in self.tensors()}
+        args, kwargs = trees.map_tensors(lambda tensor: made[id(tensor)], (self.args, dict(self.kwargs)), arrays)
         return replace(self, args=args, kwargs=kwargs)
 
-    def clone(self) -> Example:
-        """Copy every tensor and array, so that a call that writes its inputs leaves this example as it was."""
-        args, kwargs = trees.clone((self.args, dict(self.kwargs)))
-        return replace(self, args=args, kwargs=kwargs)
+    def clone(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Example:
+        """Copy all but modules, so that a call that changes its inputs leaves this example as it was.
+
+        Args:
+            convert: as for `deep_copy`.
+
+        Raises:
+            WorkloadError: an input holds something that cannot be copied.
+        """
+        import torch
+
+        args, kwargs = deep_copy((self.args, dict(self.kwargs)), convert=convert, keep=(torch.nn.Module,))
+        copied = replace(self, args=args, kwargs=kwargs)
+        for tensor, own in zip(copied.tensors(), self.tensors(), strict=True):
+            if tensor.requires_grad is not own.requires_grad:  # the result of a graph that goes on from here
+                tensor.requires_grad_(own.requires_grad)
+        return copied
 
 
 @dataclass(frozen=True, slots=True)
