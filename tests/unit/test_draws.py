@@ -7,13 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from torchwise.records import Outcome
+from torchwise.verify import Subject, verify
 from torchwise.verify.draws import draws
+from torchwise.verify.step import StepSubject, verify_step
+from torchwise.verify.trainee import Trainee
 from torchwise.workload import Example, Workload, trees
+from torchwise.workload.step import TrainStep
 
 
 def drawn(tensor: torch.Tensor) -> torch.Tensor:
     """Return the one further draw of `tensor`."""
-    original, further = draws(Workload(abs, (Example((tensor,)),)), 1)
+    original, further = draws(Workload(lambda x: x, (Example((tensor,)),)), 1)
     assert original.args[0] is tensor
     return further.args[0]
 
@@ -60,7 +65,7 @@ def test_values_are_shuffled_in_place_of_each_other(make: Callable[[], torch.Ten
 @pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
 def test_what_cannot_be_shuffled_stays_as_it_is(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
-    assert drawn(tensor) is tensor
+    assert trees.equal(drawn(tensor), tensor)
 
 
 def test_a_workload_that_can_reseed_draws_its_own() -> None:
@@ -69,3 +74,72 @@ def test_a_workload_that_can_reseed_draws_its_own() -> None:
 
     found = draws(Workload(abs, reseed(0), reseed=reseed), 2)
     assert [example.args[0].item() for example in found] == [0, 1001, 1002]
+
+
+def of(call: Callable[..., object], *args: torch.Tensor, **more: object) -> list[Example]:
+    return draws(Workload(call, (Example(args),), **more), 2)  # type: ignore[arg-type]
+
+
+def test_tensors_stay_the_same_and_share_memory_in_further_draws() -> None:
+    x = torch.randn(64)
+    one, other, part = of(lambda *_: None, x, x, x[8:])[1].args
+    assert one is other
+    assert not torch.equal(one, x)
+    assert torch.equal(part, one[8:])
+
+
+def of_one(probabilities: torch.Tensor) -> torch.Tensor:
+    if not torch.allclose(probabilities.sum(-1), torch.ones(())):
+        raise ValueError("probabilities must sum to 1")
+    return probabilities.log()
+
+
+def test_draws_that_the_model_refuses_are_left_out() -> None:
+    assert len(of(of_one, torch.rand(4, 3).softmax(-1))) == 1
+    assert len(of(of_one, torch.full((4, 4), 0.25))) == 3
+    assert len(of(torch.linalg.cholesky, torch.eye(8) * 2 + 0.1)) == 1
+
+
+class Rising(torch.nn.Module):
+    """Takes times that rise, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, times: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("calls").add_(1)
+        torch._assert(bool((times.diff(dim=0) > 0).all()), "times must rise")
+        return self.layer(times)
+
+
+def test_asking_changes_neither_model_nor_generators() -> None:
+    model, state = Rising(), torch.get_rng_state()
+    assert len(of(model, torch.arange(8.0)[:, None])) == 1
+    assert model.get_buffer("calls") == 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_step_that_checks_its_batch_is_asked_on_a_copy() -> None:
+    model = Rising()
+    step = TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+    before = trees.clone(model.state_dict())
+    assert len(of(step, torch.arange(8.0)[:, None], torch.zeros(8, 1))) == 1
+    assert all(trees.equal(now, then) for now, then in zip(model.state_dict().values(), before.values(), strict=True))
+
+
+def test_what_a_workload_draws_itself_is_not_asked_about() -> None:
+    x = torch.rand(4, 3)
+    assert len(of(of_one, x, reseed=lambda seed: (Example((x + seed,)),))) == 3
+
+
+def test_a_model_and_a_step_that_check_their_inputs_are_proven() -> None:
+    times, target = torch.arange(8.0)[:, None], torch.zeros(8, 1)
+    model = Rising()
+    verdict = verify(Subject(Workload(model, (Example((times,)),)), lambda x: model(x), model))
+    assert verdict.outcome is Outcome.PASS, verdict.reason
+    step = TrainStep(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+    subject = StepSubject(Workload(step, (Example((times, target)),)), Trainee(step), lambda copy: copy)
+    verdict = verify_step(subject, noise_budget_s=0.1)
+    assert verdict.outcome is Outcome.PASS, verdict.reason

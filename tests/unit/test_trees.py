@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from torchwise.workload import trees
+from torchwise.records import Outcome
+from torchwise.verify import Subject, verify
+from torchwise.workload import Example, Workload, trees
 
 Pair = namedtuple("Pair", "first second")
 
@@ -265,3 +267,71 @@ def test_a_tensor_equals_its_clone(tensor: torch.Tensor) -> None:
 def test_other_tensors_are_not_equal(a: torch.Tensor, b: torch.Tensor) -> None:
     assert not trees.equal(a, b)
     assert not trees.equal(b, a)
+
+
+class Answer:
+    """A class that is registered with pytree in the usual way, which names no parts."""
+
+    def __init__(self, sample: object, extra: object = None) -> None:
+        self.sample, self.extra = sample, extra
+
+
+class Slotted:
+    """Likewise, and without attributes by which its parts could be named."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+
+class Named(Pair):
+    """A kind of named tuple, registered by itself."""
+
+
+@dataclass
+class Record(OrderedDict):  # type: ignore[type-arg]
+    """A dict with attributes, as the outputs of diffusers are."""
+
+    sample: object = None
+
+    def __post_init__(self) -> None:
+        self["sample"] = self.sample
+
+
+register = torch.utils._pytree.register_pytree_node
+register(Answer, lambda a: ([a.sample, a.extra], None), lambda parts, _: Answer(*parts))
+register(Slotted, lambda s: (list(s.parts), None), lambda parts, _: Slotted(*parts))
+register(Named, lambda n: (list(n), None), lambda parts, _: Named(*parts))
+register(Record, lambda r: (list(r.values()), list(r)), lambda parts, _: Record(*parts))
+
+KEYLESS = {
+    "answer": (Answer(t(1), [t(2)]), [".sample", ".extra[0]"]),
+    "twice": (Answer(*(t(1),) * 2), [".extra", "[1]"]),
+    "slotted": (Slotted(t(1), {"a": t(2)}), ["[0]", "[1]['a']"]),
+    "named tuple": (Named(t(1), t(2)), [".first", ".second"]),
+    "record": (Record(t(1)), [".sample"]),
+    "within others": (Slotted(Answer(t(1)), Output(t(2))), ["[0].sample", "[0].extra", "[1].logits", "[1].label"]),
+}
+
+
+@pytest.mark.parametrize(("tree", "names"), KEYLESS.values(), ids=KEYLESS)
+def test_a_class_registered_without_keys_is_looked_into(tree: object, names: list[str]) -> None:
+    assert [name for name, _ in trees.named_leaves({"a": [tree], "b": 1}, "output")] == [
+        *(f"output['a'][0]{name}" for name in names),
+        "output['b']",
+    ]
+    found = [leaf for _, leaf in trees.named_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    assert [one is other for one, other in zip(found, trees.tensors((tree,)), strict=True)] == [True] * len(found)
+    assert type(trees.clone(tree)) is type(tree)
+
+
+def test_a_wrong_answer_in_such_a_class_is_seen() -> None:
+    def model(x: torch.Tensor) -> Answer:
+        return Answer(x.sin())
+
+    workload = Workload(model, (Example((torch.randn(8),)),))
+    assert verify(Subject(workload, model, model)).outcome is Outcome.PASS
+    verdict = verify(Subject(workload, lambda x: Answer(x.sin() * 1.01), model))
+    assert verdict.outcome is Outcome.FAIL
+    assert "output.sample" in verdict.reason

@@ -19,6 +19,7 @@ import torchwise
 from torchwise.realize.asked import answering
 from torchwise.realize.transforms.numbers_on_gpu import WIDE
 from torchwise.records.explanation import Place
+from torchwise.workload.layouts import size_of
 
 Shapes = tuple[tuple[int, ...], ...]
 WAITING = {
@@ -125,7 +126,7 @@ class _Watching(TorchDispatchMode):
         count = flop_registry.get(func._overloadpacket)
         flops = float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0
         outputs = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(t)]
-        seen.work[name, shapes_of(tensors)] = Work(sum(t.nbytes for t in (*tensors, *outputs)), flops)
+        seen.work[name, shapes_of(tensors)] = Work(float(sum(map(size_of, (*tensors, *outputs)))), flops)
         reads, self._reads = self._reads, ""
         if (what := self._wait(name, tensors, result)) and (place := users_place()):
             wait = what, reads, place

@@ -13,6 +13,7 @@ from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.workload import Workload
+from torchwise.workload.layouts import size_of
 
 SETTLING_CALLS = 4
 """First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
@@ -105,7 +106,7 @@ class Arena:
 
 def _largest_first(workload: Workload) -> list[int]:
     """Return the places of the examples in order of the bytes of their inputs."""
-    sizes = [sum(t.nbytes for t in e.tensors()) for e in workload.examples]
+    sizes = [sum(map(size_of, e.tensors())) for e in workload.examples]
     return sorted(range(len(sizes)), key=lambda place: -sizes[place])
 
 

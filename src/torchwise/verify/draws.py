@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torchwise.workload import trees
+from torchwise.workload.layouts import is_strided
+from torchwise.workload.state import kept_buffers, kept_generators
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -12,40 +15,71 @@ if TYPE_CHECKING:
 
 
 def draws(workload: Workload, count: int) -> list[Example]:
-    """Return every example, then `count` further draws of each.
+    """Return every example, then `count` further draws of each, as far as the model takes them.
 
     A workload that can reseed draws its own. Otherwise the values of each floating tensor are shuffled, which keeps
     their distribution and range; whole numbers and booleans stay, as they may be indices, lengths or masks. So do
     tensors that are not strided, and those whose elements share memory otherwise than by being expanded.
     """
-    found = list(workload.examples)
-    for seed in range(1, count + 1):
-        if workload.reseed is not None:
-            found += workload.reseed(1000 + seed)
-        else:
-            found += [_shuffled(example, seed) for example in workload.examples]
-    return found
+    return [*workload.examples, *further(workload, range(1, count + 1))]
+
+
+def further(workload: Workload, seeds: Iterable[int]) -> Iterator[Example]:
+    """Yield a draw of each example for each seed; of shuffled ones those that the model, run plainly, does not refuse.
+
+    A model may check what it is given: that probabilities sum to 1, or that times rise.
+    """
+    if workload.reseed is not None:
+        yield from (example for seed in seeds for example in workload.reseed(1000 + seed))
+        return
+    takes = _trial_of(workload)
+    yield from (drawn for seed in seeds for e in workload.examples if takes(drawn := _shuffled(e, seed)))
+
+
+def _trial_of(workload: Workload) -> Callable[[Example], bool]:
+    """Return what says whether the model takes an example, and changes nothing by asking."""
+    import torch
+
+    step = workload.step.copy() if workload.step else None
+    put_back = step.snapshot() if step else lambda: None
+    call = step or workload.call
+
+    def takes(example: Example) -> bool:
+        given = example.clone()
+        device = "cuda" if any(tensor.is_cuda for tensor in given.tensors()) else "cpu"
+        kept = kept_buffers(None if step else workload.module)
+        try:
+            with kept_generators(device), kept, torch.set_grad_enabled(step is not None):
+                call(*given.args, **given.kwargs)
+        except Exception:  # the user's model may refuse made-up values in any way
+            return False
+        finally:
+            put_back()
+        return True
+
+    return takes
 
 
 def _shuffled(example: Example, seed: int) -> Example:
+    """Return a copy with shuffled values, in which tensors share what memory they share in the example."""
+    drawn = example.clone()
+    for tensor in {id(tensor): tensor for tensor in drawn.tensors()}.values():
+        _shuffle(tensor.detach(), seed)
+    return drawn
+
+
+def _shuffle(tensor: torch.Tensor, seed: int) -> None:
     import torch
 
-    def shuffle(tensor: torch.Tensor) -> torch.Tensor:
-        floating = tensor.is_floating_point() or tensor.is_complex()
-        if not floating or tensor.layout is not torch.strided or tensor.is_nested:
-            return tensor
-        base = trees.base_of(tensor.detach())
-        if base.numel() < 2 or _overlaps(base):
-            return tensor
-        if base.element_size() == 1:  # float8: shuffled as the bytes that they are
-            base = base.view(torch.uint8)
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(base.numel(), generator=generator).to(base.device)
-        shuffled = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=base.device)
-        shuffled.copy_(base.flatten()[order].view(base.shape))
-        return shuffled.view(tensor.dtype).expand(tensor.shape).requires_grad_(tensor.requires_grad)
-
-    return example.map_tensors(shuffle)
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not is_strided(tensor):
+        return
+    base = trees.base_of(tensor)
+    if base.numel() < 2 or _overlaps(base):
+        return
+    if base.element_size() == 1:  # float8: shuffled as the bytes that they are
+        base = base.view(torch.uint8)
+    order = torch.randperm(base.numel(), generator=torch.Generator().manual_seed(seed)).to(base.device)
+    base.copy_(base.flatten()[order].view(base.shape))
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

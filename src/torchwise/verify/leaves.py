@@ -1,4 +1,5 @@
-"""The leaves of an answer, down to what can be compared: NumPy's values as tensors, objects by what they hold.
+"""The leaves of an answer, down to what can be compared: NumPy's values and sparse or nested tensors as ordinary
+tensors, objects by what they hold.
 
 An object is taken apart as `pickle` would: by what it says of itself (`__reduce_ex__`), which for a plain Python object
 are its attributes. What refuses that, such as a generator, a lock or an open file, stays whole: nobody can compare it.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchwise.workload import trees
+from torchwise.workload import layouts, trees
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,8 @@ def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], obje
 
     for name, leaf in trees.named_leaves(tree, prefix):
         parts = _array_parts(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else None
+        if isinstance(leaf, torch.Tensor) and not layouts.is_strided(leaf):
+            parts = layouts.strided_parts(leaf)
         if parts is None and objects and not (is_value(leaf) or isinstance(leaf, (torch.Tensor, *CODE))):
             parts = _object_parts(leaf)
         if parts is None:
@@ -90,6 +93,10 @@ def is_same_code(ours: Any, theirs: Any) -> bool:
 
 
 def _kind(leaf: Any) -> str:
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return layouts.layout_of(leaf)
     kind = type(leaf).__qualname__
     return f"{kind}[{leaf.dtype}]" if isinstance(leaf, np.ndarray) else kind
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.verify.leaves import leaves_of
-from torchwise.workload import trees
+from torchwise.workload import layouts, trees
 from torchwise.workload.loss import loss_of
 from torchwise.workload.state import kept_buffers
 from torchwise.workload.workload import Example
@@ -73,10 +73,12 @@ def observe(
 def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = ()) -> Observation:
     """Copy what a call returned, its inputs as they are after it, and more leaves by name."""
     returned, after = leaves_of(outputs, "output"), leaves_of(inputs, "input after the call ", objects=False)
-    leaves = [*returned.named, *after.named, *more]
+    beside = [leaves_of(leaf, name, objects=False) for name, leaf in more]
+    leaves = [*returned.named, *after.named, *(pair for found in beside for pair in found.named)]
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
-    aliases = _aliases(returned.tensors, trees.tensors(inputs))
-    return Observation(copied, aliases, _shared(returned.tensors), ", ".join(returned.form))
+    given = [part for tensor in trees.tensors(inputs) for _, part in layouts.strided_parts(tensor)]
+    form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
+    return Observation(copied, _aliases(returned.tensors, given), _shared(returned.tensors), ", ".join(form))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:

@@ -18,13 +18,13 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import RMS_FACTOR
-from torchwise.verify.draws import draws
+from torchwise.verify.draws import draws, further
 from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.observe import Observation
@@ -116,10 +116,11 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
     inputs = draws(subject.workload, extra_draws)
     candidate = subject.candidate
     candidate.settle(inputs)
+    more = further(subject.workload, range(extra_draws + 1, MOST_DRAWS + 1))
     if not subject.stochastic:
-        yield from _arithmetic(subject, subject.base, candidate, inputs, budget_s)
+        yield from _arithmetic(subject, subject.base, candidate, inputs, more, budget_s)
     else:
-        yield from _noisy(subject, candidate, inputs, budget_s)
+        yield from _noisy(subject, candidate, inputs, more, budget_s)
     yield check_held_loss(candidate, inputs)
     eager = _settled(Trainee(subject.base), inputs)
     yield _trajectories(subject, candidate, eager, inputs, LEAST_SEEDS + extra_draws, budget_s)
@@ -128,14 +129,19 @@ def _checks(subject: StepSubject, extra_draws: int, budget_s: float) -> Iterator
 
 
 def _arithmetic(
-    subject: StepSubject, base: TrainStep, ours: Trainee, inputs: list[Example], budget_s: float
+    subject: StepSubject,
+    base: TrainStep,
+    ours: Trainee,
+    inputs: list[Example],
+    more: Iterable[Example],
+    budget_s: float,
 ) -> Iterator[Check]:
-    """Compare gradients and updates of a step that draws no random numbers."""
+    """Compare gradients and updates of a step that draws no random numbers; on `more` inputs where that is needed."""
     native = _settled(Trainee(base), inputs)
     floor = _settled(Trainee(base, subject.floor), inputs) if subject.floor else native
     reference = _reference(base, inputs[0])
     gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
-    for seed, example in enumerate(itertools.chain(inputs, _further(subject.workload, len(inputs)))):
+    for seed, example in enumerate(itertools.chain(inputs, more)):
         own, plain, usual = (who.gradients(example, seed) for who in (ours, native, floor))
         gradients.add(own, plain, usual, reference.gradients(example, seed) if reference else None)
         if seed + 1 < len(inputs):
@@ -173,10 +179,6 @@ def _asked_elsewhere(
     return doubted(
         check, lambda: ours.gradients(example, seed=0), lambda: reference.gradients(example, seed=0), elsewhere
     )
-
-
-def _further(workload: Workload, known: int) -> Iterator[Example]:
-    yield from draws(workload, MOST_DRAWS)[known:]
 
 
 def _reference(base: TrainStep, example: Example) -> ReferenceTrainee | None:
@@ -285,10 +287,12 @@ def _settled(trainee: Trainee, inputs: list[Example]) -> Trainee:
     return trainee
 
 
-def _noisy(subject: StepSubject, candidate: Trainee, inputs: list[Example], budget_s: float) -> Iterator[Check]:
+def _noisy(
+    subject: StepSubject, candidate: Trainee, inputs: list[Example], more: Iterable[Example], budget_s: float
+) -> Iterator[Check]:
     still, had_dropout = quiet(subject.base)
     if had_dropout and _is_still(still, inputs[0]):
-        yield from _arithmetic(subject, still, _settled(Trainee(still, subject.make), inputs), inputs, budget_s)
+        yield from _arithmetic(subject, still, _settled(Trainee(still, subject.make), inputs), inputs, more, budget_s)
     floor = _settled(Trainee(subject.base, subject.floor), inputs)
     yield from check_noise(
         lambda: candidate.answer(inputs[0]),

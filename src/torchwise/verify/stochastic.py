@@ -144,7 +144,6 @@ def _parts(outputs: Any) -> list[torch.Tensor]:
     import torch
 
     parts = [t.detach() for t in leaves_of(outputs).tensors]
-    parts = [t.to_dense() if t.layout is not torch.strided else t for t in parts]
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in parts]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.verify.observe import Observation
 from torchwise.verify.reference import as_reference, widen, widened
-from torchwise.workload import trees
+from torchwise.workload import layouts, trees
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
 
@@ -118,7 +118,8 @@ class Trainee:
         """Take one step from the base; return its loss and the gradients that it left."""
         self.restart(seed)
         loss = self.take(example)
-        found = [(f"gradient of {name}", _dense(p.grad)) for name, p in self._named() if p.requires_grad]
+        wanted = [(name, p.grad) for name, p in self._named() if p.requires_grad]
+        found = [(f"gradient of {name}", None if grad is None else _dense(grad)) for name, grad in wanted]
         return Observation((("loss", loss.detach().clone()), *found), frozenset())
 
     def answer(self, example: Example) -> list[Any]:
@@ -145,12 +146,13 @@ class Trainee:
         of: dict[str, str] = {}
         for name, parameter in self._named(averages=True):
             if id(parameter) in trained or name.startswith("ema."):
-                found[f"update of {name}"] = parameter.detach().double() - self._start[name].double()
+                found[f"update of {name}"] = _dense(parameter).double() - _dense(self._start[name]).double()
                 of[f"update of {name}"] = name
             else:
                 found[f"{name}, which is not trained,"] = "moved" if self._moved(name, parameter) else "as it was"
         for name, module in self.step.modules().items():
-            found |= {f"{name} buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
+            parts = [(n + part, t) for n, b in module.named_buffers() for part, t in layouts.strided_parts(b.detach())]
+            found |= {f"{name} buffer {part}": tensor.clone() for part, tensor in parts}
         names = {trained[id(p)]: name for name, p in self._named() if id(p) in trained}
         for number, parameter in enumerate(self.step.trained()):
             for path, value in trees.named_leaves(self.step.optimizer.state.get(parameter, {})):
@@ -238,13 +240,11 @@ def quiet(base: TrainStep) -> tuple[TrainStep, bool]:
     return step, found
 
 
-def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a gradient in one layout: how it lies in memory is the plan's own business."""
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a gradient or a parameter in one layout: how it lies in memory is the plan's own business."""
     import torch
 
-    if gradient is None:
-        return None
-    dense = gradient.detach() if gradient.layout is torch.strided else gradient.detach().to_dense()
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
     return dense.clone(memory_format=torch.contiguous_format)
 
 
@@ -258,5 +258,5 @@ def _copied(value: Any) -> Any:
 
 def _is_quiet(gradient: torch.Tensor) -> torch.Tensor:
     """Return where a gradient is so small beside the others of its tensor that roundings decide, zeros left out."""
-    dense = widened(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()).abs()
+    dense = widened(_dense(gradient)).abs()
     return (dense > 0) & (dense <= QUIET * dense.square().mean().sqrt())

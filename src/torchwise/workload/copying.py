@@ -214,13 +214,11 @@ class _Tensors:
         return made
 
     def _in_memory(self, tensor: torch.Tensor, place: tuple[int, Any]) -> torch.Tensor:
-        import torch
-
         start, _ = self._ends[place]
         if place not in self._memory:
             self._memory[place] = self._copied(tensor, *self._ends[place])
         memory = self._memory[place]
-        made = torch.empty(0, dtype=memory.dtype if self._convert else tensor.dtype, device=memory.device)
+        made = (memory if self._convert else tensor.detach()).new_empty(0)
         offset = tensor.storage_offset() - start // tensor.element_size()
         made = made.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
         return made.conj() if tensor.is_conj() else made
@@ -230,7 +228,7 @@ class _Tensors:
         import torch
 
         size = tensor.element_size() if self._convert else 1
-        alias = torch.empty(0, dtype=tensor.dtype if self._convert else torch.uint8, device=tensor.device)
+        alias = tensor.detach().new_empty(0) if self._convert else tensor.new_empty(0, dtype=torch.uint8)
         alias.set_(tensor.untyped_storage(), start // size, ((end - start) // size,), (1,))
         return self._convert(alias.clone()) if self._convert else alias.clone()
 

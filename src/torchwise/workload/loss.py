@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchwise.workload import trees
+from torchwise.workload import layouts, trees
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,8 @@ def loss_of(outputs: Any) -> torch.Tensor | None:
     """
     import torch
 
-    found = [t for t in trees.tensors(outputs) if t.requires_grad]
+    parts = [part for t in trees.tensors(outputs) if t.requires_grad for _, part in layouts.strided_parts(t)]
+    found = [part for part in parts if part.requires_grad]
     if len(found) == 1 and found[0].dim() == 0 and found[0].is_floating_point():
         return found[0]
     terms = [(t.abs() if t.is_complex() else t).square().mean() for t in found]

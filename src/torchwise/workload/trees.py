@@ -6,6 +6,7 @@ kinds of dict such as `transformers.BatchEncoding` item by item, so that models 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,6 +14,8 @@ import operator
 from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from torchwise.workload import layouts
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +57,11 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     from torch.utils import _pytree
 
     found: list[tuple[str, Any]] = []
-    for path, leaf in _pytree.tree_flatten_with_path(tree)[0]:
+    try:
+        leaves = _pytree.tree_flatten_with_path(tree)[0]
+    except ValueError:  # a class in it is registered without what names its parts
+        return [pair for name, part in _named_parts(tree) for pair in named_leaves(part, prefix + name)]
+    for path, leaf in leaves:
         name = prefix + _pytree.keystr(path)
         held = held_by(leaf)
         if held is None:
@@ -67,6 +74,21 @@ def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
             for attribute, value in beside_items(leaf).items():
                 found += named_leaves(value, f"{name}.{attribute}")
     return found
+
+
+def _named_parts(node: Any) -> list[tuple[str, Any]]:
+    """List the parts of one node, by their key, or by the attribute in which they lie, or else by their position."""
+    from torch.utils import _pytree
+
+    def is_part(thing: Any) -> bool:
+        return thing is not node
+
+    with contextlib.suppress(ValueError):
+        keyed = _pytree.tree_flatten_with_path(node, is_leaf=is_part)[0]
+        return [(_pytree.keystr(path), part) for path, part in keyed]
+    parts = _pytree.tree_flatten(node, is_leaf=is_part)[0]
+    names = {id(value): f".{name}" for name, value in getattr(node, "__dict__", {}).items()}
+    return [(names.pop(id(part), f"[{position}]"), part) for position, part in enumerate(parts)]
 
 
 def is_leaf(thing: Any) -> bool:
@@ -162,11 +184,14 @@ def write(into: torch.Tensor, values: torch.Tensor) -> None:
     """
     import torch
 
+    if not layouts.is_strided(into):
+        with torch.no_grad():
+            into.copy_(values)  # and not into what `detach` gives of a COO tensor, which gets memory of its own
+        return
     into, values = into.detach(), values.detach()
-    if into.layout is torch.strided and not into.is_nested:
-        for dim, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
-            if stride == 0 and size > 1:
-                into, values = into.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    for dim, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            into, values = into.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
     into.copy_(values)
 
 
@@ -177,13 +202,13 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if (a.layout, a.dtype, a.is_nested) != (b.layout, b.dtype, b.is_nested):
         return False
     a, b = a.detach(), b.detach().to(a.device)
-    if a.is_nested:
-        pairs = list(zip(a.unbind(), b.unbind(), strict=False))
-        return a.size(0) == b.size(0) and all(equal(x, y) for x, y in pairs)
+    if not layouts.is_strided(a):
+        if layouts.layout_of(a) != layouts.layout_of(b):
+            return False
+        ours, theirs = layouts.strided_parts(a), layouts.strided_parts(b)
+        return len(ours) == len(theirs) and all(equal(x, y) for (_, x), (_, y) in zip(ours, theirs, strict=True))
     if a.shape != b.shape:
         return False
-    if a.layout is not torch.strided:
-        a, b = a.to_dense(), b.to_dense()
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if a.is_floating_point() and a.element_size() == 1:  # float8: not compared by PyTorch itself

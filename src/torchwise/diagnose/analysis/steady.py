@@ -13,6 +13,7 @@ from torchwise.realize import realize
 from torchwise.records.analysis import Consistency, Memory, Steady
 from torchwise.trial.arena import Arena
 from torchwise.workload import Workload, trees
+from torchwise.workload.layouts import size_of
 
 CALLS_PER_TURN = 20
 """Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
@@ -68,8 +69,8 @@ def _commonest(workload: Workload) -> int:
 def _held(workload: Workload) -> Memory:
     module, inputs = workload.module, [_bytes((e.args, dict(e.kwargs))) for e in workload.examples]
     own = () if module is None else (*module.parameters(), *module.buffers())
-    return Memory(sum(t.nbytes for t in {id(t): t for t in own}.values()), max(inputs))
+    return Memory(sum(map(size_of, {id(t): t for t in own}.values())), max(inputs))
 
 
 def _bytes(tree: Any) -> int:
-    return sum(tensor.nbytes for tensor in trees.tensors(tree))
+    return sum(map(size_of, trees.tensors(tree)))

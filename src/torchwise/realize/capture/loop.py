@@ -16,6 +16,7 @@ from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import on_gpu
 from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
+from torchwise.workload.layouts import size_of
 
 MOST_ITERATIONS = 100
 MOST_LAUNCH_S = 0.02
@@ -39,7 +40,7 @@ def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_IT
         return most, 0
     if every > most:
         return every // -(-every // most), 0  # equal parts of what lies between two snapshots, the rest step by step
-    size = sum(t.nbytes for t in trees.tensors(state))
+    size = sum(map(size_of, trees.tensors(state)))
     inside = max(1, min(most // every, MOST_KEPT_BYTES // max(size, 1)))
     return every * inside, every if inside > 1 else 0
 

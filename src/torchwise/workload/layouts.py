@@ -1,0 +1,57 @@
+"""Tensors of other layouts (sparse, nested, quantized), by the strided tensors that they consist of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether it is an ordinary tensor: numbers in memory, found by strides."""
+    import torch
+
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """Name a tensor's layout, with what the strided tensors in it do not show."""
+    name = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    kind = "nested" if tensor.is_nested else str(tensor.qscheme()) if tensor.is_quantized else name
+    return kind if tensor.is_nested else f"{kind}{list(tensor.shape)}"
+
+
+def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """List the strided tensors that it consists of, by name; an ordinary tensor is its own and only part, named "".
+
+    Where it requires a gradient, so do the parts that hold its numbers. They share its memory where that can be.
+    """
+    import torch
+
+    if is_strided(tensor):
+        return [("", tensor)]
+    if tensor.is_nested:
+        return [(f"[{position}]", row) for position, row in enumerate(tensor.unbind())]
+    if tensor.is_quantized:
+        return [(".int_repr()", tensor.int_repr()), (".dequantize()", tensor.dequantize())]
+    names = {
+        torch.sparse_coo: ("indices", "values"),
+        torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+    }.get(tensor.layout)
+    if names is None:  # such as MKL-DNN's own
+        return [(".to_dense()", tensor.to_dense())]
+    given = tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor
+    return [(f".{name}()", getattr(given, name)()) for name in names]
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor takes, its indices included."""
+    import torch
+
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(part.nbytes for _, part in strided_parts(tensor))
