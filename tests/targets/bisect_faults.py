@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -72,6 +74,33 @@ def dynamo_wrong() -> Target:
 
 def dynamo_nan() -> Target:
     return _target(_while_compiling(lambda x: torch.log(torch.cos(x) - 9.0)))
+
+
+class Arrays(torch.nn.Module):
+    """Answers with arrays in an object, wrongly so when it is compiled."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"sums": np.cumsum(x.numpy(), axis=0) * (1.5 if torch.compiler.is_compiling() else 1.0)}
+
+
+def dynamo_wrong_arrays() -> Target:
+    return Arrays(), (torch.linspace(-1.0, 1.0, 12).view(3, 4),)
+
+
+class Opaque(torch.nn.Module):
+    """Answers with something that nobody can look into."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return _locked(), torch.tanh(x) * 2.0
+
+
+@torch.compiler.disable
+def _locked() -> threading.Lock:
+    return threading.Lock()
+
+
+def opaque() -> Target:
+    return Opaque(), (torch.ones(4),)
 
 
 def _wrong(x: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from torchwise.cli.bisect import exit_code
 from torchwise.diagnose.bisect import BisectRequest, run_bisection
-from torchwise.diagnose.bisect.job import Graphs, Look, Seen
+from torchwise.diagnose.bisect.job import Graphs, Look, Seen, Written
 from torchwise.diagnose.bisect.reduce import first, minimal
 from torchwise.diagnose.bisect.suspects import OPTIONS, is_plain, plan_of
 from torchwise.errors import BaselineError, InputError, PlanError
@@ -310,6 +311,94 @@ def test_what_is_shown_holds_the_verdict_the_lines_and_every_look(tmp_path: Path
     assert "m.py:7" in text
     assert "Inductor" in text
     assert all(step.what[:20] in text for step in found.steps)
+
+
+UNKNOWN = Sighting(Symptom.NOT_COMPARABLE, "values: output is a generator, which cannot be looked into")
+
+
+@pytest.mark.parametrize("what", ["auto", "wrong", "nan"])
+def test_an_answer_that_cannot_be_compared_is_no_all_clear(what: str) -> None:
+    found, launcher = bisected(lambda _: UNKNOWN, what=what)
+    assert len(launcher.orders) == 2
+    assert (found.found, found.is_comparable) == (False, False)
+    assert exit_code(found) == 5
+    assert "output is a generator" in verdict(found)[0]
+    assert "not known" in " ".join(verdict(found))
+    assert "Nothing found" not in " ".join(verdict(found))
+    assert json.loads(found.to_json())["sighting"]["symptom"] == "not comparable"
+    assert Bisection.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("what", ["crash", "hang", "slow"])
+def test_what_shows_without_comparing_can_be_all_clear(what: str) -> None:
+    found, _ = bisected(lambda _: UNKNOWN, what=what)
+    assert exit_code(found) == 0
+    assert "was not seen" in verdict(found)[0]
+    assert "as it should" not in verdict(found)[0]
+
+
+def test_a_crash_is_followed_where_answers_cannot_be_compared() -> None:
+    def rule(order: Look) -> Sighting | Failure:
+        return SEGFAULT if order.stage == "inductor" and "cpp.simdlen" not in order.options else UNKNOWN
+
+    found, _ = bisected(rule)
+    assert (found.sighting.kind, found.stage) == ("SIGSEGV", "inductor")
+    assert found.culprit is not None
+    assert found.culprit.workaround == {"cpp.simdlen": 1}
+    assert exit_code(found) == 1
+
+
+def test_a_wrong_answer_is_not_gone_where_nobody_can_compare() -> None:
+    def rule(order: Look) -> Sighting:
+        if order.stage != "inductor":
+            return RIGHT
+        return UNKNOWN if order.options or order.most else WRONG
+
+    found, _ = bisected(rule)
+    assert found.culprit is None
+
+
+def test_a_wrong_answer_is_not_all_clear_for_who_looks_for_a_crash() -> None:
+    found, _ = bisected(lambda _: WRONG, what="crash")
+    assert verdict(found) == ["Nothing found: a crash was not seen (but wrong: values: off by 1)."]
+
+
+@pytest.mark.parametrize(("graphs", "said"), [(1, "the one graph is right by itself"), (2, "lies between them")])
+def test_the_fault_lies_between_graphs_only_where_there_are_several(graphs: int, said: str) -> None:
+    class OfGraphs(Rehearsed):
+        def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
+            if isinstance(job, Look) and job.to == "capture:list_graphs":
+                return codec.to_json(Graphs(((Operation("cos", "torch.cos", "cos"),),) * graphs + ((),)))
+            return super().run(job, limits, on_stage)
+
+    launcher = OfGraphs(lambda o: WRONG if o.stage == "inductor" and o.part is None else RIGHT)
+    found = run_bisection(BisectRequest(WorkloadSpec("made:up")), launcher, Heard())
+    assert found.subgraph is None
+    assert said in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("program", "confirmed"),
+    [
+        ("print('FAULT: value 0 of example 0 is off by 1'); raise SystemExit(1)", True),
+        ("import no_such_module_anywhere", False),
+        ("print('FAULT: the compiled call raises'); raise SystemExit(1)", False),
+        ("print('right')", False),
+    ],
+    ids=["shown", "cannot be imported", "another fault", "right"],
+)
+def test_a_repro_is_confirmed_by_the_fault_that_it_shows(program: str, confirmed: bool, tmp_path: Path) -> None:
+    class Writing(Rehearsed):
+        def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
+            if isinstance(job, Look) and job.to == "repro:write":
+                Path(job.file).write_text(program)
+                return codec.to_json(Written(standalone=True))
+            return super().run(job, limits, on_stage)
+
+    request = BisectRequest(WorkloadSpec("made:up"), repro=str(tmp_path / "repro.py"))
+    found = run_bisection(request, Writing(lambda _: WRONG), Heard())
+    assert found.repro is not None
+    assert found.repro.confirmed is confirmed
 
 
 def test_no_option_is_listed_twice() -> None:

@@ -188,6 +188,21 @@ def test_the_command_exits_with_0_where_nothing_is_found(tmp_path: Path) -> None
     assert not Bisection.from_json(file.read_text()).found
 
 
+@pytest.mark.slow
+def test_a_wrong_array_is_found() -> None:
+    found = bisect(f"{FAULTS}:dynamo_wrong_arrays", progress=False)
+    assert (found.sighting.symptom, found.stage) == (Symptom.WRONG, "dynamo")
+    assert "output['sums']" in found.sighting.detail
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_5_where_nothing_can_be_compared() -> None:
+    code, output = run(f"{FAULTS}:opaque", "--device", "cpu", "--no-repro")
+    assert code == 5
+    assert "Not comparable" in output
+    assert "lock" in output
+
+
 def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -13,8 +13,11 @@ from torchwise.cli.options import Device, Mode, Seed, Store, Target, json_option
 
 if TYPE_CHECKING:
     from torchwise.plan import Plan
+    from torchwise.records.bisection import Bisection
 
 LIMIT_S = 300.0
+NOT_COMPARABLE = 5
+"""Exit code where nobody can tell whether there is a fault; a script must not take it for "nothing found"."""
 
 
 def bisect(
@@ -43,7 +46,8 @@ def bisect(
 ) -> None:
     """Find where a fault enters: stage, pass or option, smallest part, with a program that shows it.
 
-    Exit codes: 0 nothing found, 1 a fault was found, 2 bad input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 nothing found, 1 a fault was found, 2 bad input, 3 the model itself fails, 5 not comparable: the
+    answers cannot be looked into, so that nobody can tell; 130 interrupted.
     """
     from rich.console import Console
 
@@ -68,7 +72,14 @@ def bisect(
     if json:
         write_json(found, json)
     Console(highlight=False).print(render_bisection(found))
-    raise typer.Exit(1 if found.found else 0)
+    raise typer.Exit(exit_code(found))
+
+
+def exit_code(found: Bisection) -> int:
+    """Return 0 for nothing found, 1 for a fault, and 5 where the answers could not be compared."""
+    if not found.is_comparable:
+        return NOT_COMPARABLE
+    return 1 if found.found else 0
 
 
 def _kept(looks: int) -> str:

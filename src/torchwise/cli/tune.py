@@ -57,7 +57,8 @@ def tune(
 ) -> None:
     """Try candidate plans for a model, each proven and timed in its own process; decide by expected cost.
 
-    Exit codes: 0 decided (also "stay with eager"), 2 bad input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 decided (also "stay with eager", as where no answer can be compared), 2 bad input, 3 the model itself
+    fails, 130 interrupted.
     """
     from rich.console import Console
 

@@ -18,9 +18,13 @@ Stage = Literal["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "i
 
 
 class Symptom(StrEnum):
-    """What a fault looks like. A crash is a process that died or a call that raised."""
+    """What a fault looks like. A crash is a process that died or a call that raised.
+
+    Two of them are none: the answer is right, or it cannot be compared, so that nobody knows.
+    """
 
     NONE = "none"
+    NOT_COMPARABLE = "not comparable"
     WRONG = "wrong"
     NAN = "nan"
     CRASH = "crash"
@@ -41,6 +45,11 @@ class Sighting:
     symptom: Symptom
     detail: str = ""
     kind: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is known to be wrong."""
+        return self.symptom not in (Symptom.NONE, Symptom.NOT_COMPARABLE)
 
     def is_same(self, other: Sighting) -> bool:
         """Whether both are the same fault, as far as can be told from outside."""
@@ -144,7 +153,8 @@ class Bisection(Document):
         workload: what was looked at.
         environment: where.
         plan: what was run; `EAGER` stands for plain `torch.compile`.
-        sighting: the fault, or that there is none.
+        what: the symptom that was looked for, or "auto" for whichever there is but "slow".
+        sighting: the fault, or that there is none, or that the answers cannot be compared.
         stage: at which it enters; None where there is no fault.
         culprit: what brings it within the stage, where that could be told.
         subgraph: the smallest part that shows it, where there is a graph to reduce.
@@ -158,6 +168,7 @@ class Bisection(Document):
     environment: Environment
     sighting: Sighting
     plan: Plan = EAGER
+    what: str = "auto"
     stage: Stage | None = None
     culprit: Culprit | None = None
     subgraph: Subgraph | None = None
@@ -169,5 +180,10 @@ class Bisection(Document):
 
     @property
     def found(self) -> bool:
-        """Whether there is a fault."""
-        return self.sighting.symptom is not Symptom.NONE
+        """Whether a fault was found."""
+        return self.sighting.is_fault
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether what was looked for could be told; where it could not, nobody knows whether there is a fault."""
+        return self.sighting.symptom is not Symptom.NOT_COMPARABLE

@@ -23,6 +23,7 @@ STAGES = {
 }
 SYMPTOMS = {
     Symptom.NONE: "no fault",
+    Symptom.NOT_COMPARABLE: "not comparable",
     Symptom.WRONG: "a wrong answer",
     Symptom.NAN: "values that are not finite",
     Symptom.CRASH: "a crash",
@@ -61,7 +62,7 @@ class BisectProgress(Progress):
     def seen(self, step: Step) -> None:
         """A look is done."""
         self.steps = (*self.steps, step)
-        if step.sighting.symptom is not Symptom.NONE and self._leader == LEADER:
+        if step.sighting.is_fault and self._leader == LEADER:
             self._leader = f"the fault: {in_words(step.sighting)}"
         self._say(f"{show.one_line(step.what)}: {in_words(step.sighting)} ({show.seconds(step.seconds)})")
         self._task, self._stage = "", ""
@@ -78,8 +79,7 @@ def in_words(sighting: Sighting) -> str:
 def verdict(bisection: Bisection) -> list[str]:
     """Return what was found, sentence by sentence."""
     if not bisection.found:
-        detail = f" ({show.one_line(bisection.sighting.detail)})" if bisection.sighting.detail else ""
-        return [f"Nothing found: the compiled model answers as it should{detail}."]
+        return _no_fault(bisection)
     sentences = [
         f"The fault, {in_words(bisection.sighting)}, enters with {STAGES[bisection.stage or 'plan']}.",
     ]
@@ -95,10 +95,23 @@ def verdict(bisection: Bisection) -> list[str]:
     return sentences
 
 
+def _no_fault(bisection: Bisection) -> list[str]:
+    """Return that nothing was found, or that nobody can tell."""
+    detail = show.one_line(bisection.sighting.detail)
+    if not bisection.is_comparable:
+        return [
+            f"Not comparable: {detail}.",
+            "It ran without a crash and without a hang. Whether its answers are right is not known.",
+        ]
+    looked_for = SYMPTOMS[Symptom(bisection.what)] if bisection.what in list(Symptom) else ""
+    seen = f"{looked_for} was not seen" if looked_for else "the compiled model answers as it should"
+    return [f"Nothing found: {seen}{f' ({detail})' if detail else ''}."]
+
+
 def render_bisection(bisection: Bisection) -> RenderableType:
     """Return a bisection: the verdict, the smallest part with its lines, the repro, and every look."""
     parts: list[RenderableType] = [
-        Text("\n".join(verdict(bisection)), style="bold" if bisection.found else "bold green"),
+        Text("\n".join(verdict(bisection)), style=_style(bisection)),
         *_operations(bisection),
         *_repro(bisection),
         *(Text(f"note: {show.one_line(note)}") for note in bisection.notes),
@@ -107,6 +120,12 @@ def render_bisection(bisection: Bisection) -> RenderableType:
         Text(f"{show.counted(len(bisection.steps), 'look')}, {show.seconds(bisection.seconds)} in all", style="dim"),
     ]
     return Group(*parts)
+
+
+def _style(bisection: Bisection) -> str:
+    if not bisection.is_comparable:
+        return "bold yellow"
+    return "bold" if bisection.found else "bold green"
 
 
 def _operations(bisection: Bisection) -> Iterator[RenderableType]:

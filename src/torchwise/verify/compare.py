@@ -6,6 +6,7 @@ mean square). A candidate passes when each error is within a stated factor of ea
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
         return Check("structure", Outcome.FAIL, detail)
 
     if candidate.form != native.form:
-        return failed(f"the outputs differ in structure: they are {candidate.form}, in eager {native.form}")
+        return failed(f"the outputs differ in structure: {_apart(candidate.form, native.form)}")
     ours, theirs = dict(candidate.leaves), dict(native.leaves)
     if list(ours) != list(theirs):
         odd = sorted(set(ours) ^ set(theirs)) or ["their order"]
@@ -87,6 +88,13 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
         one, other = min(shared)
         return failed(f"outputs {one} and {other} share memory, in eager they do not")
     return Check("structure", Outcome.PASS, f"{len(ours)} values agree in form, dtype, shape, strides and aliasing")
+
+
+def _apart(ours: str, theirs: str) -> str:
+    """Return where two forms part: the outermost first, then each array and object among the outputs."""
+    pairs = itertools.zip_longest(ours.split("; "), theirs.split("; "), fillvalue="nothing")
+    mine, eagers = next((one, other) for one, other in pairs if one != other)
+    return f"{mine}, in eager {eagers}"
 
 
 def _pairs(observation: Observation) -> str:

@@ -78,7 +78,7 @@ def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = 
     copied = tuple((name, leaf.detach().clone() if _is_tensor(leaf) else leaf) for name, leaf in leaves)
     given = [part for tensor in trees.tensors(inputs) for _, part in layouts.strided_parts(tensor)]
     form = [*returned.form, *(kind for found in (after, *beside) for kind in found.form[1:])]
-    return Observation(copied, _aliases(returned.tensors, given), _shared(returned.tensors), ", ".join(form))
+    return Observation(copied, _aliases(returned.tensors, given), _shared(returned.tensors), "; ".join(form))
 
 
 def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> list[tuple[str, Any]]:

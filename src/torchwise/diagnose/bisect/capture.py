@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchwise.diagnose.bisect import private
 from torchwise.diagnose.bisect.job import Graphs, Look, Part
 from torchwise.records.bisection import Operation
 from torchwise.trial.loading import load
@@ -22,10 +23,10 @@ CALLS = ("call_function", "call_method", "call_module")
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph as Dynamo gave it to its backend, and the inputs that it was first called with."""
+    """A graph as Dynamo gave it to its backend, and the inputs of its first call on each example that came to it."""
 
     module: fx.GraphModule
-    inputs: tuple[Any, ...]
+    inputs: tuple[tuple[Any, ...], ...]
 
     @property
     def calls(self) -> list[fx.Node]:
@@ -44,46 +45,62 @@ def list_graphs(order: Look, stage: Callable[[str], None]) -> Graphs:
 
 def capture(workload: Workload, *, training: bool) -> list[Captured]:
     """Have Dynamo capture a call on each example; the graphs themselves then run as they are."""
-    found: list[Captured] = []
+    found: list[tuple[fx.GraphModule, dict[int, tuple[Any, ...]]]] = []
+    number = 0
 
     def keep(module: fx.GraphModule, _examples: list[Any]) -> Callable[..., Any]:
-        place = len(found)
-        found.append(Captured(module, ()))
+        known: dict[int, tuple[Any, ...]] = {}
+        found.append((module, known))
 
         def run(*inputs: Any) -> Any:
-            if not found[place].inputs:
-                found[place] = Captured(module, _leaves(inputs))
+            if number not in known:
+                known[number] = _leaves(inputs)
             return module(*inputs)
 
         return run
 
     call = torch.compile(workload.call, backend=keep)
     with torch.set_grad_enabled(training):
-        for example in workload.examples:
+        for number, example in enumerate(workload.examples):  # noqa: B007 which `run` reads
             given = example.clone()
             torch.manual_seed(0)
             call(*given.args, **given.kwargs)
-    torch.compiler.reset()
-    return [captured for captured in found if captured.inputs or not _placeholders(captured.module)]
+        torch.compiler.reset()
+        return [_retraceable(Captured(module, tuple(known.values()))) for module, known in found if known]
+
+
+def _retraceable(captured: Captured) -> Captured:
+    """Return a graph that Dynamo captures anew as it is: NumPy's functions in it become the operators that they run.
+
+    Dynamo does not look into what it put in their place itself, so that a part of the graph would be compiled in other
+    pieces than the whole.
+    """
+    if not any(private.is_dynamos(node.target) for node in captured.calls):
+        return captured
+    with fx.traceback.preserve_node_meta():
+        lowered = private.as_operators(fx.Interpreter(captured.module).run, captured.inputs[0])
+    return Captured(lowered, captured.inputs[:1])  # whose sizes are written down in it
 
 
 def part_of(captured: Captured, part: Part) -> Workload:
     """Return the kept operations as a workload; its inputs are what the others gave when the whole graph ran."""
-    kept = set(part.operations)
-    recorder = _Recorder(captured.module, kept)
-    torch.manual_seed(0)
-    recorder.run(*trees.clone(captured.inputs))
-    graph, inputs = fx.Graph(), []
+    kept, runs = set(part.operations), []
+    for inputs in captured.inputs:
+        runs.append(_Recorder(captured.module, kept))
+        torch.manual_seed(0)
+        runs[-1].run(*trees.clone(inputs))
+    first, graph, given = runs[0], fx.Graph(), []
     copies: dict[fx.Node, fx.Node] = {}
     for node in captured.module.graph.nodes:
-        if node.name in kept or _is_structure(node, recorder.values):
+        if node.name in kept or _is_structure(node, first.values):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-        elif node.name in recorder.values and node.op != "output":
+        elif node.name in first.values and node.op != "output":
             copies[node] = graph.placeholder(node.name)
-            inputs.append(recorder.values[node.name])
-    graph.output(tuple(copies[node] for node in captured.calls if _is_result(node, kept, recorder.given)))
+            given.append(node.name)
+    graph.output(tuple(copies[node] for node in captured.calls if _is_result(node, kept, first.given)))
     graph.eliminate_dead_code(lambda node: node.op != "get_attr")
-    return Workload(fx.GraphModule(captured.module, graph), (Example(tuple(inputs)),))
+    examples = tuple(Example(tuple(run.values[name] for name in given)) for run in runs)
+    return Workload(fx.GraphModule(captured.module, graph), examples)
 
 
 class _Recorder(fx.Interpreter):
@@ -119,10 +136,6 @@ def _is_structure(node: fx.Node, values: dict[str, Any]) -> bool:
 def _is_result(node: fx.Node, kept: set[str], given: set[str]) -> bool:
     outside = not node.users or any(user.name not in kept for user in node.users)
     return node.name in kept and node.name in given and outside
-
-
-def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _operation(node: fx.Node) -> Operation:

@@ -10,7 +10,7 @@ from torchwise.diagnose.bisect.job import Look, Seen
 from torchwise.diagnose.bisect.looking import Looking
 from torchwise.diagnose.bisect.reduce import first, minimal
 from torchwise.diagnose.bisect.suspects import DECOMPOSITIONS, LOWERINGS, OPTIONS, PASSES, Suspect
-from torchwise.records.bisection import Culprit, Stage, Symptom
+from torchwise.records.bisection import Culprit, Stage
 
 Suspects = tuple[Suspect, ...]
 GROUPS: dict[Stage, tuple[Suspects, ...]] = {
@@ -43,7 +43,7 @@ class _Search:
         """Whether the answer is right without these."""
         words = str(off[0]) if len(off) == 1 else f"without {_counted(off)}"
         seen = self._looking.try_look(f"{self._order.stage} {words}", _without(self._order, off))
-        if seen is None or seen.sighting.symptom is not Symptom.NONE:
+        if seen is None or not self._looking.is_gone(seen.sighting):
             return False
         self._mended[off] = seen
         return True
@@ -73,7 +73,7 @@ class _Search:
 
         place = first(count, shows) if count else 0
         before = seen.get(place - 1)
-        if before is None or before.sighting.symptom is not Symptom.NONE or self._looking.spent:
+        if before is None or not self._looking.is_gone(before.sighting) or self._looking.spent:
             return Culprit(word, kind, f"the fault is gone without any {kind.replace('_', ' ')}", of=count)
         name = _operator(before.applied[kind][place - 1])
         detail = f"with {place - 1} of {count} the answer is right, with one more it is not"

@@ -53,7 +53,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     if order.stage != "plan" and compiled_graphs() == before:
         raise InputError(f"nothing of the model is compiled: {why_uncompiled(workload.module)}")
     sighting = sighting_of(verdict)
-    if sighting.symptom is Symptom.NONE and order.timed:
+    if not sighting.is_fault and order.timed:
         stage(f"{order.stage}, timed")
         sighting = _pace(_timed(workload, candidate, order))
     return Seen(sighting, switches.applied, stochastic)
@@ -98,9 +98,10 @@ def inductor_options(order: Look) -> dict[str, Any]:
 
 
 def sighting_of(verdict: Verdict) -> Sighting:
-    """Say what a verdict looks like from outside; what cannot be compared shows nothing."""
+    """Say what a verdict looks like from outside."""
     if verdict.outcome is not Outcome.FAIL:
-        return Sighting(Symptom.NONE, verdict.reason)
+        right = verdict.outcome is Outcome.PASS
+        return Sighting(Symptom.NONE if right else Symptom.NOT_COMPARABLE, verdict.reason)
     lost = any("finite" in check.detail or "NaN" in check.detail for check in verdict.checks)
     return Sighting(Symptom.NAN if lost else Symptom.WRONG, verdict.reason)
 
@@ -126,7 +127,7 @@ def _run_eager(workload: Workload, order: Look) -> bool:
 
 def _baseline(workload: Workload, order: Look) -> Sighting:
     sighting = sighting_of(_verdict(workload, workload.call, order))
-    if sighting.symptom is not Symptom.NONE:
+    if sighting.is_fault:
         raise BaselineError(f"the model itself, run plainly, is not right by its float64 reference: {sighting.detail}")
     return sighting
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torchwise.diagnose.bisect.job import Look, Seen
 from torchwise.diagnose.bisect.request import BisectRequest
-from torchwise.errors import BaselineError, UnsupportedError
+from torchwise.errors import BaselineError, TorchwiseError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Sighting, Stage, Step, Symptom
@@ -69,7 +69,7 @@ class Looking:
             BaselineError: it fails, or is not right by its own float64 reference.
         """
         seen = self.look("the model itself", self.order("eager", self._job.plan))
-        if seen.sighting.symptom is not Symptom.NONE:
+        if seen.sighting.is_fault:
             raise BaselineError(
                 f"the model itself, run plainly, ends in a {seen.sighting.symptom}: {seen.sighting.detail}"
             )
@@ -82,6 +82,11 @@ class Looking:
     def is_wanted(self, sighting: Sighting) -> bool:
         """Whether this is what the user looks for."""
         return self._request.wants(sighting.symptom)
+
+    def is_gone(self, sighting: Sighting) -> bool:
+        """Whether this shows that the known fault is gone; of a wrong answer, only an answer that was compared does."""
+        compared = self.fault.symptom in (Symptom.WRONG, Symptom.NAN)
+        return sighting.symptom is Symptom.NONE or (not compared and not sighting.is_fault)
 
     def look(self, what: str, order: Look) -> Seen:
         """Look once.
@@ -111,7 +116,7 @@ class Looking:
             return None
         try:
             return self.look(what, order)
-        except (BaselineError, UnsupportedError):  # a part need not run, and an option need not be there
+        except TorchwiseError:  # a part need not run or be compiled, and an option need not be there
             return None
 
     def ask(self, what: str, order: Look) -> str | Failure:

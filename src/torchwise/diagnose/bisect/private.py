@@ -47,6 +47,20 @@ class Switches:
         return kind in self._most and len(names) > self._most[kind]
 
 
+def is_dynamos(target: Any) -> bool:
+    """Whether a graph calls what Dynamo put in the place of a function of NumPy's."""
+    return str(getattr(target, "__module__", None) or "").startswith("torch._dynamo.")
+
+
+def as_operators(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """Return a graph of the ATen operators that a function runs on these inputs.
+
+    Raises:
+        UnsupportedError: this torch has no `make_fx`.
+    """
+    return look_up(WHO, ("torch.fx.experimental.proxy_tensor", "make_fx"))(function)(*inputs)
+
+
 def set_cse(enabled: bool) -> None:
     """Set whether AOT autograd joins common subexpressions."""
     look_up(WHO, ("torch._functorch", "config")).cse = enabled

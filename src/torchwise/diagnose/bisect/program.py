@@ -12,6 +12,7 @@ Exit codes: 0 the fault is gone; 1, or death by a signal, it is there; 2 this pr
 
 import copy
 import faulthandler
+import math
 import statistics
 import sys
 import time
@@ -31,12 +32,11 @@ $call
 $candidate
 
 
+$leaves
+
+
 def tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for item in value for t in tensors(item)] if isinstance(value, (list, tuple)) else []
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def copied(value, change):
@@ -54,19 +54,21 @@ def widened(tensor):
 
 
 def run(function, args, kwargs, change=lambda tensor: tensor):
-    """Return every tensor that a call gives or writes, and in training every gradient."""
+    """Return everything that a call gives, every tensor that it writes, and in training every gradient."""
     args, kwargs = copied(args, change), copied(kwargs, change)
     torch.manual_seed(0)
     with torch.set_grad_enabled(TRAINING):
-        outputs = tensors(function(*args, **kwargs))
+        outputs = leaves(function(*args, **kwargs))
         parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
         wanted = [t for t in (*parameters, *tensors([args, kwargs])) if t.requires_grad]
-        roots = [t for t in outputs if t.requires_grad]
+        roots = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
         gradients = []
         if wanted and roots:
             loss = sum((t * t.conj()).real.sum() for t in roots)
-            gradients = [g for g in torch.autograd.grad(loss, wanted, allow_unused=True) if g is not None]
-    return [t.detach() for t in (*outputs, *tensors([args, kwargs]), *gradients)]
+            pairs = zip(torch.autograd.grad(loss, wanted, allow_unused=True), wanted)
+            gradients = [torch.empty_like(t, dtype=g.dtype).copy_(g) for g, t in pairs if g is not None]
+    found = [*outputs, *tensors([args, kwargs]), *gradients]
+    return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in found]
 
 
 def as_reference(function):
@@ -84,8 +86,21 @@ def off(tensor, exact):
     return float(error.square().mean().sqrt()) / scale, float(error.max()) / scale
 
 
+def strides(tensor):
+    """Return the strides that mean anything; None for a layout that has none."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    return [stride for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
+
+
 def fault(ours, plain, exact):
-    """Say what is wrong with one tensor, or return None: eager's own error is no fault."""
+    """Say what is wrong with one value, or return None: eager's own error is no fault."""
+    if not (isinstance(ours, torch.Tensor) and isinstance(plain, torch.Tensor)):
+        same = type(ours) is type(plain) and (ours == plain or ours != ours)
+        close = isinstance(ours, float) and isinstance(plain, float) and math.isclose(ours, plain, rel_tol=1e-4)
+        return None if same or close else f"is {ours!r}, in eager {plain!r}"
+    if strides(ours) != strides(plain):
+        return f"has strides {ours.stride()}, in eager {plain.stride()}"
     if (ours.shape, ours.dtype) != (plain.shape, plain.dtype):
         return f"is {ours.dtype} of shape {tuple(ours.shape)}, in eager {plain.dtype} of {tuple(plain.shape)}"
     if not (ours.is_floating_point() or ours.is_complex()):
@@ -118,33 +133,34 @@ def pace(ours, plain, args, kwargs):
 
 def main():
     try:
-        call, args, kwargs = load()
-        plain = run(call, args, kwargs)
+        call, examples = load()
+        plain = [run(call, *example) for example in examples]
     except Exception:
         traceback.print_exc()
         print("this program does not run here")
         return 2
     try:
-        exact = run(as_reference(call), args, kwargs, widened)
+        exact = [run(as_reference(call), *example, widened) for example in examples]
     except Exception:
         exact = plain  # the model fixes a precision somewhere, so that eager must do
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     try:
-        compiled = candidate(call, args, kwargs)
-        ours = run(compiled, args, kwargs)
+        compiled = candidate(call, *examples[0])
+        ours = [run(compiled, *example) for example in examples]
     except Exception:
         traceback.print_exc()
         print("FAULT: the compiled call raises")
         return 1
     faulthandler.cancel_dump_traceback_later()
-    found = [fault(*three) for three in zip(ours, plain, exact)]
-    if len(ours) != len(plain):
-        found.append(f"gives {len(ours)} tensors, eager {len(plain)}")
-    for place, problem in enumerate(found):
-        if problem:
-            print(f"FAULT: tensor {place} {problem}")
-            return 1
-    if SLOW and (ratio := pace(compiled, call, args, kwargs)) > 1.1:
+    for number, (mine, eagers, right) in enumerate(zip(ours, plain, exact)):
+        found = list(map(fault, mine, eagers, right))
+        if len(mine) != len(eagers):
+            found.append(f"is missing or too much: there are {len(mine)} values, in eager {len(eagers)}")
+        for place, problem in enumerate(found):
+            if problem:
+                print(f"FAULT: value {place} of example {number} {problem}")
+                return 1
+    if SLOW and (ratio := pace(compiled, call, *examples[0])) > 1.1:
         print(f"FAULT: a call takes {ratio:.2f} times eager's time")
         return 1
     print("right: the fault is gone")
@@ -159,8 +175,29 @@ PART = """\
 $function
 
 def load():
-    args = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)
-    return forward, tuple(args), {}"""
+    examples = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)
+    return $made, [(tuple(args), {}) for args in examples]"""
+
+LEAVES_OF_PART = """\
+def leaves(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, (list, tuple)) else [value]"""
+
+NESTED = """\
+class $name(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+$parts
+$function"""
+
+LEAVES_OF_TARGET = """\
+def leaves(value):
+    from torchwise.verify.leaves import is_value, leaves_of
+
+    found = leaves_of(value)
+    known = [leaf for _, leaf in found.named if isinstance(leaf, torch.Tensor) or is_value(leaf)]
+    return [*known, "; ".join(found.form)]"""
 
 TARGET = '''\
 def load():
@@ -168,7 +205,7 @@ def load():
     from torchwise.workload.target import load as load_target
 
     workload = load_target($target, device=$device, seed=$seed)
-    return workload.call, workload.examples[0].args, dict(workload.examples[0].kwargs)'''
+    return workload.call, [(example.args, dict(example.kwargs)) for example in workload.examples]'''
 
 COMPILED = """\
 def candidate(call, args, kwargs):

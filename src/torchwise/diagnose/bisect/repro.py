@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from torchwise.workload.target import split
 HANGS_AFTER_S = 60
 """Seconds after which a repro of a hang ends; for others, a limit that no call of theirs comes near."""
 RUNS_AT_MOST_S = 600
-_DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)")
+_DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)| : torch\._subclasses\.fake_tensor\.FakeTensor")
 
 
 def write(order: Look, stage: Callable[[str], None]) -> Written:
@@ -36,6 +37,7 @@ def write(order: Look, stage: Callable[[str], None]) -> Written:
     stage("write")
     fault = order.fault.symptom if order.fault else Symptom.NONE
     call, imports = _part(order) if order.part else (_filled(program.TARGET, order), "")
+    leaves = program.LEAVES_OF_PART if order.part else program.LEAVES_OF_TARGET
     if order.to_load:
         imports += Template(program.PREAMBLE).substitute(_target(order))
     text = program.PROGRAM.substitute(
@@ -44,6 +46,7 @@ def write(order: Look, stage: Callable[[str], None]) -> Written:
         training=order.job.workload.mode == "training",
         limit=HANGS_AFTER_S if fault is Symptom.HANG else RUNS_AT_MOST_S,
         slow=fault is Symptom.SLOW,
+        leaves=leaves,
         call=call,
         candidate=_candidate(order),
     )
@@ -58,14 +61,52 @@ def _part(order: Look) -> tuple[str, str]:
     """Save the part's inputs; return its function, and what that must import."""
     workload = subject(order)
     assert isinstance(workload.call, fx.GraphModule)
-    if any(node.op in ("get_attr", "call_module") for node in workload.call.graph.nodes):
-        raise UnsupportedError("the part holds a graph within a graph, which is no single function")
-    code = workload.call.graph.python_code("self")
-    inputs = list(trees.map_tensors(_as_saved, workload.examples[0].args))
+    inputs = [list(trees.map_tensors(_as_saved, example.args)) for example in workload.examples]
     torch.save(inputs, Path(order.file).with_suffix(".pt"))
-    source = _DROPPED.sub("", code.src).strip().replace("(self, ", "(").replace("(self)", "()")
-    used = {name: value for name, value in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", source)}
-    return Template(program.PART).substitute(function=source + "\n"), _imports(used)
+    used: dict[str, Any] = {}
+    if _holds_graphs(workload.call):
+        source, made = "\n\n\n".join(_classes(workload.call, "Part", used)), "Part()"
+    else:
+        source, made = _function(workload.call, used).replace("(self, ", "(").replace("(self)", "()"), "forward"
+    return Template(program.PART).substitute(function=source + "\n", made=made), _imports(used)
+
+
+def _holds_graphs(module: fx.GraphModule) -> bool:
+    """Whether some of its operations are given a graph, as `torch.cond` and checkpointing are."""
+    return any(node.op == "get_attr" for node in module.graph.nodes)
+
+
+def _function(module: fx.GraphModule, used: dict[str, Any]) -> str:
+    """Return the code of a graph as a method, and add the names that it uses.
+
+    Raises:
+        UnsupportedError: it calls a module.
+    """
+    if any(node.op == "call_module" for node in module.graph.nodes):
+        raise UnsupportedError("the part calls a module, which no code tells how to make")
+    code = module.graph.python_code("self")
+    source = _DROPPED.sub("", code.src).strip()
+    used.update({name: v for name, v in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", source)})
+    return source
+
+
+def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[str]:
+    """Return the code of a graph and of those within it, a class each, the innermost first.
+
+    Raises:
+        UnsupportedError: it holds what is no graph.
+    """
+    names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+    parts = {held: getattr(module, held) for held in names}
+    if odd := [held for held, part in parts.items() if not isinstance(part, fx.GraphModule)]:
+        raise UnsupportedError(f"the part holds {odd[0]}, which is no graph")
+    inner = [text for held, part in parts.items() for text in _classes(part, f"{name}_{held}", used)]
+    # Checkpointing asks what it runs for its graph.
+    make = {held: f"{name}_{held}()" for held in parts}
+    make |= {held: f"torch.fx.symbolic_trace({make[held]})" for held in parts if not _holds_graphs(parts[held])}
+    made = [f"        self.{held} = {how}\n" for held, how in make.items()]
+    function = textwrap.indent(_function(module, used), "    ")
+    return [*inner, Template(program.NESTED).substitute(name=name, parts="".join(made), function=function)]
 
 
 def _as_saved(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torchwise.workload import WorkloadSpec
 LIMIT_S = 300.0
 """Seconds for one look: what compiles for longer counts as a hang."""
 AUTO = "auto"
+_NO_FAULTS = (Symptom.NONE, Symptom.NOT_COMPARABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class BisectRequest:
     settings: ProcessSettings | None = None
 
     def __post_init__(self) -> None:
-        known = [AUTO, *(symptom.value for symptom in Symptom if symptom is not Symptom.NONE)]
+        known = [AUTO, *(symptom.value for symptom in Symptom if symptom not in _NO_FAULTS)]
         if self.what not in known:
             raise InputError(f"what is {self.what!r}, but must be one of {', '.join(known)}")
         check_is_plan(self.plan)
@@ -56,4 +57,9 @@ class BisectRequest:
 
         A slow-down is looked for only where it is asked for: a small function is slow under any compiler.
         """
-        return self.what == symptom.value or (self.what == AUTO and symptom not in (Symptom.NONE, Symptom.SLOW))
+        return self.what == symptom.value or (self.what == AUTO and symptom not in (*_NO_FAULTS, Symptom.SLOW))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the answers must be compared to tell what is looked for; a crash shows without."""
+        return self.what in (AUTO, Symptom.WRONG, Symptom.NAN)

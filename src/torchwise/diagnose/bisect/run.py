@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,14 @@ from torchwise.trial import Job, Launcher, own_caches
 LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
 """The stages below Inductor, each with all before it."""
 REPRO_LIMIT_S = 900.0
+SHOWN = {
+    Symptom.WRONG: r"FAULT: value",
+    Symptom.NAN: r"FAULT: value",
+    Symptom.CRASH: r"FAULT: the compiled call raises",
+    Symptom.HANG: r"Timeout \(",
+    Symptom.SLOW: r"FAULT: a call takes",
+}
+"""What a repro prints of each fault: one that cannot even be imported ends with 1 as well, and shows nothing."""
 OUTPUT_TAIL = 1500
 
 
@@ -49,6 +58,14 @@ def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectLi
     return replace(found, seconds=time.monotonic() - start)
 
 
+_NONE_BY_ITSELF = (
+    "no graph has an operation: the fault lies in what is called around them",
+    "the one graph is right by itself: the fault lies in how it is called, or in what is made of what it returns",
+    "no graph by itself shows the fault: it lies between them, or in how they are called",
+)
+"""Notes for no graph, for one, and for more."""
+
+
 class _Bisecting:
     def __init__(self, request: BisectRequest, looking: Looking) -> None:
         self._request = request
@@ -60,15 +77,14 @@ class _Bisecting:
 
     def _found(self) -> Bisection:
         looking, request = self._looking, self._request
-        nothing = Bisection(
-            request.workload, environment.detect(request.workload.device), Sighting(Symptom.NONE), request.plan
-        )
+        where = environment.detect(request.workload.device)
+        nothing = Bisection(request.workload, where, Sighting(Symptom.NONE), request.plan, request.what)
         looking.begin()
         plan = request.plan if request.plan != EAGER else Plan(backend="inductor")
         order = looking.order("inductor" if is_plain(plan) else "plan", plan)
         seen = looking.look(f"{order.stage}: {plan}" if order.stage == "plan" else "torch.compile as it is", order)
         if not looking.is_wanted(seen.sighting):
-            return replace(nothing, sighting=replace(seen.sighting, symptom=Symptom.NONE))
+            return replace(nothing, sighting=self._unwanted(seen.sighting))
         looking.fault = seen.sighting
         order, culprit = self._fewest_choices(order)
         if order.stage == "inductor":
@@ -78,6 +94,13 @@ class _Bisecting:
         subgraph = self._smallest_part(order)
         found = replace(found, subgraph=subgraph)
         return replace(found, repro=self._repro(order, found)) if request.repro else found
+
+    def _unwanted(self, sighting: Sighting) -> Sighting:
+        """Return what is told where nothing was seen of what is looked for."""
+        unknown = sighting.symptom is Symptom.NOT_COMPARABLE and self._request.compares
+        if sighting.symptom is Symptom.NONE or unknown:
+            return sighting
+        return Sighting(Symptom.NONE, f"but {sighting.symptom}: {sighting.detail}")
 
     def _fewest_choices(self, order: Look) -> tuple[Look, Culprit | None]:
         """Take away what a plan need not have for the fault to be there."""
@@ -135,7 +158,8 @@ class _Bisecting:
         for place, operations in enumerate(graphs):
             if operations and self._part_shows(order, place, operations):
                 return self._reduced(order, place, operations)
-        looking.note("no graph by itself shows the fault: it lies between them, or in how they are called")
+        if not looking.spent:
+            looking.note(_NONE_BY_ITSELF[min(sum(map(bool, graphs)), 2)])
         return None
 
     def _part_shows(self, order: Look, graph: int, kept: tuple[Operation, ...]) -> bool:
@@ -160,14 +184,14 @@ class _Bisecting:
             if isinstance(answer, Failure):
                 self._looking.note(f"no repro of the {'part' if attempt.part else 'target'}: {answer.message}")
                 continue
-            repro = self._tried(order.file, codec.from_json(answer, Written).standalone)
+            repro = self._tried(order.file, codec.from_json(answer, Written).standalone, found.sighting.symptom)
             if repro.confirmed:
                 if attempt.to_load:
                     self._looking.note("without the target's own code the part is right: the fault comes with it")
                 return repro
         return repro
 
-    def _tried(self, file: str, standalone: bool) -> Repro:
+    def _tried(self, file: str, standalone: bool, symptom: Symptom) -> Repro:
         """Run the program in a fresh process, as a user would."""
         self._looking.listener.looking(f"run {file}")
         try:
@@ -177,7 +201,8 @@ class _Bisecting:
         except subprocess.TimeoutExpired:
             return Repro(file, confirmed=False, standalone=standalone, output=f"passed {REPRO_LIMIT_S:.0f} s")
         output = (done.stdout + done.stderr)[-OUTPUT_TAIL:].strip()
-        return Repro(file, done.returncode not in (0, 2), standalone, output)
+        shown = done.returncode < 0 or re.search(SHOWN[symptom], done.stdout + done.stderr) is not None
+        return Repro(file, done.returncode not in (0, 2) and shown, standalone, output)
 
 
 def _attempts(order: Look, subgraph: Subgraph | None) -> list[Look]:
