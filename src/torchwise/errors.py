@@ -20,6 +20,8 @@ A message gives the value and the rule, and the way out where there is one:
 from __future__ import annotations
 
 import difflib
+import re
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,6 +72,36 @@ class StalePlanError(TorchwiseError):
 
 class RefusedPlanError(TorchwiseError):
     """What people decided about plans (pinned, approved, rejected) permits none that is proven for this model."""
+
+
+def raised(error: BaseException) -> str:
+    """Return an exception as Python prints it; for one without a message, where it was raised."""
+    name = type(error).__name__
+    if str(error).strip():
+        return f"{name}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{name} without a message" + (f", at {_place(frames[-1])}" if frames else "")
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error's text that says something.
+
+    A compiler may wrap an error without a message, and add the user's line below: "NotImplementedError: ", then "from
+    user code: …". That line is then what there is to say.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or not _NAME_ALONE.search(lines[0]):
+        return next(iter(lines), "")
+    places = [f"{hit['file']}:{hit['line']}, in {hit['function']}" for hit in _FRAME.finditer(text)]
+    return f"{lines[0].rstrip(': ')} without a message" + (f", at {places[-1]}" if places else "")
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+
+
+_NAME_ALONE = re.compile(r"(?:^|\s)[\w.]*[A-Z]\w*(?:Error|Exception|Failed):$")
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
 def is_positive(value: object) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -127,3 +129,23 @@ def dies() -> object:
 def broken() -> object:
     """A factory that raises."""
     raise RuntimeError("no weights here")
+
+
+class Yields(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for row in x:
+            yield row * 2
+
+
+def yields() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    """Computes nothing before its answer is read."""
+    return Yields(), (torch.ones(4, 8),)
+
+
+async def _later(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def awaits() -> tuple[Callable[..., Any], tuple[torch.Tensor]]:
+    """Likewise."""
+    return _later, (torch.ones(4, 8),)

@@ -20,6 +20,8 @@ from torchwise.errors import (
     TorchwiseError,
     UnsupportedError,
     WorkloadError,
+    first_line,
+    raised,
 )
 
 EXIT_CODES = {
@@ -116,6 +118,39 @@ def test_bad_input_is_2_before_anything_runs(arguments: list[str], message: str,
     monkeypatch.setattr("torchwise.study.run_study", never)
     assert run(monkeypatch, "tune", "--device", "cpu", *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+COMPILERS = (
+    'InternalTorchDynamoError: NotImplementedError: \n\nfrom user code:\n   File "m.py", line 7, in forward\n  x + 1\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (COMPILERS, "InternalTorchDynamoError: NotImplementedError without a message, at m.py:7, in forward"),
+        ("raised in dynamo: KeyError:", "raised in dynamo: KeyError without a message"),
+        ("\n  RuntimeError: no\n  more", "RuntimeError: no"),
+        ("what is wrong:\n  this", "what is wrong:"),
+        ("", ""),
+    ],
+)
+def test_the_first_line_of_an_error_says_something(text: str, line: str) -> None:
+    assert first_line(text) == line
+
+
+def test_an_exception_without_a_message_is_told_by_its_place() -> None:
+    def fail(*given: object) -> None:
+        raise NotImplementedError(*given)
+
+    with pytest.raises(NotImplementedError) as caught:
+        fail()
+    assert re.fullmatch(
+        r"NotImplementedError without a message, at .*test_errors\.py:\d+, in fail", raised(caught.value)
+    )
+    with pytest.raises(NotImplementedError) as caught:
+        fail("later")
+    assert raised(caught.value) == "NotImplementedError: later"
 
 
 def test_an_unforeseen_error_is_not_dressed_up_as_one_of_ours(monkeypatch) -> None:

@@ -15,7 +15,7 @@ from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.transforms import known_transforms
-from torchwise.realize.transforms.isolate_rnn import Isolated, has_rnn, isolate, why_uncompiled
+from torchwise.realize.transforms.isolate_rnn import Isolated, has_rnn, isolate
 from torchwise.realize.transforms.static_form import has_static_form, take_static_form
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
@@ -255,14 +255,6 @@ def test_an_isolated_model_can_be_copied() -> None:
 class Idle(Tagger):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.first(x)
-
-
-def test_an_rnn_is_named_where_nothing_was_compiled() -> None:
-    assert why_uncompiled(nn.GRU(4, 4)) == "PyTorch leaves nn.GRU to eager"
-    inside = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
-    assert why_uncompiled(inside) == "PyTorch leaves nn.LSTM to eager, and so it may leave the functions that call it"
-    for module in (nn.Linear(4, 4), None):
-        assert why_uncompiled(module) == "the model runs where torch.compile does not look"
 
 
 @pytest.mark.usefixtures("graphs")

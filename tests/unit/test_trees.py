@@ -77,6 +77,20 @@ def test_every_leaf_has_a_path_that_people_can_read() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        ("['old_dirs'][22]", "old_dirs[22]"),
+        ("['step']", "step"),
+        ("['momentum']['low'].scale", "momentum.low.scale"),
+        ("[0]['two words'][1]", "[0]['two words'][1]"),
+        ("", ""),
+    ],
+)
+def test_a_path_is_read_as_one_would_write_it(path: str, read: str) -> None:
+    assert trees.readable(path) == read
+
+
 def test_a_lone_leaf_has_the_empty_path() -> None:
     assert trees.named_leaves(5) == [("", 5)]
     assert trees.named_leaves(None) == [("", None)]

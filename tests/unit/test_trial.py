@@ -172,6 +172,13 @@ def test_inspection_finds_what_the_model_is(launcher: ProcessLauncher) -> None:
     assert found.operators > 10
 
 
+@pytest.mark.parametrize("target", ["yields", "awaits"])
+def test_inspection_says_that_a_generator_is_timed_for_making_it_only(launcher: ProcessLauncher, target: str) -> None:
+    job = Job("inspect", WorkloadSpec(f"{TARGETS}:{target}", device="cpu"), effort=EFFORTS["quick"])
+    found = inspect_workload(launcher, job, Limits(60, 8 * GIB), lambda stage: None)
+    assert any("timed for making it only" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(("operation", "has_form"), [("dynamic_rollout", True), ("rollout", False)])
 def test_inspection_finds_recurrent_nets_and_declared_static_forms(
     launcher: ProcessLauncher, operation: str, has_form: bool

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchwise.diagnose import places
+from torchwise.errors import first_line
 from torchwise.records.watched import Compilation, Fallback, FallbackKind, Frame
 
 _PHASE = re.compile(r"^(?P<name>\w+?)(?:_cumulative)?(?:_compile)?_time_us$")
@@ -55,8 +56,8 @@ def fallbacks(metrics: Mapping[str, Any], made: Compilation) -> list[Fallback]:
         what = "compiled too often: every call that no compiled version fits runs eagerly from now on"
         found.append(_fallback(FallbackKind.RECOMPILE_LIMIT, what, made))
     elif made.failed and metrics.get("fail_type") not in _EXPECTED:  # those are graph breaks, and told of as such
-        first = made.failed.partition("\n")[0]
-        found.append(_fallback(FallbackKind.ERROR, f"{metrics.get('fail_type')}: {first}", made))
+        said = first_line(f"{metrics.get('fail_type')}: {made.failed}")
+        found.append(_fallback(FallbackKind.ERROR, said, made))
     return found
 
 

@@ -21,7 +21,7 @@ from torchwise.diagnose.prices import PairedPrices, profiles
 from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.trace import Artefact, Span, Trace
-from torchwise.errors import BaselineError
+from torchwise.errors import BaselineError, raised
 from torchwise.realize import realize
 from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.static_form import has_static_form
@@ -31,6 +31,7 @@ from torchwise.records.statistics import median_interval
 from torchwise.records.watched import Watched
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.loading import refuse_step
+from torchwise.verify.leaves import unread_note
 from torchwise.workload import Workload
 
 MOST_SETTLING_CALLS = 10
@@ -80,7 +81,12 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         findings=ranked(found, spec.calls),
         capturable=capturable(evidence, found, prices.failures),
         watched=compiled.watched,
-        notes=(*measurement.notes, *compiled.watched.notes, *prices.notes),
+        notes=(
+            *filter(None, [unread_note(arena.workload.call)]),
+            *measurement.notes,
+            *compiled.watched.notes,
+            *prices.notes,
+        ),
         seconds=time.perf_counter() - started,
         created_at=begun,
         folder=inquiry.folder,
@@ -104,7 +110,7 @@ def _arena(inquiry: Inquiry) -> Arena:
     except TorchwiseError:
         raise
     except Exception as error:  # the user's model may raise anything
-        raise BaselineError(f"the model raised {type(error).__name__}: {error}") from error
+        raise BaselineError(f"the model raised {raised(error)}") from error
 
 
 def _compile(inquiry: Inquiry, arena: Arena) -> tuple[Calls, _Compiled]:

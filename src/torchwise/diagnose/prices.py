@@ -13,6 +13,7 @@ import torch
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.saving import BLOCK_S, saving, saving_anywhere
 from torchwise.diagnose.twin import twin
+from torchwise.errors import first_line, raised
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.realize import realize
@@ -95,8 +96,7 @@ class PairedPrices:
             # Under PyTorch's own limit again: what would be compiled anew on every call runs in eager, as for the user.
             found = self._arena.measure(mended, run, block_s=BLOCK_S)
         except Exception as error:  # what a mend does to somebody's model may raise anything: it then has no price
-            first = str(error).strip().partition("\n")[0]
-            self.failures[mend] = f"{words}: not priced, because it failed with {type(error).__name__}: {first}"
+            self.failures[mend] = f"{words}: not priced, because it failed with {first_line(raised(error))}"
             self.notes.append(self.failures[mend])
             return None
         return Price(

@@ -12,7 +12,7 @@ from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Backend, Realized, realize
 from torchwise.realize.backends.inductor import compiled_graphs
-from torchwise.realize.transforms.isolate_rnn import why_uncompiled
+from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.job import Attempt, Job
@@ -98,7 +98,8 @@ class _Tryout:
         """
         seconds = self.arena.first_calls(self.candidate)
         if self._is_compiled_here and compiled_graphs() == 0:
-            raise UnsupportedError(f"nothing was compiled: {why_uncompiled(self.arena.workload.module)}")
+            workload = self.arena.workload
+            raise UnsupportedError(f"nothing was compiled: {why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
 
     def verdict(self, stage: Callable[[str], None]) -> Verdict:

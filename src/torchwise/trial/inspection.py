@@ -23,6 +23,7 @@ from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.trial.prints import prints
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
+from torchwise.verify.leaves import unread_note
 from torchwise.verify.trainee import Trainee
 from torchwise.workload import Workload, trees
 from torchwise.workload.identity import describe_example, identity, structure
@@ -288,7 +289,7 @@ def _describe(workload: Workload) -> str:
 
 
 def _notes(workload: Workload, mode: str, *, stochastic: bool, unsteady: bool, answers: bool) -> list[str]:
-    notes = []
+    notes = [note] if (note := unread_note(workload.call)) else []
     if not answers:
         notes.append("the model returns no number (no tensor, or NaN alone): there is nothing that proves a plan right")
     if workload.module is not None and workload.module.training and mode == "inference":

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError
+from torchwise.errors import BaselineError, InputError, TorchwiseError, UnsupportedError, raised
 from torchwise.measure import turns
 from torchwise.records import Failure, FailureKind, codec
 
@@ -85,7 +85,7 @@ def _report(error: BaseException, stage: str) -> tuple[str, str]:
     if isinstance(error, (InputError, BaselineError)):
         return ("error", f"{type(error).__name__}|{error}")
     text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
-    failure = Failure(_kind(error), stage, f"{type(error).__name__}: {error}"[:2000], text[-8000:])
+    failure = Failure(_kind(error), stage, raised(error)[:2000], text[-8000:])
     if isinstance(error, TorchwiseError):
         failure = Failure(_kind(error), stage, str(error))
     return ("failure", codec.to_json(failure))

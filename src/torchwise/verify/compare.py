@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
 from torchwise.records.verdict import STRIDES
-from torchwise.verify.leaves import is_same_code, is_value
+from torchwise.verify.leaves import is_same_code, is_unread, is_value
 from torchwise.verify.observe import Observation
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _values(
             if problem := _plain_problem(leaf, plain[name]):
                 return Check("values", Outcome.FAIL, f"{name} {problem}")
             if name.startswith("output") and not is_value(leaf) and not is_same_code(leaf, plain[name]):
-                unseen = unseen or f"{name} is a {type(leaf).__qualname__}, which cannot be looked into"
+                unseen = unseen or f"{name} is a {type(leaf).__qualname__}, which {_why_unseen(leaf)}"
             continue
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
@@ -158,12 +158,18 @@ def _values(
         if worst is None or errors.rms > worst.rms:
             worst, normal = errors, usual
     if unseen:  # said last: what can be compared may be wrong, which says more
-        return Check("values", Outcome.NOT_COMPARABLE, f"{unseen}: return a dataclass, tensors or arrays")
+        return Check("values", Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
         return Check("values", Outcome.PASS, "every value is equal (there is no tensor among them)")
     yardstick = "the float64 reference" if reference else "eager (there is no float64 reference)"
     detail = f"error {worst.rms:.2g} against {yardstick}, eager's own is {normal.rms:.2g}"
     return Check("values", Outcome.PASS, detail, worst.rms, normal.rms)
+
+
+def _why_unseen(leaf: Any) -> str:
+    if is_unread(leaf):
+        return "computes nothing before it is read: call the model in a function that returns a list of what it yields"
+    return "cannot be looked into: return a dataclass, tensors or arrays"
 
 
 def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:

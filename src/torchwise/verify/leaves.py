@@ -8,8 +8,9 @@ are its attributes. What refuses that, such as a generator, a lock or an open fi
 from __future__ import annotations
 
 import enum
+import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,24 @@ def _gather(tree: Any, prefix: str, found: Leaves, around: tuple[int, ...], obje
                 if (form := trees.form(part)) != "*":
                     found.form.append(f"{name}{path} {form}")
                 _gather(part, f"{name}{path}", found, (*around, id(leaf)), objects)
+
+
+def is_unread(leaf: Any) -> bool:
+    """Whether a leaf computes only once it is read: a call that answers with it has done next to nothing."""
+    return isinstance(leaf, (types.GeneratorType, types.AsyncGeneratorType, types.CoroutineType, map, filter, zip))
+
+
+def unread_note(call: Callable[..., Any]) -> str:
+    """Say what is timed of a model that is written as a generator; return nothing of any other."""
+    import torch
+
+    code = call.forward if isinstance(call, torch.nn.Module) else call
+    if not (inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code) or inspect.iscoroutinefunction(code)):
+        return ""
+    return (
+        "the model is written as a generator or coroutine, which computes nothing before it is read: a call is timed "
+        "for making it only, and its answer is not compared. Give a function that returns a list of what it yields"
+    )
 
 
 def is_value(leaf: Any) -> bool:

@@ -156,7 +156,7 @@ class Trainee:
         names = {trained[id(p)]: name for name, p in self._named() if id(p) in trained}
         for number, parameter in enumerate(self.step.trained()):
             for path, value in trees.named_leaves(self.step.optimizer.state.get(parameter, {})):
-                key = f"optimizer's {path.strip('[]').strip(chr(39))} of parameter {number}"
+                key = f"optimizer's {trees.readable(path)} of parameter {number}"
                 found[key], of[key] = _copied(value), names.get(number, "")
         return After(found, of, quiet)
 

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import operator
+import re
 from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,11 @@ def _named_parts(node: Any) -> list[tuple[str, Any]]:
     parts = _pytree.tree_flatten(node, is_leaf=is_part)[0]
     names = {id(value): f".{name}" for name, value in getattr(node, "__dict__", {}).items()}
     return [(names.pop(id(part), f"[{position}]"), part) for position, part in enumerate(parts)]
+
+
+def readable(path: str) -> str:
+    """Return a path as one reads it: "momentum.low[2]" for "['momentum']['low'][2]"."""
+    return re.sub(r"\['([^\W\d]\w*)'\]", r".\1", path).lstrip(".")
 
 
 def is_leaf(thing: Any) -> bool:

@@ -11,12 +11,12 @@ import torch
 from torchwise.diagnose.bisect import private
 from torchwise.diagnose.bisect.capture import capture, part_of
 from torchwise.diagnose.bisect.job import Look, Seen
-from torchwise.errors import BaselineError, InputError
+from torchwise.errors import BaselineError, InputError, raised
 from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER
 from torchwise.realize import realize
 from torchwise.realize.backends.inductor import compiled_graphs
-from torchwise.realize.transforms.isolate_rnn import why_uncompiled
+from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.records import Measurement, Outcome, Verdict
 from torchwise.records.bisection import Sighting, Symptom
 from torchwise.trial.inspection import mix_of
@@ -51,7 +51,9 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     candidate = build(workload, order)
     verdict = _verdict(workload, candidate, order)
     if order.stage != "plan" and compiled_graphs() == before:
-        raise InputError(f"nothing of the model is compiled: {why_uncompiled(workload.module)}")
+        with torch.set_grad_enabled(_trains(order)):
+            why = why_uncompiled(workload.call, workload.examples[0])
+        raise InputError(f"nothing of the model is compiled: {why}")
     sighting = sighting_of(verdict)
     if not sighting.is_fault and order.timed:
         stage(f"{order.stage}, timed")
@@ -122,7 +124,7 @@ def _run_eager(workload: Workload, order: Look) -> bool:
                 call()
             return is_stochastic(calls[0], workload.module)[0] if order.stage == "eager" else order.stochastic
         except Exception as error:  # the model may raise anything: then there is nothing to compare with
-            raise BaselineError(f"the model itself, run plainly, raised {type(error).__name__}: {error}") from error
+            raise BaselineError(f"the model itself, run plainly, raised {raised(error)}") from error
 
 
 def _baseline(workload: Workload, order: Look) -> Sighting:

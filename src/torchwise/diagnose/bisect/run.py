@@ -15,7 +15,7 @@ from torchwise.diagnose.bisect.looking import BisectListener, Looking
 from torchwise.diagnose.bisect.reduce import minimal
 from torchwise.diagnose.bisect.request import BisectRequest
 from torchwise.diagnose.bisect.suspects import in_words, is_plain, plan_of
-from torchwise.errors import PlanError
+from torchwise.errors import PlanError, first_line
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import parts_of
 from torchwise.records import Failure, codec
@@ -218,7 +218,7 @@ def _about(found: Bisection) -> list[str]:
     """Return the head of a repro."""
     workload, fault = found.workload, found.sighting
     lines = [f"A fault of torch {found.environment.torch}, found by torchwise bisect in {workload.target}.", ""]
-    lines.append(f"Seen: {fault.symptom}: {fault.detail.splitlines()[0] if fault.detail else ''}")
+    lines.append(f"Seen: {fault.symptom}: {first_line(fault.detail)}")
     lines.append(f"Stage: {found.stage}")
     if found.culprit:
         lines.append(f"Culprit: {found.culprit.kind} {found.culprit.name}")

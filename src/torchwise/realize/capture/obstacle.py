@@ -22,7 +22,7 @@ from types import FrameType
 
 import torch
 
-from torchwise.errors import UnsupportedError
+from torchwise.errors import UnsupportedError, first_line
 
 _SYNCHRONISES = "called a synchronizing CUDA operation"
 _MACHINERY = (
@@ -54,7 +54,7 @@ def refused(error: BaseException, what: str = "the call") -> UnsupportedError:
         chain.append(before)
     first = next((e for e in reversed(chain) if place_of(e)), chain[-1])
     frames = "".join(f.name + f.filename for f in traceback.extract_tb(first.__traceback__))
-    said = str(first).strip().partition("\n")[0] or type(first).__name__
+    said = first_line(str(first)) or type(first).__name__
     known = f"{said} {'GradScaler' if 'grad_scaler.py' in frames else ''}"
     why = next((reason for mark, reason in _REASONS if mark in known), said)
     return UnsupportedError(f"{what} cannot be captured, because of {place_of(first) or type(first).__name__}: {why}")

@@ -82,16 +82,6 @@ def has_rnn(module: torch.nn.Module) -> bool:
     return not isinstance(module, torch.nn.RNNBase) and any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
 
 
-def why_uncompiled(module: torch.nn.Module | None) -> str:
-    """Say why nothing of a model was compiled."""
-    inside = [] if module is None else list(module.modules())
-    for kind in (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN, torch.nn.RNNBase):
-        if any(isinstance(each, kind) for each in inside):
-            around = "" if isinstance(module, kind) else ", and so it may leave the functions that call it"
-            return f"PyTorch leaves nn.{kind.__name__} to eager{around}"
-    return "the model runs where torch.compile does not look"
-
-
 def _effective(inner: Callable[..., Any], called: set[bool]) -> Callable[..., Any]:
     def effective(*args: Any, **kwargs: Any) -> Any:
         answer = inner(*args, **kwargs)

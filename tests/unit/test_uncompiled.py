@@ -1,0 +1,111 @@
+"""Why nothing was compiled: the reason, and the line that it lies in."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.realize.uncompiled import why_uncompiled
+from torchwise.workload import Example
+
+X = torch.ones(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def until_small(x: torch.Tensor) -> torch.Tensor:
+    while x.norm() > 1.0:
+        x = x * 0.5
+    return x
+
+
+def printing(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = x.sin()
+        print(x.sum())
+    return x
+
+
+def reading(x: torch.Tensor) -> list[float]:
+    total = 0.0
+    for row in x:
+        total += row.sum().item()
+        if total > 5:
+            break
+    return [total]
+
+
+def listed(x: torch.Tensor) -> list[Any]:
+    return [2 * row for row in x.tolist()]
+
+
+class Sparse(nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CSR is in beta, says PyTorch
+            self.register_buffer("matrix", torch.eye(4).to_sparse(layout=layout))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.matrix, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (until_small, "while x.norm() > 1.0:"),
+        (printing, "print(x.sum())"),
+        (reading, "total"),
+        (listed, "row in x.tolist()"),
+        (Sparse(torch.sparse_coo), "torch.sparse.mm(self.matrix, x)"),
+        (Sparse(torch.sparse_csr), "torch.sparse.mm(self.matrix, x)"),
+    ],
+    ids=["while", "print in a loop", "item in a loop", "tolist", "COO", "CSR"],
+)
+def test_the_line_is_named(call: Callable[..., Any], line: str) -> None:
+    torch.compile(call, backend="eager")(X)  # PyTorch then remembers to leave it alone
+    said = why_uncompiled(call, Example((X,)))
+    assert f"{__file__}:" in said
+    assert line in said
+    assert "\n" not in said
+
+
+class Disabled(nn.Module):
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def yielding(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield x + 1
+
+
+def test_without_a_line_the_reason_is_given() -> None:
+    assert "torch.compiler.disable" in why_uncompiled(Disabled(), Example((X,)))
+    assert "Generators cannot be compiled" in why_uncompiled(yielding, Example((X,)))
+    assert "no operator" in why_uncompiled(lambda x: x, Example((X,)))
+
+
+def test_an_rnn_is_named() -> None:
+    steps = Example((torch.ones(2, 3, 4),))
+    assert why_uncompiled(nn.GRU(4, 4), steps) == "PyTorch leaves nn.GRU to eager"
+    inside = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
+    assert why_uncompiled(inside, steps) == (
+        "PyTorch leaves nn.LSTM to eager, and so it may leave the functions that call it"
+    )
+
+
+def test_the_example_is_left_as_it_was() -> None:
+    given = Example((X.clone(),))
+    why_uncompiled(lambda x: x.add_(1.0).tolist(), given)
+    assert torch.equal(given.args[0], X)
