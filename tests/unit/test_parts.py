@@ -452,3 +452,17 @@ def test_the_manager_says_where_parts_run_and_under_what() -> None:
         assert not torch.is_autocast_enabled("cpu")
     with CompileManager(autocast="float16", device="cpu").autocast():
         assert torch.get_autocast_dtype("cpu") == torch.float16
+
+
+def test_the_autocast_of_a_part_holds_in_a_call_of_its_own_as_well() -> None:
+    class Net(torch.nn.Linear):
+        def __call__(self, x: torch.Tensor) -> Any:
+            return super().__call__(x) @ torch.ones(4, 4)
+
+    manager = CompileManager(find=Finder(), autocast="bfloat16", device="cpu")
+    net = Net(4, 4)
+    manager.register(net)
+    plain, planned = net(X), net(X)
+    [part] = manager.parts.values()
+    assert part.statistics.optimized == 1
+    assert planned.dtype == plain.dtype == torch.bfloat16

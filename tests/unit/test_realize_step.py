@@ -236,6 +236,20 @@ def test_a_model_that_is_trained_over_ranks_is_copied_and_pickled_as_it_is_writt
     made.close()
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", ["hook", "__call__"])
+def test_a_model_that_is_trained_over_ranks_is_called_once_with_all_that_its_call_does(kind: str) -> None:
+    class Called(Blocks):
+        def __call__(self, *args: Any) -> Any:
+            return super().__call__(*args)
+
+    model = Called() if kind == "__call__" else Blocks()
+    if kind == "hook":
+        model.register_forward_hook(lambda _module, _inputs, output: output * 2)
+    with pytest.raises(UnsupportedError, match="would do again what else that call does"):
+        realized(a_step(torch.nn.parallel.DistributedDataParallel(model)), Plan(backend="inductor"))
+
+
 # ---- what is put back, and what checkpoints show meanwhile
 
 

@@ -54,14 +54,16 @@ def under_autocast(original: Callable[..., Any], config: CompileConfig) -> Calla
 
 def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) -> torch.nn.Module:
     from torchwise.parts.twin import twin_of
+    from torchwise.realize.entry import calls_forward_alone
 
     cls = type(original)
+    name = "forward" if calls_forward_alone(original) else "__call__"
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def under(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch  # in a worker, too
 
         with torch.autocast(device, dtype):
-            return cls.forward(self, *args, **kwargs)
+            return getattr(cls, name)(self, *args, **kwargs)
 
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "forward": forward}
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, name: under}
     return twin_of(original, types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names)))

@@ -117,7 +117,7 @@ class Maker:
         """
         check_possible(plan)
         if isinstance(call, torch.nn.Module):
-            raise UnsupportedError("the model has forward hooks, which code that is compiled ahead leaves out")
+            raise UnsupportedError("the model has hooks, which code that is compiled ahead leaves out")
         seen: set[Signature] = set()
 
         def compiled(*args: Any, **kwargs: Any) -> Any:

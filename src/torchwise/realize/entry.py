@@ -1,29 +1,101 @@
-"""Where a call enters what is compiled: the forward of a module, below `Module.__call__`, which costs each call."""
+"""Where a call enters what is compiled: as far below the user's own call as nothing else is done on the way.
+
+As a rule that is the forward of a module: `Module.__call__` costs time on each call. Where more stands between the two
+(a `__call__` of the class's own, a hook, a descriptor), it is part of what is compiled.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules import module as modules
 
 LIBRARY = "torch.nn.modules."
+BY_TORCH = torch.nn.Module.__call__
+DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ())) == {
+    "_compiled_call_impl",
+    "_call_impl",
+}
+"""Whether this PyTorch's `Module.__call__` only chooses between the two, so that a caller may do that in its place."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ADDING_NOTHING = ("torch.fx.graph_module", "torch._dynamo.eval_frame")
+"""Modules of PyTorch whose classes have a `__call__` of their own that only warns, or explains an error."""
 
 
 def entry_of(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward of a module without hooks, and anything else itself."""
-    if not isinstance(call, torch.nn.Module) or call._forward_hooks or call._forward_pre_hooks:
+    """Return what does all that a call does: the forward of a module where that is all, or else its own call."""
+    if not isinstance(call, torch.nn.Module):
         return call
-    if call._backward_hooks or call._backward_pre_hooks:
-        return call
+    if not calls_forward_alone(call):
+        return _front_door(call)
     forward: Callable[..., Any] = call.forward
     function = getattr(forward, "__func__", None)
     if isinstance(function, types.FunctionType) and _is_of_the_library(function):
         return types.MethodType(_traced_at_the_top(function), call)
     return forward
+
+
+def calls_forward_alone(module: torch.nn.Module) -> bool:
+    """Whether a call of a module is a call of its forward as it is now, and nothing more."""
+    return (
+        not has_own_call(type(module))
+        and type(module)._call_impl is torch.nn.Module._call_impl
+        and "_call_impl" not in vars(module)
+        and _is_compiled_by_torch(module)
+        and not any(getattr(module, name) for name in HOOKS)
+        and not modules._has_any_global_hook()
+        and _is_looked_up_plainly(module)
+    )
+
+
+def has_own_call(cls: type[torch.nn.Module]) -> bool:
+    """Whether calling an instance does other than `torch.nn.Module` does, by a `__call__` of a class's own."""
+    calls = (vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each))
+    return not DOES_NO_MORE or next(call for call in calls if not _adds_nothing(call)) is not BY_TORCH
+
+
+def _adds_nothing(call: Any) -> bool:
+    return getattr(call, "__globals__", {}).get("__name__") in _ADDING_NOTHING
+
+
+def _is_compiled_by_torch(module: torch.nn.Module) -> bool:
+    """Whether what `module.compile()` puts in the place of a call, if anything, is that same call."""
+    compiled = vars(module).get("_compiled_call_impl")
+    return compiled is None or getattr(compiled, "_torchdynamo_orig_callable", None) == module._call_impl
+
+
+def _is_looked_up_plainly(module: torch.nn.Module) -> bool:
+    """Whether `module.forward` is the same each time: a property or other descriptor may answer otherwise."""
+    if type(module).__getattribute__ is not torch.nn.Module.__getattribute__:
+        return False
+    if "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule):
+        return True
+    kinds = (types.FunctionType, staticmethod, classmethod)
+    return isinstance(inspect.getattr_static(type(module), "forward"), kinds)
+
+
+def _front_door(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return what Python calls when the module is called, in a form that compilers trace.
+
+    That is looked up in the class: an attribute `__call__` of the module itself, which PyTorch would take, is nothing.
+    """
+    call, is_own = inspect.getattr_static(type(module), "__call__"), has_own_call(type(module))
+    if not is_own and "__call__" not in vars(module):
+        return module
+    if is_own and isinstance(call, types.FunctionType) and not _adds_nothing(call):
+        return types.MethodType(call, module)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    called.inside = module  # type: ignore[attr-defined]
+    return called
 
 
 def _is_of_the_library(function: types.FunctionType) -> bool:

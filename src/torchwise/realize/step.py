@@ -21,6 +21,7 @@ from torchwise.plan import Plan
 from torchwise.realize.backends.inductor import compile as compiled_by_inductor
 from torchwise.realize.capture.step import CapturedStep
 from torchwise.realize.edge import AUTOCAST
+from torchwise.realize.entry import calls_forward_alone
 from torchwise.realize.optimizer import TunedOptimizer, lay_states
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.settings import settings_for
@@ -114,6 +115,11 @@ class RealizedStep:
         if sharded_parts(inner):
             self._compile_in_place(inner, plan)
             return model
+        if inner is not model and not calls_forward_alone(inner):
+            raise UnsupportedError(
+                "the model is in DistributedDataParallel, which calls it, and a plan in the place of its forward would "
+                "do again what else that call does: remove hooks and a __call__ of its own, or leave the model out"
+            )
         planned = realizer(inner, plan, _as_example(example.args[0]))
         if inner is model:
             return planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -10,23 +11,35 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 
+from torchwise.runtime.code import Code, body, version, writes_to
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+CALLED = ("forward", "_call_impl", "_compiled_call_impl")
+"""What a module's own attributes may put in the place of its class's."""
 
 
 class Changes:
     """Looks at what a plan enters below: the module's own call, its mode and hooks, and modes around all operators.
 
-    What is inside a module is looked at by whoever made something of it (`realize.watch`).
+    The code of all classes in it is looked at here, too. What else is inside a module is looked at by whoever made
+    something of it (`realize.watch`).
     """
 
     def __init__(self, original: Any, *, inference: bool) -> None:
         self._original, self._kind = original, type(original)
-        self._state = vars(original) if isinstance(original, torch.nn.Module) else None
-        state = self._state or {}
-        self._training, self._forward = getattr(original, "training", None), state.get("forward")
+        self._state = vars(original) if isinstance(original, torch.nn.Module) else {}
+        self._training = getattr(original, "training", None)
+        self._is_scripted = isinstance(original, torch.jit.ScriptModule)  # whose mode is not in its state
+        self._called = [*map(self._state.get, CALLED)]
+        self._code = Code(original)
+        self._functions = self._code.functions
+        self._bodies = [*map(body, self._functions)]
+        self._dicts = [self._state, *self._code.dicts] if self._state else self._code.dicts
+        self._seen = writes_to(self._dicts)
+        self._found: str | None = None
         kinds = HOOKS if inference else HOOKS + BACKWARD_HOOKS
-        self._hooks = [state[kind] for kind in kinds if kind in state]
+        self._hooks = [self._state[kind] for kind in kinds if kind in self._state]
         self._registered = [*map(tuple, self._hooks)]  # each hook has a number of its own
         self._hooked = any(self._hooks)  # then the plan is made of the module as it is called, hooks included
 
@@ -38,13 +51,26 @@ class Changes:
             return "a mode that watches or replaces operators is active"
         if modules._has_any_global_hook():  # a plan enters below the call that would run it
             return "a hook for all modules is registered"
-        state = self._state
-        if state is None:
-            return None
-        if getattr(self._original, "training", None) is not self._training:  # a torch.jit module's is not in its state
-            return "the model changed between train() and eval() since the plan was applied"
+        if sum(map(version, self._dicts)) != self._seen or type(self._original) is not self._kind or self._is_scripted:
+            self._look()
+        if self._found is not None:
+            return self._found
+        if self._functions and [*map(body, self._functions)] != self._bodies:
+            return "the code of a function was replaced since the plan was applied"
         if (self._hooked or any(self._hooks)) and [*map(tuple, self._hooks)] != self._registered:
             return "a hook was registered or removed since the plan was applied"
-        if state.get("forward") is not self._forward or type(self._original) is not self._kind:
-            return "the model's forward or class was replaced since the plan was applied"
         return None
+
+    def _look(self) -> None:
+        """Look closely at what was written to."""
+        written = writes_to(self._dicts)
+        self._found = self._changed()
+        self._seen = written
+
+    def _changed(self) -> str | None:
+        if getattr(self._original, "training", None) is not self._training:
+            return "the model changed between train() and eval() since the plan was applied"
+        if type(self._original) is not self._kind or not all(map(is_, map(self._state.get, CALLED), self._called)):
+            return "the model's forward or class was replaced since the plan was applied"
+        replaced = self._code.replaced()
+        return None if replaced is None else f"{replaced} was replaced since the plan was applied"

@@ -13,6 +13,9 @@ CONTAINER = frozenset(
 )
 """Methods of Sequential, ModuleList and ModuleDict; an instance's are never looked for."""
 
+CALLING = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
+"""Methods by which a module is called: a wrapper's own hooks are around what it calls, and the original's within."""
+
 
 def like(kind: type, original: type) -> type:
     """Return `kind`, or a subclass that forwards what `original` has of its own where a module has PyTorch's.
@@ -27,7 +30,7 @@ def _own(kind: type, original: type) -> tuple[str, ...]:
     mro = original.__mro__
     theirs = {name for each in mro[: mro.index(torch.nn.Module)] for name in vars(each)}
     overridden = {name for name in theirs if not name.startswith("__") and hasattr(torch.nn.Module, name)}
-    found = (overridden | theirs & CONTAINER) - set(vars(kind))
+    found = (overridden | theirs & CONTAINER) - set(vars(kind)) - CALLING
     return tuple(sorted(name for name in found if callable(getattr(original, name))))
 
 

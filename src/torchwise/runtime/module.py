@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from torchwise.errors import InputError
+from torchwise.realize.entry import BY_TORCH, DOES_NO_MORE, calls_forward_alone
 from torchwise.records import Decision
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.likeness import like
@@ -40,12 +42,17 @@ HOOKS = (
 )
 """What a wrapper has of its own, and a copy of it as well."""
 
-BY_TORCH = torch.nn.Module.__call__
-DOES_NO_MORE = set(getattr(getattr(BY_TORCH, "__code__", None), "co_names", ())) == {
-    "_compiled_call_impl",
-    "_call_impl",
-}
-"""Whether this PyTorch's `Module.__call__` only chooses between the two, so that a caller may do that in its place."""
+DIRECT = "forward was called itself, by which a plan that does what a call does would do too much"
+
+
+class _Entered(threading.local):
+    """The wrappers in whose call this thread is, between their hooks: what they call there is no `forward` alone."""
+
+    def __init__(self) -> None:
+        self.wrappers: list[OptimizedModule] = []
+
+
+_entered = _Entered()
 
 
 class OptimizedModule(torch.nn.Module):
@@ -84,7 +91,11 @@ class OptimizedModule(torch.nn.Module):
         """Answer as the original does; straight away where no hook of this wrapper's own must run."""
         own = self.__dict__
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
-            return super().__call__(*args, **kwargs)
+            _entered.wrappers.append(self)
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                _entered.wrappers.pop()
         dispatcher = own["_torchwise"]
         if dispatcher.stays:  # which it would see itself, a Python call later
             dispatcher.statistics.stayed += 1
@@ -95,8 +106,19 @@ class OptimizedModule(torch.nn.Module):
         return dispatcher(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer as the original's forward does."""
-        return self._dispatcher(*args, **kwargs)
+        """Answer as the original's forward does, or within a call of this as its call does."""
+        dispatcher = self._dispatcher
+        if any(self is wrapper for wrapper in _entered.wrappers):
+            return dispatcher(*args, **kwargs)
+        original: Any = dispatcher.original
+        if calls_forward_alone(original):
+            return dispatcher(*args, **kwargs)
+        dispatcher.statistics.reasons[DIRECT] += 1
+        return original.forward(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Have PyTorch compile the original, which answers from then on."""
+        self._dispatcher.original.compile(*args, **kwargs)  # type: ignore[attr-defined]
 
     @property
     def decision(self) -> Decision:

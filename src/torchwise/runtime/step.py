@@ -69,7 +69,7 @@ class OptimizedStep:
         self.statistics = Statistics()
         self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
         self._realized: RealizedStep | None = None
-        self._changes: Changes | None = None  # of the model, since the plan was made of it
+        self._changes: list[Changes] = []  # of the model and the loss, since the plan was made of them
         self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
@@ -80,7 +80,7 @@ class OptimizedStep:
             self._give_up(f"{part} was set after the plan was decided for")
         if self._refusal is not None:
             return self._as_written(self._refusal, batch)
-        if self._changes is not None and (reason := self._changes.found()) is not None:
+        if (reason := next(filter(None, (changes.found() for changes in self._changes)), None)) is not None:
             return self._as_written(reason, batch)
         key = signature_of(batch, {})
         taken = self._taken.get(key)
@@ -103,7 +103,7 @@ class OptimizedStep:
         """Free what the plan holds, and give the optimizer its own form back; the next step makes the plan anew."""
         if self._realized is not None:
             self._realized.close()
-        self._realized = self._changes = None
+        self._realized, self._changes = None, []
         self._taken.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,7 +142,8 @@ class OptimizedStep:
             made = realize(self.original, self.decision.plan, Example(batch), device=device, mode="training").call
             assert isinstance(made, RealizedStep), "a plan that is not eager changes something of a step"
             self._realized = made
-            self._changes = Changes(unwrapped(self.original.model), inference=False)
+            called = (unwrapped(self.original.model), self.original.loss)
+            self._changes = [Changes(call, inference=False) for call in called if call is not None]
         return self._realized
 
     def _is_proven(self, batch: tuple[Any, ...]) -> bool:

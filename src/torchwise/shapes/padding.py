@@ -101,12 +101,18 @@ def _parameters(model: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
     """List the names of what may be given by position, of what may be given by name, and whether any name may be."""
     import torch
 
-    call = model.forward if isinstance(model, torch.nn.Module) else model
+    from torchwise.realize.entry import has_own_call
+
+    call = model
+    if isinstance(model, torch.nn.Module):
+        call = type(model).__call__.__get__(model) if has_own_call(type(model)) else model.forward
     try:
-        parameters = inspect.signature(call).parameters.values()
+        parameters = [*inspect.signature(call).parameters.values()]
     except (TypeError, ValueError):  # a function of C tells nothing
         return [], [], True
     kinds = inspect.Parameter
+    if isinstance(model, torch.nn.Module) and any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
+        parameters = [*inspect.signature(model.forward).parameters.values()]  # to which it most likely hands all on
     positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
     return positional, named, any(p.kind is kinds.VAR_KEYWORD for p in parameters)

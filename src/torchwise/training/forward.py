@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from torchwise.errors import InputError
+from torchwise.realize.entry import has_own_call
 from torchwise.realize.step import written_in_class
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
@@ -30,7 +32,7 @@ from torchwise.workload.step import sharded_parts, unwrapped
 
 logger = logging.getLogger("torchwise")
 
-_APART = ("forward", "_is_accelerate_prepared")
+_APART = ("forward", "_call_impl", "_compiled_call_impl", "_is_accelerate_prepared")
 """Attributes that the twin of a model has not, or has otherwise: what was replaced, and what a loop leaves there."""
 _OF_A_LOOP = "_current_fx_name"
 """Where Lightning is in its loop, set on a LightningModule with every hook: a plan that watches it would never hold."""
@@ -217,12 +219,22 @@ def _scene(
 
     The model itself runs its hooks around the call.
     """
-    twin = model.__class__.__new__(model.__class__)
+    plain: Any = _called_plainly(model.__class__)
+    twin: torch.nn.Module = plain.__new__(plain)
     names = vars(twin)
     names.update({n: type(v)() if _is_of_hooks(n, v) else v for n, v in vars(model).items() if n not in _APART})
     if getattr(written, "__self__", None) is not model:  # somebody else had replaced it
         names["forward"] = written
     return twin if autocast is None else UnderAutocast(twin, device, autocast)
+
+
+def _called_plainly(cls: Any) -> Any:
+    """Return a class whose call is its forward alone: what that of `cls` does besides, the loop's own call does."""
+    if not has_own_call(cls) and cls._call_impl is torch.nn.Module._call_impl:
+        return cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    plain = {"__call__": torch.nn.Module.__call__, "_call_impl": torch.nn.Module._call_impl}
+    return types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update({**names, **plain}))
 
 
 def _twin_in(scene: Any) -> torch.nn.Module:
