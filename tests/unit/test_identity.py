@@ -177,6 +177,16 @@ def test_an_edit_of_a_class(code, thing: str) -> None:
     assert structure(getattr(code(NET.replace("relu", "tanh").replace("sin", "cos")), thing)()) != before
 
 
+@pytest.mark.parametrize("name", ["forward", "__call__"])
+def test_a_method_put_in_a_class(code, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = code(NET).Net()
+    written = structure(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), name, lambda self, x: x, raising=False)
+        assert structure(model) != written
+    assert structure(model) == written
+
+
 def test_an_edit_of_a_function(code) -> None:
     before = structure(code(NET).function)
     assert structure(code(NET).function) == before

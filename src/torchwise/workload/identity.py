@@ -208,8 +208,11 @@ class _Structure:
         if _is_torchs(cls) or _is_pythons(cls):  # the environment has their versions
             return [f"{cls.__module__}.{cls.__qualname__}"]
         if (source := _class_source(cls)) is not None:
-            functions = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
-            return [cls.__qualname__, source, [self._closure(function) for function in functions]]
+            functions = {name: value for name, value in vars(cls).items() if isinstance(value, types.FunctionType)}
+            own = [cls.__qualname__, source, [self._closure(function) for function in functions.values()]]
+            written = f"{cls.__qualname__}."  # what is not was put there, and the source does not tell of it
+            others = [[n, self.of(f)] for n, f in sorted(functions.items()) if not f.__qualname__.startswith(written)]
+            return [*own, others] if others else own
         members = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
         return [cls.__qualname__, [[name, self._member(value)] for name, value in sorted(members.items())]]
 
