@@ -21,6 +21,7 @@ import torch
 from torchwise.errors import UnsupportedError
 from torchwise.realize.effect import effective
 from torchwise.realize.transforms.complex_to_real import private
+from torchwise.realize.transforms.complex_to_real.repeated_work import bound_repeated_work
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -76,6 +77,7 @@ class ComplexToReal:
         except Exception as error:  # rewriting is a gain, not a must: whatever it meets, the graph itself still runs
             self.reasons.append(f"rewriting failed with {type(error).__name__}: {error}")
             return self._inner(module, inputs, **kwargs)
+        bound_repeated_work(rewriting.module.graph)
         with private.patient_fusion():
             compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1

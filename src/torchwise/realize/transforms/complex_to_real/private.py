@@ -45,9 +45,9 @@ def patient_fusion() -> Any:
     """Return a context in which Inductor fuses four times as much before it writes to memory what is used once.
 
     Its limits count reads and operations, of which a complex product has four and six where a real one has one each.
+    What they do not count, `repeated_work` bounds.
     """
-    limits = {limit: 4 * number for limit, number in _FUSION_LIMITS.items()}
-    return name(_INDUCTOR_CONFIG).patch(limits)
+    return name(_INDUCTOR_CONFIG).patch(PATIENT_LIMITS)
 
 
 def no_autocast() -> Any:
@@ -90,8 +90,10 @@ _FAKE_TENSOR_PROP = ("torch._inductor.compile_fx", "fake_tensor_prop")
 _DECOMPOSITIONS = ("torch._inductor.decomposition", "select_decomp_table")
 _CONFIG = ("torch._functorch", "config")
 _INDUCTOR_CONFIG = ("torch._inductor", "config")
-_FUSION_LIMITS = {"realize_acc_reads_threshold": 8, "realize_opcount_threshold": 30}
-"""As they are for real numbers, on a GPU."""
+PATIENT_LIMITS = {"realize_acc_reads_threshold": 4 * 8, "realize_opcount_threshold": 4 * 30}
+"""Four times what they are for real numbers, on a GPU."""
+WRITTEN = "inductor_realize_to_strides"
+"""What Inductor finds in the meta data of a node whose value it is to write to memory."""
 _NO_AUTOCAST = ("torch._C", "_DisableAutocast")
 _NO_FAKES = ("torch._subclasses.fake_tensor", "unset_fake_temporarily")
 _CONTEXT = ("torch._guards", "TracingContext")
