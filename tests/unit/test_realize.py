@@ -22,7 +22,7 @@ from torchwise.realize.transforms.eager_strides import laid_out
 from torchwise.realize.watch import ModuleWatch, fingerprint, places_of
 from torchwise.realize.weights import Guard, share
 from torchwise.workload import Example
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import kept_state
 
 
 def made(call: object, plan: Plan, *args: torch.Tensor, device: str = "cpu", mode: str = "inference") -> object:
@@ -806,7 +806,7 @@ def test_buffers_are_kept_also_when_the_call_raises() -> None:
     version = module.idle._version
 
     def raising() -> None:
-        with kept_buffers(module):
+        with kept_state(module):
             module(torch.ones(1))
             raise ValueError("after all")
 
@@ -814,7 +814,7 @@ def test_buffers_are_kept_also_when_the_call_raises() -> None:
         raising()
     assert module.written.tolist() == module.rebound.tolist() == [0, 0]
     assert module.idle._version == version
-    with kept_buffers(None):
+    with kept_state(None):
         pass
 
 

@@ -18,11 +18,12 @@ from torchwise import api
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.realize import step as realize_step
+from torchwise.realize.capture.buffers import buffers_of, kept_buffers
 from torchwise.realize.capture.training import TrainingState
 from torchwise.runtime.undo import Undo
 from torchwise.training import PlannedForward
 from torchwise.trial.loading import AgainAndAgain
-from torchwise.workload.state import buffers_of, kept_buffers
+from torchwise.workload.state import kept_state
 
 
 class Counting(torch.nn.Module):
@@ -53,11 +54,11 @@ def a_snapshot(model: torch.nn.Module) -> Callable[[], None]:
 
 
 def an_undo(model: torch.nn.Module) -> Callable[[], None]:
-    return Undo((), {}, model)
+    return Undo(model, (), {})
 
 
 def a_context(model: torch.nn.Module) -> Callable[[], None]:
-    context = kept_buffers(model)
+    context = kept_state(model)
     context.__enter__()
     return lambda: context.__exit__(None, None, None)  # type: ignore[return-value]
 
@@ -89,7 +90,7 @@ def test_buffers_that_are_assigned_anew_are_put_back(keeping: Callable[[torch.nn
     ],
     ids=["assigned", "as its data", "in place"],
 )
-def test_a_cache_that_grew_is_left(grow: Callable[[Counting], Any]) -> None:
+def test_a_cache_that_grew_while_a_call_was_recorded_is_left(grow: Callable[[Counting], Any]) -> None:
     model = Counting()
     with kept_buffers(model):
         grow(model)
@@ -114,9 +115,10 @@ def test_a_buffer_that_several_modules_hold_is_copied_once() -> None:
     assert not mask.any()
 
 
-def test_buffers_that_nobody_changed_are_not_written() -> None:
+@pytest.mark.parametrize("keep", [kept_buffers, kept_state])
+def test_buffers_that_nobody_changed_are_not_written(keep: Any) -> None:
     model = Counting()
-    with kept_buffers(model):
+    with keep(model):
         pass
     assert [buffer._version for buffer in model.buffers()] == [0, 0, 0, 0]
 

@@ -6,18 +6,16 @@ The casts are part of what is compiled, so that Inductor fuses them with the fir
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
-from torchwise.realize.weights import share
 from torchwise.workload import trees
-from torchwise.workload.state import kept_buffers, kept_generators
+from torchwise.workload.state import kept_generators, kept_state
 from torchwise.workload.workload import Example
 
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
@@ -45,11 +43,7 @@ class Edge:
             return cls(plan, (), "cpu")
         example = example.clone()
         device = "cuda" if any(t.is_cuda for t in example.tensors()) else "cpu"
-        module = call if isinstance(call, torch.nn.Module) else None
-        if module is not None:
-            with suppress(UnsupportedError):  # what cannot be copied runs itself
-                call = share(module, with_state=False)  # whose caches and counters stay as they are
-        with torch.no_grad(), kept_generators(device), kept_buffers(module):
+        with torch.no_grad(), kept_generators(device), kept_state(call, example.args, example.kwargs):
             outputs = trees.tensors(call(*example.args, **example.kwargs))
         forms = tuple((t.dtype, t.is_contiguous()) for t in outputs)
         return cls(plan, forms, device)

@@ -156,7 +156,7 @@ class Dispatcher:
         refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
-        start, undo = time.perf_counter(), Undo(args, kwargs, self._module) if key not in self._served else None
+        start, undo = time.perf_counter(), Undo(self.original, args, kwargs) if key not in self._served else None
         try:
             realized, result = self._answered(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way

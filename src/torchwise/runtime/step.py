@@ -167,7 +167,7 @@ class OptimizedStep:
         state: Callable[[], None] | None = None
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             state = self.original.snapshot()
-        inputs = Undo(batch, {}, None)  # a model may write to them
+        inputs = Undo(None, batch, {})  # a model may write to them
         numbers = torch.get_rng_state()
         on_gpu = torch.cuda.get_rng_state() if self.decision.workload.device == "cuda" else None
 

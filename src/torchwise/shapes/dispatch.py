@@ -17,7 +17,7 @@ from torchwise.shapes.counts import Counts
 from torchwise.shapes.padder import Padder
 from torchwise.shapes.proof import Proof
 from torchwise.shapes.route import AsItCame, Route
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import kept_state
 
 BEYOND = "the inputs are larger than the largest bucket"
 BELOW = "the inputs are smaller than what padding is proven for"
@@ -111,10 +111,9 @@ class Buckets(Dispatcher):
         The example and the model's buffers are left as they were.
         """
         route = self._routes[self._buckets.index(bucket)]
-        module = self.original if isinstance(self.original, torch.nn.Module) else None
         for _ in range(calls if route is not None else 0):
             example = self._padder.resize(self.proof.example, bucket).clone()  # which the model may write to
-            with torch.no_grad(), kept_buffers(module):
+            with torch.no_grad(), kept_state(self.original, example.args, example.kwargs):
                 route(*example.args, **example.kwargs)  # type: ignore[misc]
 
     def freeze(self) -> None:

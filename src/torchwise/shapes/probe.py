@@ -12,7 +12,7 @@ from torchwise.errors import BaselineError, InputError
 from torchwise.shapes.padder import Padder, tensors_by_path
 from torchwise.shapes.padding import Padding
 from torchwise.workload import Example
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import kept_state
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -51,10 +51,9 @@ def failed_at(size: int, error: Exception) -> BaselineError:
 
 
 def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
-    module = model if isinstance(model, torch.nn.Module) else None
     given = example.clone()
     try:
-        with torch.no_grad(), kept_buffers(module):
+        with torch.no_grad(), kept_state(model, given.args, given.kwargs):
             answer = model(*given.args, **given.kwargs)
     except Exception as error:  # a model may raise anything: said with the size, as that may be beyond what it takes
         raise failed_at(size, error) from error

@@ -132,13 +132,12 @@ def _difference(
         more, named = padder.pad(args, kwargs, bucket - size)
         return padder.cut(model(*more, **named), size, bucket)
 
-    module = model if isinstance(model, torch.nn.Module) else None
     try:
-        theirs = observe(model, module, given, seed=seed, under=as_reference() if precise else None)
+        theirs = observe(model, model, given, seed=seed, under=as_reference() if precise else None)
     except Exception as error:  # the model may raise anything: said with the size, which may be less than it takes
         raise failed_at(size, error) from error
     try:
-        ours = observe(padded, module, given, seed=seed, under=as_reference() if precise else None)
+        ours = observe(padded, model, given, seed=seed, under=as_reference() if precise else None)
     except Exception as error:  # the model may raise anything on what padding gives it
         if precise:
             raise
@@ -165,7 +164,7 @@ def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
         given = example.clone()
         return model(*given.args, **given.kwargs)
 
-    if is_stochastic(call, model if isinstance(model, torch.nn.Module) else None)[0]:
+    if is_stochastic(call, model)[0]:
         raise InputError(
             "the model's answers are not the same twice, so none can be compared with that to padded inputs; where it "
             "drops out, call model.eval() first"

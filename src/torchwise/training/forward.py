@@ -27,7 +27,7 @@ from torchwise.training.step import tune
 from torchwise.training.wrapped import unfit_because
 from torchwise.workload import Example
 from torchwise.workload.loss import loss_of
-from torchwise.workload.state import kept_buffers, kept_generators
+from torchwise.workload.state import kept_generators, kept_state
 from torchwise.workload.step import sharded_parts, unwrapped
 
 logger = logging.getLogger("torchwise")
@@ -269,7 +269,7 @@ def _is_of_hooks(name: str, value: Any) -> bool:
 def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
     """Run forward and backward by the plan, so that all is compiled, and leave no trace; gradients go nowhere."""
     trained = [p for p in call.parameters() if p.requires_grad]
-    with kept_buffers(call), kept_generators(device), torch.enable_grad(), torch.autocast(device, enabled=False):
+    with kept_state(call), kept_generators(device), torch.enable_grad(), torch.autocast(device, enabled=False):
         for _ in range(2):
             example = seen.clone()
             loss = loss_of(found(*example.args, **example.kwargs))

@@ -14,6 +14,7 @@ from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.workload import Workload
 from torchwise.workload.layouts import size_of
+from torchwise.workload.state import State
 
 SETTLING_CALLS = 4
 """First calls of each example that count towards the cost of compiling: CUDA graphs record on the second and third."""
@@ -32,15 +33,21 @@ class Arena:
         eager: the plain model's calls, run once already: the libraries' own start-up is not compile time.
     """
 
+    _state: State | None = None
+    """Of the model, which calls start from; None where they change none."""
+
     def __init__(self, job: Job) -> None:
         self._job = job
         self.workload = with_optimizer_state(load(job))
         self.device, self.mode = job.workload.device, job.workload.mode
         self._clock = Clock(self.device, each=job.workload.objective != "throughput")
+        with self.gradients():
+            self._state = _settled(self.workload) if "stateful" in job.traits else None
         self.eager = self.runners(self.subject())
         with self.gradients():
             for call in self.eager:
                 self._clock.once(call)
+        self.rewind()
         self._held_before, self._held = held_beside_inputs(self.workload, self.device), 0
 
     def gradients(self) -> AbstractContextManager[Any]:
@@ -56,9 +63,15 @@ class Arena:
 
     def runners(self, call: Callable[..., Any]) -> Calls:
         """Return the calls of `call` as they are timed."""
-        restore = "writes_inputs" in self._job.traits
+        restores = not self._job.traits.isdisjoint(["writes_inputs", "stateful"])
         mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
-        return [runner(call, e, mode, restore_inputs=restore) for e in self.workload.examples]
+        original = None if self.workload.step else self.workload.call  # and puts its state back by itself
+        return [runner(call, e, mode, original=original, restores=restores) for e in self.workload.examples]
+
+    def rewind(self) -> None:
+        """Put the model's state back as it was when it was loaded, after calls that moved it on."""
+        if self._state is not None:
+            self._state.restore()
 
     def once(self, call: Callable[[], Any]) -> float:
         """Run `call` once, waiting for the device; return seconds."""
@@ -73,6 +86,7 @@ class Arena:
         calls = [calls[place] for place in _largest_first(self.workload)]
         with compiling_aside():
             rounds = [sum(map(self._own_seconds, calls)) for _ in range(SETTLING_CALLS)]
+        self.rewind()
         self._held = held_since(self._held_before, self.device)
         return sum(rounds) - SETTLING_CALLS * min(rounds)
 
@@ -102,6 +116,25 @@ class Arena:
         found = [[peak_memory(call, self.device) for call in calls] for calls in (candidate, self.eager)]
         own, eager = (max((m for m in side if m is not None), default=None) for side in found)
         return (None if own is None else own + self._held), eager
+
+
+def _settled(workload: Workload) -> State:
+    """Return the state that calls of a model start from: what its first call makes for good, such as a cache, is made.
+
+    Where there is no second call, as the first one filled something, they start from the model as it was loaded.
+    """
+    fresh = State.of(workload.call)
+    example = workload.examples[0].clone()
+    workload.call(*example.args, **example.kwargs)
+    settled = State.of(workload.call)
+    example = workload.examples[0].clone()
+    try:
+        workload.call(*example.args, **example.kwargs)
+    except Exception:  # a model may raise anything, and may well be called but once
+        fresh.restore()
+        return fresh
+    settled.restore()
+    return settled
 
 
 def _largest_first(workload: Workload) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.job import Attempt, Job
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.trainee import Maker, Trainee
+from torchwise.workload.state import kept_state
+
+SETTLED_AFTER = 5
+"""Calls in a row of which the last two must compile nothing: Dynamo makes what varies a variable on the second."""
+MAX_NAMED = 3
+"""Pieces of state that an error names."""
 
 
 def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = None) -> Attempt:
@@ -32,6 +39,7 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
     with trial.arena.gradients():
         stage("compile")
         cold = trial.first_calls()
+        trial.check_that_it_settles()
         stage("verify")
         verdict = trial.verdict(stage)
         if verdict.outcome is not Outcome.PASS:
@@ -102,6 +110,24 @@ class _Tryout:
             raise UnsupportedError(f"nothing was compiled: {why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
 
+    def check_that_it_settles(self) -> None:
+        """Go on from call to call where each changes the state of the next, as a program does and timing does not.
+
+        Raises:
+            UnsupportedError: the calls go on compiling, for what they change is compiled in.
+        """
+        if not self._is_compiled_here or "stateful" not in self._job.traits or self._trainee is not None:
+            return
+        call, example = self._realized.call, self.arena.workload.examples[0].clone()
+        compiled = [compiled_graphs()]
+        with kept_state(self.arena.workload.call) as state, suppress(Exception):  # as where a cache is full
+            for _ in range(SETTLED_AFTER):
+                call(*example.args, **example.kwargs)
+                compiled.append(compiled_graphs())
+            changed = ", ".join(list(state.changes())[:MAX_NAMED]) or "its inputs"
+        if len(compiled) > SETTLED_AFTER and compiled[-1] > compiled[-2] > compiled[-3]:
+            raise UnsupportedError(f"every call compiles anew, for each changes what the code depends on: {changed}")
+
     def verdict(self, stage: Callable[[str], None]) -> Verdict:
         if self._trainee is not None:
             return self._step_verdict(self._trainee, stage)
@@ -116,6 +142,7 @@ class _Tryout:
             self._reproducible() if stochastic else None,
             stochastic,
             self.arena.mode == "training",
+            "stateful" in self._job.traits,
         )
         effort = self._job.effort
         return verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)

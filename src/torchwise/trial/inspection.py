@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from torchwise.errors import BaselineError
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
 from torchwise.realize import is_plain
 from torchwise.realize.asked import answering
-from torchwise.realize.capture.obstacle import place_of
 from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.transforms.isolate_rnn import has_rnn
@@ -20,6 +18,7 @@ from torchwise.realize.transforms.structure_of_arrays import reads_across
 from torchwise.records import Inspection
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
+from torchwise.trial.plain_call import PlainCall, run_plainly
 from torchwise.trial.prints import prints
 from torchwise.trial.training import step_traits, work_of
 from torchwise.verify import is_stochastic
@@ -36,6 +35,8 @@ HOPPER = (9, 0)
 """The first compute capability at which a kernel may start before the one ahead of it has ended."""
 MOST_OPERATORS = 20_000
 """Operators of a call that are looked at for repetitions."""
+MAX_NAMED = 3
+"""Pieces of state that a note names."""
 _REDUCTION, _MEAN = 3, 1
 """Place of the reduction among the arguments of cross entropy in ATen, and what stands for the mean there."""
 
@@ -57,9 +58,11 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     named = job.identity_of(identity(workload, mode, model))
     stage("run eager")
     with torch.set_grad_enabled(mode == "training"):
-        writes, answers = _check_runs(workload, mode, job.workload.device)
+        seen_once = run_plainly(workload, mode, job.workload.device)
         taken, how = (workload.step.copy(), "inference") if workload.step else (workload.call, mode)
-        calls = [runner(taken, e, how, restore_inputs=writes) for e in workload.examples]
+        restores = seen_once.writes or bool(seen_once.moves)
+        original = None if workload.step else workload.call
+        calls = [runner(taken, e, how, original=original, restores=restores) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
         stochastic, unsteady = _is_stochastic(workload, calls[0])
@@ -82,7 +85,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         inputs=tuple(describe_example(example) for example in workload.examples),
         traits=_compatible(
             seen.union(
-                _traits(workload, shares, stochastic=stochastic, writes=writes),
+                _traits(workload, shares, seen_once, stochastic=stochastic),
                 step_traits(workload),
                 ["prints"] if speaks else [],
             )
@@ -92,7 +95,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         peak_memory=memory,
         shares=shares,
         operators=None if None in counts else max(count for count in counts if count is not None),
-        notes=tuple(_notes(workload, mode, stochastic=stochastic, unsteady=unsteady, answers=answers)),
+        notes=tuple(_notes(workload, mode, seen_once, stochastic=stochastic, unsteady=unsteady)),
         work=work,
     )
 
@@ -106,49 +109,9 @@ def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
 def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, bool]:
     """Return whether a call draws random numbers, and whether it is unsteady; of a step, from one state."""
     if workload.step is None:
-        return is_stochastic(call, workload.module)
+        return is_stochastic(call, workload.call)
     trainee = Trainee(with_optimizer_state(workload).step)  # type: ignore[arg-type]
     return is_stochastic(lambda: trainee.answer(workload.examples[0]))
-
-
-def _check_runs(workload: Workload, mode: str, device: str) -> tuple[bool, bool]:
-    """Run the model once on each example; return whether it writes to its inputs, and whether it answers with numbers.
-
-    Raises:
-        BaselineError: it raises.
-    """
-    import torch
-
-    writes = answers = False
-    call = workload.step.copy() if workload.step else workload.call
-    for example in workload.examples:
-        given = example.clone()
-        try:
-            answers |= any(map(_tells, trees.named_leaves(call(*given.args, **given.kwargs))))
-            if mode == "training" and workload.step is None:
-                runner(workload.call, example, mode)()
-            if device == "cuda":
-                torch.cuda.synchronize()
-        except Exception as error:  # the user's model may raise anything
-            place = place_of(error)
-            raised = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-            given_to = describe_example(example) or "none"
-            raise BaselineError(f"the model raised {raised}; its inputs were {given_to}") from error
-        pairs = zip(given.tensors(), example.tensors(), strict=True)
-        writes |= any(not trees.equal(now, then) for now, then in pairs)
-    return writes, answers
-
-
-def _tells(leaf: tuple[str, Any]) -> bool:
-    """Whether something can be compared with a leaf of an answer; of kinds that cannot be looked at that is assumed."""
-    import torch
-
-    found = leaf[1]
-    if not isinstance(found, torch.Tensor):
-        return found is not None
-    with contextlib.suppress(Exception):
-        return not bool(found.detach().isnan().all())  # of no elements, all are
-    return True
 
 
 def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
@@ -245,7 +208,7 @@ def _form(arguments: Any) -> str:
     return repr([form(leaf) for _, leaf in trees.named_leaves(arguments)])
 
 
-def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, writes: bool) -> list[str]:
+def _traits(workload: Workload, shares: dict[str, float], once: PlainCall, *, stochastic: bool) -> list[str]:
     import torch
 
     module = workload.module
@@ -263,9 +226,10 @@ def _traits(workload: Workload, shares: dict[str, float], *, stochastic: bool, w
         "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has_patches(module),
         "dependent_launch": any(t.is_cuda for t in tensors) and _launches_early(),
         "static_form": has_static_form(workload.call),
-        "several_shapes": len({describe_example(example) for example in workload.examples}) > 1,
+        "several_shapes": once.grows or len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,
-        "writes_inputs": writes,
+        "writes_inputs": once.writes,
+        "stateful": bool(once.moves),
     }
     return [name for name, present in found.items() if present]
 
@@ -288,9 +252,15 @@ def _describe(workload: Workload) -> str:
     return ", ".join([*named, f"trained by {type(workload.step.optimizer).__name__}"] if workload.step else named)
 
 
-def _notes(workload: Workload, mode: str, *, stochastic: bool, unsteady: bool, answers: bool) -> list[str]:
+def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, unsteady: bool) -> list[str]:
     notes = [note] if (note := unread_note(workload.call)) else []
-    if not answers:
+    if once.moves:
+        named = ", ".join(once.moves[:MAX_NAMED]) + (", …" if len(once.moves) > MAX_NAMED else "")
+        notes.append(
+            f"a call changes what the next one starts from ({named}): candidates are verified over several calls in a "
+            "row, and timed from one state, which is put back before each call on both sides"
+        )
+    if not once.answers:
         notes.append("the model returns no number (no tensor, or NaN alone): there is nothing that proves a plan right")
     if workload.module is not None and workload.module.training and mode == "inference":
         notes.append("the model is in training mode: dropout and batch-norm act as in training; eval() changes that")

@@ -15,6 +15,7 @@ from torchwise.measure import turns
 from torchwise.trial.job import Job
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
+from torchwise.workload.state import from_one_state
 from torchwise.workload.step import TrainStep
 from torchwise.workload.step_check import check_loss
 from torchwise.workload.workload import Example, check_device
@@ -141,24 +142,24 @@ def with_optimizer_state(workload: Workload) -> Workload:
     return workload
 
 
-def runner(call: Callable[..., Any], example: Example, mode: str, *, restore_inputs: bool = False) -> Callable[[], Any]:
+def runner(
+    call: Callable[..., Any], example: Example, mode: str, *, original: Any = None, restores: bool = False
+) -> Callable[[], Any]:
     """Return one call on one example, as it is timed: in training, with the backward pass.
 
     Args:
         call: what is run.
         example: its inputs; copied once, so that the example itself is never written.
         mode: "inference" or "training".
-        restore_inputs: whether to write the inputs anew before each call, for a model that writes to them.
+        original: the model, whose state the call changes.
+        restores: whether each call begins from the same state of the model and of the inputs, for one that changes
+            them: putting them back is timed with it, on both sides alike.
     """
     import torch
 
     live = example.clone()
-    args, kwargs = live.args, dict(live.kwargs)
 
-    def infer() -> Any:
-        return call(*args, **kwargs)
-
-    def train() -> Any:
+    def train(*args: Any, **kwargs: Any) -> Any:
         outputs = call(*args, **kwargs)
         if (loss := loss_of(outputs)) is not None:
             loss.backward()
@@ -166,18 +167,6 @@ def runner(call: Callable[..., Any], example: Example, mode: str, *, restore_inp
             call.zero_grad(set_to_none=True)
         return outputs
 
-    run = train if mode == "training" else infer
-    return _restoring(run, live, example) if restore_inputs else run
-
-
-def _restoring(run: Callable[[], Any], live: Example, example: Example) -> Callable[[], Any]:
-    from torchwise.workload import trees
-
-    written, originals = live.tensors(), example.tensors()
-
-    def restored() -> Any:
-        for tensor, original in zip(written, originals, strict=True):
-            trees.write(tensor.detach(), original)
-        return run()
-
-    return restored
+    run = train if mode == "training" else call
+    args, kwargs = live.args, dict(live.kwargs)
+    return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Run a call once under a seed and keep everything it did: outputs, written inputs, buffers, aliases."""
+"""Run a call under a seed and keep everything it did: outputs, written inputs, buffers, other state, aliases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.verify.leaves import leaves_of
 from torchwise.workload import layouts, trees
 from torchwise.workload.loss import loss_of
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import State, kept_state
 from torchwise.workload.workload import Example
 
 if TYPE_CHECKING:
@@ -25,49 +25,89 @@ class Observation:
     """What one call did.
 
     Attributes:
-        leaves: every output with its path, every input after the call, every buffer after the call, and in training
-            every gradient; tensors are copies, arrays stand as tensors and objects as what they hold.
+        leaves: every output with its path, every input after the call, every buffer after the call, all other state
+            that the call changed, and in training every gradient; tensors are copies, arrays stand as tensors and
+            objects as what they hold.
         aliases: pairs (output, input) of positions that share memory.
         shared: pairs of positions of outputs that share memory.
         form: the containers that the outputs stand in, empty ones included, and which of them are arrays or objects.
+        calls: how many successive calls were made.
     """
 
     leaves: tuple[tuple[str, Any], ...]
     aliases: Aliases
     shared: Aliases = frozenset()
     form: str = ""
+    calls: int = 1
 
 
 def observe(
     call: Callable[..., Any],
-    module: torch.nn.Module | None,
+    original: Callable[..., Any],
     example: Example,
     *,
     seed: int,
     training: bool = False,
     under: AbstractContextManager[Any] | None = None,
+    calls: int = 1,
 ) -> Observation:
-    """Run `call` on a copy of `example` from `seed`, then put the module's state back as it was.
+    """Run `call` on a copy of `example` from `seed`, then put the model's state back as it was.
 
     Args:
         call: what to run.
-        module: whose buffers and gradients the call touches; None for a plain function.
+        original: the model, whose state the call changes, and whose gradients it gives.
         example: inputs; never written.
         seed: of all of PyTorch's generators.
         training: whether to run a backward pass too, from `torchwise.workload.loss.loss_of` the outputs.
-        under: a context for the call itself.
+        under: a context for the calls themselves.
+        calls: successive calls to make, each of which goes on from the state that the one before it left. The second
+            and later ones may fail, as where a cache is full: that ends them.
     """
     import torch
 
     example = example.clone()
     inputs = (example.args, dict(example.kwargs))
-    with kept_buffers(module):
+    module = original if isinstance(original, torch.nn.Module) else None
+    seen: list[Observation] = []
+    with kept_state(original, *inputs) as state, under or nullcontext():
         torch.manual_seed(seed)
-        with under or nullcontext(), torch.enable_grad() if training else torch.no_grad():
-            outputs = call(*example.args, **example.kwargs)
-            gradients = _gradients(outputs, module, inputs) if training else []
-        after = _buffers(module)
-    return observation_of(outputs, inputs, [*after, *gradients])
+        for number in range(calls):
+            try:
+                with torch.enable_grad() if training else torch.no_grad():
+                    outputs = call(*example.args, **example.kwargs)
+                    gradients = _gradients(outputs, module, inputs) if training else []
+            except Exception:  # a model may raise anything; only what its first call raises is the caller's affair
+                if number == 0:
+                    raise
+                break
+            after = [*_buffers(module), *_moved(state, module, inputs, outputs)]
+            seen.append(observation_of(outputs, inputs, [*after, *gradients]))
+    return _in_a_row(seen)
+
+
+def _in_a_row(seen: list[Observation]) -> Observation:
+    """Return one observation of several successive calls."""
+    if len(seen) == 1:
+        return seen[0]
+    leaves = [
+        (name if number == 1 else f"{name} of call {number}", leaf)
+        for number, one in enumerate(seen, 1)
+        for name, leaf in one.leaves
+    ]
+    form = " then ".join(one.form for one in seen)
+    return Observation(tuple(leaves), seen[0].aliases, seen[0].shared, form, len(seen))
+
+
+def _moved(state: State, module: torch.nn.Module | None, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
+    """Return what a call changed beside buffers and the tensors that it was given, and which outputs lie there."""
+    shown = {name for name, _ in module.named_buffers()} if module is not None else set()
+    shown |= {f"input {path}" for path, leaf in trees.named_leaves(inputs) if _is_tensor(leaf)}
+    found = {path: leaf for path, leaf in state.changes().items() if path not in shown}
+    lies = {place: path for path, leaf in found.items() if _is_tensor(leaf) and (place := _storage(leaf))}
+    memory = [(n, lies[_storage(t)]) for n, t in enumerate(trees.tensors(outputs)) if _storage(t) in lies]
+    held = [(f"output {number} in the memory of state {path}", True) for number, path in memory]
+    named = (leaves_of(leaf, f"state {path} after the call", objects=False).named for path, leaf in found.items())
+    return [*itertools.chain.from_iterable(named), *held]
 
 
 def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = ()) -> Observation:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from torchwise.records import Check, Outcome
 from torchwise.verify.leaves import leaves_of
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import kept_state
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ ALIKE = 3
 Samples = NDArray[np.float64]
 
 
-def is_stochastic(call: Callable[[], Any], module: torch.nn.Module | None = None) -> tuple[bool, bool]:
+def is_stochastic(call: Callable[[], Any], original: Any = None) -> tuple[bool, bool]:
     """Return whether a call draws random numbers, and whether it differs under one seed too.
 
     What differs under one seed by rounding alone (atomic additions on a GPU) and under another seed no more is not
@@ -62,7 +62,7 @@ def is_stochastic(call: Callable[[], Any], module: torch.nn.Module | None = None
 
     def answers(seed: int) -> Samples:
         nonlocal rounding
-        with kept_buffers(module):
+        with kept_state(original):
             torch.manual_seed(seed)
             answer = call()
         known = [torch.finfo(t.dtype).eps for t in leaves_of(answer).tensors if t.is_floating_point() or t.is_complex()]

@@ -14,7 +14,7 @@ from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import as_reference, float64_of, widen
 from torchwise.verify.stochastic import check_noise
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ EPSILON = {"tf32": 2.0**-10, "bf16": 2.0**-7, "autocast_bf16": 2.0**-7, "autocas
 """Spacing at 1 of the numbers that a precision computes in; native computes in each tensor's own dtype."""
 MATCHED = 1e-2
 """Error of eager against the reference above which a stochastic model's noise was evidently not matched."""
+
+
+SUCCESSIVE = 4
+"""Calls in a row of a model that keeps state: only those that go on from a plan's own state prove that it is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Subject:
         reproducible: for a stochastic model, the candidate drawing eager's own random numbers, or None.
         stochastic: whether the model draws random numbers.
         training: whether gradients are compared too.
+        stateful: whether a call changes the state that the next one starts from.
     """
 
     workload: Workload
@@ -47,6 +52,7 @@ class Subject:
     reproducible: Callable[..., Any] | None = None
     stochastic: bool = False
     training: bool = False
+    stateful: bool = False
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -63,7 +69,7 @@ def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.
         noise_budget_s: seconds for the calls that the distribution tests need.
     """
     checks: list[Check] = []
-    with kept_buffers(subject.module):
+    with kept_state(subject.workload.call):
         for check in _checks(subject, extra_draws, noise_budget_s):
             checks.append(check)
             if check.outcome is Outcome.FAIL:
@@ -93,8 +99,9 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         if floor is None:
             yield Check("values", Outcome.NOT_COMPARABLE, f"eager fails at precision {subject.precision}")
             return
-        ours = observe(candidate, subject.module, example, seed=position, training=subject.training)
-        checks = compare(ours, native, floor, reference.on(example, position), EPSILON.get(subject.precision))
+        ours = _observed(subject, candidate, example, position, native.calls)
+        exact = reference.on(example, position, native.calls)
+        checks = compare(ours, native, floor, exact, EPSILON.get(subject.precision))
         yield from (_asked_elsewhere(subject, check, reference, example, position) for check in checks)
 
 
@@ -115,7 +122,7 @@ def _asked_elsewhere(subject: Subject, check: Check, reference: _Reference, exam
         return observe(copied, copied, given, seed=seed, training=subject.training, under=as_reference())
 
     def ours() -> Observation:
-        return observe(subject.candidate, module, example, seed=seed, training=subject.training)
+        return _observed(subject, subject.candidate, example, seed)
 
     return doubted(check, ours, lambda: reference.on(example, seed), elsewhere)
 
@@ -134,17 +141,17 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
         if native is None:
             yield Check("structure", Outcome.NOT_COMPARABLE, "eager fails on its own example")
             return
-        ours = observe(subject.candidate, subject.module, example, seed=number, training=subject.training)
+        ours = _observed(subject, subject.candidate, example, number)
         yield check_structure(ours, native)
         yield from check_noise(
-            _once(subject.candidate, example),
-            _once(subject.floor, example),
+            _once(subject, subject.candidate, example),
+            _once(subject, subject.floor, example),
             budget_s=budget_s / len(subject.workload.examples),
             exact_precision=subject.precision == "native",
         )
 
 
-def _once(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
+def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Callable[[], Any]:
     import torch
 
     def run() -> Any:
@@ -152,7 +159,10 @@ def _once(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
         with torch.no_grad():
             return call(*given.args, **given.kwargs)
 
-    return run
+    if not subject.stateful:
+        return run
+    given = example.clone()
+    return torch.no_grad()(from_one_state(call, subject.workload.call, given.args, given.kwargs))
 
 
 def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
@@ -182,9 +192,13 @@ def _noise_is_matched(subject: Subject, example: Example) -> bool:
 def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int) -> Observation | None:
     """Observe a call, or return None where it raises."""
     try:
-        return observe(call, subject.module, example, seed=seed, training=subject.training)
+        return _observed(subject, call, example, seed, SUCCESSIVE if subject.stateful else 1)
     except Exception:  # eager may raise anything on a made-up draw or at another precision; the caller says which
         return None
+
+
+def _observed(subject: Subject, call: Callable[..., Any], example: Example, seed: int, calls: int = 1) -> Observation:
+    return observe(call, subject.workload.call, example, seed=seed, training=subject.training, calls=calls)
 
 
 class _Reference:
@@ -197,21 +211,19 @@ class _Reference:
         except Exception:  # a module may refuse to be copied or widened in any way it likes
             self._call = None
 
-    def on(self, example: Example, seed: int) -> Observation | None:
+    def on(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
         """Observe the reference on an example, or return None where it cannot run."""
-        import torch
-
         if self._call is None:
             return None
-        module = self._call if isinstance(self._call, torch.nn.Module) else None
         try:
             return observe(
                 self._call,
-                module,
+                self._call,
                 widen(example),
                 seed=seed,
                 training=self._subject.training,
                 under=as_reference(),
+                calls=calls,
             )
         except Exception:  # float64 is a courtesy of the model: it may hard-code a dtype anywhere
             return None

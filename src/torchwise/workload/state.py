@@ -1,54 +1,168 @@
-"""The state of a module, kept over calls that are made only to learn something, or that may fail."""
+"""All that a call may change beside its answer: found, kept, compared and put back.
+
+State hangs anywhere: in buffers and attributes of modules, in lists, dicts and objects that these hold or that a call
+is given (the cache of a language model), in what a function closes over, in global variables that it names, on a class.
+It is found by following references from the callable and its inputs, and told by comparing before and after.
+
+Everything is put back in its own place: the values of a tensor in its memory, which somebody may know by its address,
+the items of a list in that list. Tensors that share memory go on sharing it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torchwise.workload import trees
+from torchwise.workload.state_looks import contents_of
+from torchwise.workload.state_places import MAX_KEPT, MISSING, Place, TensorPlace, holds_same
 
-if TYPE_CHECKING:
-    import torch
+GONE = "gone"
+"""What `State.changes` says of something that was removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptBuffer:
-    """A buffer as it was: whose it is, which tensor, and its values.
+class State:
+    """What can be reached from some things, as it is when this is made.
 
-    A model may write to the tensor, as batch-norm does, or assign another, `self.mean = 0.9 * self.mean + …`: then the
-    tensor that there was takes its place again, which somebody may know by its address.
+    Args:
+        things: what each is called in messages ("" for the model itself), and where the search begins.
+        without: things that somebody else keeps, and that are not looked into.
     """
 
-    holder: torch.nn.Module
-    name: str
-    tensor: torch.Tensor
-    values: torch.Tensor
+    def __init__(self, things: Mapping[str, Any], without: Iterable[Any] = ()) -> None:
+        self._things, self._without = things, list(without)
+        self._places: list[Place] = []
+        leaves = self._explore(self._places)
+        tensors = {id(place.tensor): place for place in self._places if isinstance(place, TensorPlace)}
+        left = MAX_KEPT
+        for place in tensors.values():
+            left = place.keep(left)
+        self._leaves = {path: tensors.get(id(leaf)) or _kept(leaf) for path, leaf in leaves.items()}
 
-    def put_back(self) -> None:
-        """Put it back, and write only where something changed, so that versions stay.
+    @classmethod
+    def of(cls, call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> State:
+        """Keep the state of a callable, and of what a call of it is given."""
+        return cls({"input ": (args, dict(kwargs or {})), "": call})
 
-        A buffer that is on another device or took another shape or dtype meanwhile is a cache that grew, and is left:
-        the model remembers elsewhere how far it goes.
+    def changes(self) -> dict[str, Any]:
+        """Return what is other than it was, by path: the very tensor, array or value that is there now, or `GONE`."""
+        now, before = self._explore(), self._leaves
+        found = {path: leaf for path, leaf in now.items() if not _is_same(before.get(path, MISSING), leaf)}
+        return {**found, **{path: GONE for path in before if path not in now}}
+
+    def grown(self) -> list[str]:
+        """List the paths of tensors that have another shape than they had."""
+        now = self._explore()
+        kept = {path: place for path, place in self._leaves.items() if isinstance(place, TensorPlace)}
+        return [path for path, place in kept.items() if getattr(now.get(path), "shape", place.shape) != place.shape]
+
+    def changed(self) -> bool:
+        """Whether anything is other than it was, what is compared by no value included, such as an iterator."""
+        return any(place.changed() for place in self._places)
+
+    def restore(self) -> None:
+        """Put back what changed, and write to nothing else, so that counts of writes stay.
+
+        Raises:
+            WorkloadError: something changed that cannot be put back, such as a generator that went on; all else is put
+                back nevertheless.
         """
-        now = getattr(self.holder, self.name, None)
-        if now is None or any(getattr(now, a) != getattr(self.values, a) for a in ("shape", "dtype", "device")):
-            return
-        if now is not self.tensor:
-            setattr(self.holder, self.name, self.tensor)
-        if not trees.equal(self.tensor, self.values):  # which takes NaN for equal: NaN is not written anew
-            trees.write(self.tensor, self.values)
+        import torch
+
+        failed: Exception | None = None
+        with torch.no_grad():
+            for place in self._places:
+                try:
+                    if place.changed():
+                        place.put_back()
+                except Exception as error:  # raised again when all else is put back: things are written in any way
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def narrowed(self) -> Callable[[], None]:
+        """Return what puts back the places that are other than they were by now, and looks at no others.
+
+        It is for calls that are timed: each begins from the same state, and little is spent on it.
+        """
+        import torch
+
+        changed = [place for place in self._places if place.changed()]
+        tensors = [place for place in changed if isinstance(place, TensorPlace)]
+        batches = [batch for place in tensors if (batch := place.batch()) is not None]
+        others = [place for place in changed if not isinstance(place, TensorPlace) or place.batch() is None]
+        into, values = [pair[0] for pair in batches], [pair[1] for pair in batches]
+
+        def put_back() -> None:
+            with torch.no_grad(), torch.inference_mode(any(tensor.is_inference() for tensor in into)):
+                for place in others:
+                    place.put_back()
+                for place in tensors:
+                    place.put_back_memory()
+                if into:
+                    torch._foreach_copy_(into, values)
+
+        return put_back
+
+    def _explore(self, places: list[Place] | None = None) -> dict[str, Any]:
+        """Follow all references; return tensors and values by the path on which each was found first.
+
+        Args:
+            places: is given every place that a call may write to.
+        """
+        leaves: dict[str, Any] = {}
+        seen = {id(thing): thing for thing in self._without}  # held, so that no other thing takes the address of one
+        waiting = [*reversed([*self._things.items()])]
+        while waiting:
+            path, thing = waiting.pop()
+            if type(thing) in trees.PLAIN:
+                leaves[path] = thing
+            elif id(thing) not in seen:
+                seen[id(thing)] = thing
+                found = contents_of(path, thing)
+                if places is not None:
+                    places += found.places
+                if found.leaf is not MISSING:
+                    leaves[path] = found.leaf
+                waiting += reversed(found.children)
+        return leaves
 
 
-def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
-    """Copy the buffers of modules, one that several hold but once; parameters and other state are not looked at."""
-    copies: dict[int, torch.Tensor] = {}
-    for holder in dict.fromkeys(part for module in modules for part in module.modules()):
-        for name, buffer in holder.named_buffers(recurse=False, remove_duplicate=False):
-            if id(buffer) not in copies:
-                copies[id(buffer)] = buffer.detach().clone()
-            yield KeptBuffer(holder, name, buffer, copies[id(buffer)])
+@contextmanager
+def kept_state(call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Iterator[State]:
+    """Put the state of a callable, and of what it is given, back afterwards."""
+    state = State.of(call, args, kwargs)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+def from_one_state(
+    call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], Any]:
+    """Return a call that begins from the state of now each time it is made, for a model whose calls change it.
+
+    Args:
+        call: what is called: the model itself, or what a plan made of it.
+        original: the model, whose state it moves.
+        args: of the call; they may hold state, too.
+        kwargs: likewise.
+    """
+    state: State | None = State.of(original, args, kwargs)
+    put_back: Callable[[], None] | None = None
+
+    def restart() -> Any:
+        nonlocal state, put_back
+        if put_back is not None:
+            put_back()
+        answer = call(*args, **kwargs)
+        if state is not None:
+            put_back, state = state.narrowed(), None
+        return answer
+
+    return restart
 
 
 def kept_generators(device: str) -> AbstractContextManager[None]:
@@ -58,15 +172,21 @@ def kept_generators(device: str) -> AbstractContextManager[None]:
     return torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else [])
 
 
-@contextmanager
-def kept_buffers(module: torch.nn.Module | None) -> Iterator[None]:
-    """Put a module's buffers back afterwards (batch-norm statistics)."""
+def _kept(leaf: Any) -> Any:
+    """Copy what changes in place: tensors and arrays."""
     import torch
 
-    kept = list(buffers_of(module)) if module is not None else []
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer in kept:
-                buffer.put_back()
+    if isinstance(leaf, torch.Tensor):
+        return trees.copy_of(leaf)
+    return leaf.copy() if hasattr(leaf, "__array__") else leaf
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    import numpy
+    import torch
+
+    if isinstance(one, TensorPlace):
+        return isinstance(other, torch.Tensor) and one.equals(other)
+    if isinstance(one, numpy.ndarray) and isinstance(other, numpy.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return holds_same(one, other)

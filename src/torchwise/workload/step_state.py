@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload import trees
-from torchwise.workload.state import buffers_of
+from torchwise.workload.state import State
+from torchwise.workload.state_places import ItemsPlace
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ HUNG = {"step", "zero_grad", "add_param_group"}
 
 
 class StepState:
-    """The parameters, buffers, optimizer state, schedules, scales and averages of a training step.
+    """The parameters, buffers, optimizer state, schedules, scales, averages and all other state of a training step.
 
     What is copied and put back: values in place, so that whoever knows a tensor's address (a CUDA graph) still does;
     state that an optimizer made since is forgotten. The form of an optimizer stays as it is by then: a plan may have
@@ -42,7 +43,8 @@ class StepState:
         step = self._step
         modules = list(step.modules().values())
         parameters = [_kept(p) for module in modules for p in module.parameters()]
-        buffers = list(buffers_of(*modules))
+        others = self._others(parameters)
+        own = ItemsPlace(vars(step.optimizer), _kept_otherwise(step.optimizer))
         states = {p: _kept(state) for p, state in step.optimizer.state.items()}
         groups = [
             {k: _kept(v) for k, v in group.items() if k not in ("params", *FORM)}
@@ -55,8 +57,9 @@ class StepState:
             with torch.no_grad():
                 for parameter in parameters:
                     _put_back(parameter.itself, parameter)
-                for buffer in buffers:
-                    buffer.put_back()
+                others.restore()
+                if own.changed():
+                    own.put_back()
                 for trained in list(step.optimizer.state):
                     if trained not in states:
                         del step.optimizer.state[trained]
@@ -73,6 +76,19 @@ class StepState:
 
         return restore
 
+    def _others(self, parameters: list[_Tensor]) -> State:
+        """Keep what else the parts of a step hold: buffers and attributes of modules, what a loss closes over, what an
+        optimizer or a scheduler of somebody's own counts on itself.
+        """
+        step, optimizer = self._step, self._step.optimizer
+        known = _kept_otherwise(optimizer)
+        held = {name: value for name, value in vars(optimizer).items() if name not in known}
+        own = [s for s in step.schedulers if not type(s).__module__.startswith("torch.")]
+        usual = [s for s in step.schedulers if type(s).__module__.startswith("torch.")]
+        things = {"": list(step.modules().values()), "loss": step.loss, "optimizer": held, "scheduler": own}
+        apart = [*(p.itself for p in parameters), optimizer, optimizer.state, optimizer.param_groups]
+        return State(things, without=[*apart, *usual, step.scaler, step])
+
     def move_to(self, device: str) -> None:
         """Move what the optimizer keeps to `device`; step counts stay where their optimizer wants them."""
         import torch
@@ -87,6 +103,12 @@ class StepState:
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
                     group[key] = value.to(device)
+
+
+def _kept_otherwise(optimizer: Any) -> frozenset[str]:
+    """Return the names of an optimizer's attributes that are kept in their own way, or belong to a plan or a scaler."""
+    hooks = (name for name in vars(optimizer) if name.startswith("_optimizer_"))
+    return frozenset({"state", "param_groups", "defaults", "grad_scale", "found_inf", *HUNG, *hooks})
 
 
 def lost_attributes(optimizer: Any) -> dict[str, Any]:

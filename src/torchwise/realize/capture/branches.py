@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.buffers import KeptBuffer, buffers_of
 from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.frozen import is_held
 from torchwise.realize.capture.graph import copied, copy_each, static_inputs, tensors_of, warm_up
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.pieces import Path, record_path
 from torchwise.workload import trees
-from torchwise.workload.state import KeptBuffer, buffers_of
 
 logger = logging.getLogger("torchwise")
 

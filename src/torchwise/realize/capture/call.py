@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.buffers import kept_buffers
 from torchwise.realize.capture.direct import Answers, Recorded, Replays
 from torchwise.realize.capture.frozen import FrozenError, is_held
 from torchwise.realize.capture.graph import flat_places, overlap, record, record_in_place, tensors_of
@@ -19,7 +20,6 @@ from torchwise.realize.capture.situation import Situation, settings_now, situati
 from torchwise.realize.signature import signature_of
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
-from torchwise.workload.state import kept_buffers
 
 
 class CapturedCall:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.buffers import buffers_of
 from torchwise.realize.capture.situation import on_gpu
 from torchwise.realize.signature import is_plain, plain_key
 from torchwise.realize.watch import ModuleWatch
-from torchwise.workload.state import buffers_of
 
 _address = torch.Tensor.data_ptr
 _flat = chain.from_iterable

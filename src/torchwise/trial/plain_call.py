@@ -1,0 +1,123 @@
+"""The plain model, called once on each example: whether it runs, and what a call of it changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchwise.errors import BaselineError, WorkloadError
+from torchwise.realize.capture.obstacle import place_of
+from torchwise.trial.loading import runner
+from torchwise.workload import Example, Workload, trees
+from torchwise.workload.identity import describe_example
+from torchwise.workload.state import State
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of a batch normalisation that training writes and does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall:
+    """What one call of the model on each example did.
+
+    Attributes:
+        writes: whether it writes to tensors that it is given.
+        answers: whether there are numbers in its answers.
+        moves: the state that it changes for the next call, by path.
+        grows: whether a tensor of that state took another shape.
+    """
+
+    writes: bool
+    answers: bool
+    moves: tuple[str, ...]
+    grows: bool
+
+
+def run_plainly(workload: Workload, mode: str, device: str) -> PlainCall:
+    """Run the model once on each example, and see what that changes; what is changed is put back.
+
+    Raises:
+        BaselineError: it raises.
+        WorkloadError: it changes what cannot be put back.
+    """
+    import torch
+
+    writes = answers = grows = False
+    moves: dict[str, None] = {}
+    call = workload.step.copy() if workload.step else workload.call
+    for example in workload.examples:
+        given = example.clone()
+        state = State.of(None if workload.step else call, given.args, given.kwargs)
+        try:
+            answers |= any(map(_tells, trees.named_leaves(call(*given.args, **given.kwargs))))
+            if device == "cuda":
+                torch.cuda.synchronize()
+            pairs = zip(given.tensors(), example.tensors(), strict=False)
+            writes |= any(not trees.equal(now, then) for now, then in pairs)
+            moved, has_grown = _moves_on(workload, call, given, state)
+            grows |= has_grown
+            if mode == "training" and workload.step is None:
+                runner(call, example, mode, original=call, restores=True)()
+        except WorkloadError:
+            raise
+        except Exception as error:  # the user's model may raise anything
+            place = place_of(error)
+            raised = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            given_to = describe_example(example) or "none"
+            raise BaselineError(f"the model raised {raised}; its inputs were {given_to}") from error
+        moves |= moved
+    return PlainCall(writes, answers, tuple(moves), grows)
+
+
+def _moves_on(
+    workload: Workload, call: Callable[..., Any], given: Example, first: State
+) -> tuple[dict[str, None], bool]:
+    """Call once more; return the paths of what that changed, and whether a tensor there took another shape.
+
+    What the first call alone changed was made for good, such as a cache of positions, and stays. Where there is no
+    second call, as the first one filled a cache, what it changed is put back.
+    """
+    moved, grown = _moves(workload, given, first), first.grown()
+    if not moved:
+        return {}, False
+    second = State.of(None if workload.step else call, given.args, given.kwargs)
+    try:
+        call(*given.args, **given.kwargs)
+    except Exception:  # a model may raise anything, and may well be called but once
+        first.restore()
+    else:
+        moved, grown = _moves(workload, given, second), second.grown()
+        second.restore()
+    return dict.fromkeys(moved), bool(moved and grown)
+
+
+def _moves(workload: Workload, given: Example, state: State) -> list[str]:
+    """Return the paths of what a call changed for the next one: not the tensors that it is given each time, nor what
+    batch normalisation counts while it trains, which no call in training reads.
+    """
+    import torch
+
+    tensors = (
+        path for path, leaf in trees.named_leaves((given.args, dict(given.kwargs))) if isinstance(leaf, torch.Tensor)
+    )
+    known = {f"input {path}" for path in tensors}
+    if workload.module is not None:
+        from torch.nn.modules.batchnorm import _NormBase
+
+        norms = (n for n, part in workload.module.named_modules() if isinstance(part, _NormBase))
+        known |= {f"{name}.{buffer}".lstrip(".") for name in norms for buffer in STATISTICS}
+    return [path for path in state.changes() if path not in known]
+
+
+def _tells(leaf: tuple[str, Any]) -> bool:
+    """Whether something can be compared with a leaf of an answer; of kinds that cannot be looked at that is assumed."""
+    import torch
+
+    found = leaf[1]
+    if not isinstance(found, torch.Tensor):
+        return found is not None
+    with contextlib.suppress(Exception):
+        return not bool(found.detach().isnan().all())  # of no elements, all are
+    return True

@@ -1,0 +1,204 @@
+"""The places where state can be: how what is there is kept, compared and put back."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.errors import WorkloadError
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_KEPT = 2**28
+"""Bytes of parameters whose values are kept: a write to one beyond them is noticed, and cannot be put back."""
+MISSING = object()
+"""What stands for a name that is not bound, and for the value of what is not compared by one."""
+_ITERATORS = (itertools.count, itertools.cycle, itertools.repeat)
+"""Iterators that nothing sets, and that are put back by a copy in their place."""
+
+
+class TensorPlace:
+    """A tensor: where and how it lies in memory, and its values once they are kept."""
+
+    def __init__(self, path: str, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._path = path
+        self._memory = tensor.detach()
+        self._version = _version(tensor)
+        self._values: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that it had."""
+        return self._memory.shape
+
+    def keep(self, parameters: int) -> int:
+        """Keep its values, unless it is a parameter of more bytes than `parameters`; return how many are left."""
+        import torch
+
+        left = parameters - self.tensor.nbytes if isinstance(self.tensor, torch.nn.Parameter) else parameters
+        if left < 0:
+            return parameters
+        self._values = trees.copy_of(self.tensor)
+        return left
+
+    def changed(self) -> bool:
+        """Whether it was moved, laid out anew, or has other values."""
+        return self._moved() or not self.equals(self.tensor)
+
+    def equals(self, other: torch.Tensor) -> bool:
+        """Whether another tensor has the values that were kept."""
+        if self._values is not None:
+            return trees.equal(other, self._values)
+        return other is self.tensor and _version(other) == self._version
+
+    def put_back(self) -> None:
+        """Give it its memory and its values.
+
+        Raises:
+            WorkloadError: the values were too many to be kept.
+        """
+        self.put_back_memory()
+        if self._values is None:
+            raise WorkloadError(
+                f"the call writes to parameter {self._path}, but the values of parameters are kept, to be put back, "
+                f"only up to {MAX_KEPT} bytes together: register it as a buffer"
+            )
+        import torch
+
+        with torch.inference_mode(torch.is_inference_mode_enabled() or self.tensor.is_inference()):
+            trees.write(self.tensor, self._values)
+
+    def put_back_memory(self) -> None:
+        """Give it its memory."""
+        if self._moved():
+            self.tensor.data = self._memory
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return its memory and the values that belong there, as `torch._foreach_copy_` takes them, or None."""
+        if self._values is None or not _is_strided(self._memory):
+            return None
+        return trees.base_of(self._memory), trees.base_of(self._values)
+
+    def _moved(self) -> bool:
+        now, then = self.tensor, self._memory
+        if now.is_nested:
+            return False
+        if now.layout is not then.layout or now.dtype is not then.dtype or now.shape != then.shape:
+            return True
+        return _is_strided(now) and (now.data_ptr(), now.stride()) != (then.data_ptr(), then.stride())
+
+
+class ContentPlace:
+    """Anything else that changes in place: what it holds, how that is read, and how it is written.
+
+    Args:
+        read: returns what it holds now, in a container of its own.
+        write: has it hold that again.
+    """
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self._read, self._write = read, write
+        self._kept = read()
+
+    def changed(self) -> bool:
+        """Whether it holds something else."""
+        return not holds_same(self._read(), self._kept)
+
+    def put_back(self) -> None:
+        """Have it hold what it held.
+
+        Raises:
+            WorkloadError: that went by and cannot come again; the message names it.
+        """
+        self._write(self._kept)
+
+
+Place = TensorPlace | ContentPlace
+
+
+def holds_same(one: Any, other: Any) -> bool:
+    """Whether two readings of a place hold the very same things, plain values by what they are."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is list or kind is tuple:
+        return len(one) == len(other) and all(map(holds_same, one, other))
+    if kind is dict:
+        return list(one) == list(other) and all(map(holds_same, one.values(), other.values()))
+    if kind in trees.PLAIN or kind in (bytes, frozenset, _Copied):
+        return bool(one == other or (one != one and other != other))  # NaN is the same
+    return False
+
+
+class ItemsPlace(ContentPlace):
+    """The items of a mapping, such as the attributes of an object, but those under some names."""
+
+    def __init__(self, items: Any, without: frozenset[str] = frozenset()) -> None:
+        def read() -> dict[Any, Any]:
+            return {key: _reading(value) for key, value in items.items() if key not in without}
+
+        def write(kept: dict[Any, Any]) -> None:
+            there = [key for key in items if key not in without]
+            is_ordered = [key for key in there if key in kept] == [key for key in kept if key in items]
+            for key in there:
+                if key not in kept or not is_ordered:
+                    del items[key]
+            for key, value in kept.items():
+                value = copy.copy(value.thing) if isinstance(value, _Copied) else value
+                if key not in items or items[key] is not value:
+                    items[key] = value
+
+        super().__init__(read, write)
+
+
+class SlotPlace(ContentPlace):
+    """What one name is bound to.
+
+    Args:
+        get: returns it, or raises where nothing is bound.
+        put: binds it to something, or to nothing where it is given `MISSING`.
+    """
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        def read() -> list[Any]:
+            try:
+                return [get()]
+            except (AttributeError, KeyError, ValueError):  # an object's, a mapping's, a cell's
+                return [MISSING]
+
+        super().__init__(read, lambda kept: put(kept[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A copy of an iterator, which is used up by nobody."""
+
+    thing: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Copied) and repr(self.thing) == repr(other.thing)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.thing))
+
+
+def _reading(value: Any) -> Any:
+    return _Copied(copy.copy(value)) if type(value) in _ITERATORS else value
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    import torch
+
+    return tensor.layout is torch.strided and not tensor.is_nested
