@@ -203,9 +203,14 @@ def _by(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Look:
 
 
 def _generator(path: str, thing: types.GeneratorType[Any, Any, Any]) -> Contents:
+    """Look at where a generator is: the instruction, what its variables hold, and the iterator that it yields from."""
+
     def read() -> tuple[Any, ...]:
-        frame = thing.gi_frame
-        return (None,) if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
+        frame, inner = thing.gi_frame, thing.gi_yieldfrom
+        if frame is None:
+            return (None,)
+        place = inner.__reduce__()[2:] if hasattr(inner, "__setstate__") else id(inner)
+        return (frame.f_lasti, repr(place), *map(id, frame.f_locals.values()))
 
     return Contents(read(), [ContentPlace(read, functools.partial(_refuse, path, "generator"))], [])
 
