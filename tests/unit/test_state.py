@@ -229,7 +229,7 @@ def test_changes_are_named_by_path() -> None:
     model["inner"](torch.zeros(()))
     given["cache"].h.add_(1)
     found = state.changes()
-    wanted = ["input [1]['cache'].h", "inner.kept", "inner.kept['a'][0].h", "inner.kept['a'][0].n", "inner.kept['b']"]
+    wanted = ["inner.kept", "inner.kept['a'][0].h", "inner.kept['a'][0].n", "inner.kept['b']", "input [1]['cache'].h"]
     assert sorted(found) == wanted
     del model["inner"].kept
     assert state.changes()["inner.kept['a'][0].n"] == GONE
