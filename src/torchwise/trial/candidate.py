@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchwise.errors import UnsupportedError
+from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.measure import profile_of
 from torchwise.plan import EAGER, Plan
 from torchwise.realize import Backend, Realized, realize
@@ -120,10 +119,15 @@ class _Tryout:
             return
         call, example = self._realized.call, self.arena.workload.examples[0].clone()
         compiled = [compiled_graphs()]
-        with kept_state(self.arena.workload.call) as state, suppress(Exception):  # as where a cache is full
-            for _ in range(SETTLED_AFTER):
-                call(*example.args, **example.kwargs)
-                compiled.append(compiled_graphs())
+        with kept_state(self.arena.workload.call) as state:
+            try:
+                for _ in range(SETTLED_AFTER):
+                    call(*example.args, **example.kwargs)
+                    compiled.append(compiled_graphs())
+            except StalePlanError as error:
+                raise UnsupportedError(f"a call changes what the plan holds for: {error}") from error
+            except Exception:  # as the model raises where a cache is full; verification holds the calls against its own
+                return
             changed = ", ".join(list(state.changes())[:MAX_NAMED]) or "its inputs"
         if len(compiled) > SETTLED_AFTER and compiled[-1] > compiled[-2] > compiled[-3]:
             raise UnsupportedError(f"every call compiles anew, for each changes what the code depends on: {changed}")

@@ -50,6 +50,7 @@ def observe(
     training: bool = False,
     under: AbstractContextManager[Any] | None = None,
     calls: int = 1,
+    may_end: bool = False,
 ) -> Observation:
     """Run `call` on a copy of `example` from `seed`, then put the model's state back as it was.
 
@@ -60,8 +61,8 @@ def observe(
         seed: of all of PyTorch's generators.
         training: whether to run a backward pass too, from `torchwise.workload.loss.loss_of` the outputs.
         under: a context for the calls themselves.
-        calls: successive calls to make, each of which goes on from the state that the one before it left. The second
-            and later ones may fail, as where a cache is full: that ends them.
+        calls: successive calls to make, each of which goes on from the state that the one before it left.
+        may_end: whether the second and later ones may fail, as where a cache is full, which ends them.
     """
     import torch
 
@@ -76,8 +77,8 @@ def observe(
                 with torch.enable_grad() if training else torch.no_grad():
                     outputs = call(*example.args, **example.kwargs)
                     gradients = _gradients(outputs, module, inputs) if training else []
-            except Exception:  # a model may raise anything; only what its first call raises is the caller's affair
-                if number == 0:
+            except Exception:  # a model may raise anything
+                if number == 0 or not may_end:
                     raise
                 break
             after = [*_buffers(module), *_moved(state, module, inputs, outputs)]

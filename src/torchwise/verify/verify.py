@@ -190,9 +190,11 @@ def _noise_is_matched(subject: Subject, example: Example) -> bool:
 
 
 def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int) -> Observation | None:
-    """Observe a call, or return None where it raises."""
+    """Observe a call, or several in a row where they keep state; return None where the first raises."""
+    original = subject.workload.call
     try:
-        return _observed(subject, call, example, seed, SUCCESSIVE if subject.stateful else 1)
+        calls = SUCCESSIVE if subject.stateful else 1
+        return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
     except Exception:  # eager may raise anything on a made-up draw or at another precision; the caller says which
         return None
 
