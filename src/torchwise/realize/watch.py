@@ -9,7 +9,7 @@ variables, and tensors that a function closes over.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -120,7 +120,8 @@ class ModuleWatch:
         self._places = places_of(self._module)
         self._seen = fingerprint(self._places)
         self._addresses = frozenset(self._seen[2]) if self._seen is not None else frozenset()
-        self._ties = _ties(self._places)
+        self._structure = _structure_of(self._module)
+        self._registered = _lying(self._module)
         self._unchanged = glance_at(self._module) if self._module is not None else lambda: True
 
     def changed(self) -> bool:
@@ -128,12 +129,13 @@ class ModuleWatch:
         return not self._unchanged() and (fingerprint(self._places) != self._seen or rebound(self._places))
 
     def restructured(self) -> bool:
-        """Whether more changed than where and how the memory of tensors lies."""
-        places = places_of(self._module)
-        now = fingerprint(places)
-        if now is None or self._seen is None or rebound(self._places) or _ties(places) != self._ties:
-            return True
-        return now[:2] != self._seen[:2] or len(now[2]) != len(self._seen[2])
+        """Whether more changed than plain attributes, and where and how the memory of tensors lies."""
+        return _structure_of(self._module) != self._structure
+
+    def replaced(self, *, buffers: bool) -> bool:
+        """Whether a parameter, or a buffer too, is another one or lies elsewhere than at the last look."""
+        now = _lying(self._module)
+        return now != self._registered if buffers else now[0] != self._registered[0]
 
     def versions(self) -> list[int | None]:
         """Count the writes in place to each tensor of the last look; None for one of inference mode, without a count.
@@ -159,10 +161,31 @@ class ModuleWatch:
         weakref.finalize(self, register_optimizer_step_post_hook(after_step).remove)
 
 
-def _ties(places: Places) -> list[int]:
-    """Return for each tensor the first place in which it hangs: another one where weights are tied otherwise."""
+def _structure_of(module: torch.nn.Module | None) -> list[object]:
+    """Describe what a module is made of, to compare: its parts by identity, class and mode, their hooks, which weights
+    and buffers there are, and which of these are one and the same.
+    """
+    parts = list(module.modules()) if module is not None else []
+    found: list[object] = [(id(part), type(part), part.training, *part._modules) for part in parts]
+    found += [tuple(map(id, hooks)) for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     first: dict[int, int] = {}
-    return [first.setdefault(id(holder[name]), place) for place, (holder, name) in enumerate(places.tensors)]
+    for place, (part, name, tensor) in enumerate(_registered(parts)):
+        tied = None if tensor is None else first.setdefault(id(tensor), place)
+        found.append((id(part), name, tied))
+    return found
+
+
+def _lying(module: torch.nn.Module | None) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Tell which parameters and which buffers there are, and where they lie."""
+    tensors = ([], []) if module is None else ([*module.parameters()], [*module.buffers()])
+    parameters, buffers = ([(id(t), _address(t)) for t in several] for several in tensors)
+    return parameters, buffers
+
+
+def _registered(parts: list[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor | None]]:
+    for part in parts:
+        for state in (part._parameters, part._buffers):
+            yield from ((part, name, tensor) for name, tensor in state.items())
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from torchwise.errors import StalePlanError, UnsupportedError, WorkloadError
 from torchwise.plan import Plan
-from torchwise.realize.attributes import Attributes
+from torchwise.realize.attributes import Attributes, as_original
 from torchwise.realize.glance import STANDARD
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
@@ -85,6 +85,7 @@ class DerivedWeights:
 
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
         self._original = module
+        self._plan = plan
         self._watch = ModuleWatch(module)
         self._versions = _versions_of(self._watch)  # before the copy: what is written meanwhile is copied again
         with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
@@ -161,15 +162,23 @@ class DerivedWeights:
         self._versions = []  # until all is copied, no other call may go by what is there
         self._watch.look()
         versions = _versions_of(self._watch)
-        with torch.no_grad():
-            for source, target in zip(_tensors(self._original), _tensors(self.copy), strict=True):
+        with torch.inference_mode(False), torch.no_grad():
+            for source, target in zip(self._original.parameters(), self.copy.parameters(), strict=True):
                 if source.shape != target.shape:
                     raise StalePlanError(f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}")
                 target.copy_(source)
-        for own, copied in zip(self._original.modules(), self.copy.modules(), strict=True):
-            vars(copied).update({k: v for k, v in vars(own).items() if isinstance(v, torch.Tensor)})
-        self._counted = self._counts()
+            for own, copied, name in self._buffers:
+                self._refresh_buffer(own[name], copied, name)
+        self._set.follow()
+        self._list_buffers()
         self._versions = versions
+
+    def _refresh_buffer(self, source: torch.Tensor | None, copied: dict[str, torch.Tensor | None], name: str) -> None:
+        target = copied[name]
+        if source is None or target is None or source.shape != target.shape or source.device != target.device:
+            copied[name] = None if source is None else _derive(source, self._plan)  # it grew, or shrank
+        else:
+            target.copy_(source)
 
 
 class Guard:
@@ -205,10 +214,14 @@ class Guard:
         return guard
 
     def _check(self) -> None:
-        if self._watch.changed():
-            raise StalePlanError("the model changed since the plan was made for it")
         if self._values and self._watch.versions() != self._versions:
             raise StalePlanError("the weights changed since they were frozen into the plan")
+        if not self._watch.changed():
+            return
+        if self._set is None or self._watch.restructured() or self._watch.replaced(buffers=self._values):
+            raise StalePlanError("the model changed since the plan was made for it")
+        self._set.follow()  # attributes and buffers, which what is compiled of the copy looks at by itself
+        self._watch.look()
 
     def _look(self) -> None:
         self._watch.look()
@@ -240,10 +253,8 @@ def _versions_of(watch: ModuleWatch) -> list[int | None]:
 
 
 def _like(kept: torch.Tensor | None, written: torch.Tensor | None) -> torch.Tensor | None:
-    """Copy what the model put in a buffer's place, in the dtype that the original has there."""
-    if written is None:
-        return None
-    return written.detach().to(written.dtype if kept is None else kept.dtype, copy=True)
+    """Copy what the model put in a buffer's place, in the dtype and layout that the original has there."""
+    return None if written is None else as_original(kept, written.detach().clone())
 
 
 def _count(tensor: torch.Tensor | None) -> int | None:

@@ -261,7 +261,10 @@ def _looks() -> list[tuple[Any, Look]]:
             torch.Generator,
             _by(lambda g: tuple(g.get_state().tolist()), lambda g, kept: g.set_state(torch.ByteTensor(kept))),
         ),
-        (random.Random, _by(lambda r: r.getstate(), lambda r, kept: r.setstate(kept))),
+        (
+            random.Random,
+            _by(lambda r: (pickle.dumps(r.getstate()),), lambda r, kept: r.setstate(pickle.loads(kept[0]))),
+        ),
         (numpy.random.Generator, _by(_bits, _set_bits)),
         (
             numpy.random.RandomState,

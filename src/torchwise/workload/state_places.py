@@ -123,19 +123,27 @@ Place = TensorPlace | ContentPlace
 
 
 def holds_same(one: Any, other: Any) -> bool:
-    """Whether two readings of a place hold the very same things, plain values by what they are."""
-    if one is other:
-        return True
+    """Whether two readings of a place hold the very same things, plain values by what they are.
+
+    What lies deeper is read in places of its own: two lists that hold the same are two lists.
+    """
     kind = type(one)
     if kind is not type(other):
         return False
     if kind is list or kind is tuple:
-        return len(one) == len(other) and all(map(holds_same, one, other))
+        return len(one) == len(other) and all(map(_is_same, one, other))
     if kind is dict:
-        return list(one) == list(other) and all(map(holds_same, one.values(), other.values()))
-    if kind in trees.PLAIN or kind in (bytes, frozenset, _Copied):
-        return bool(one == other or (one != one and other != other))  # NaN is the same
-    return False
+        return list(one) == list(other) and all(map(_is_same, one.values(), other.values()))
+    return _is_same(one, other)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other) or not (kind in trees.PLAIN or kind in (bytes, frozenset, _Copied)):
+        return False
+    return bool(one == other or (one != one and other != other))  # NaN is the same
 
 
 class ItemsPlace(ContentPlace):
