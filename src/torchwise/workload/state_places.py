@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import trees
+from torchwise.workload.layouts import size_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class TensorPlace:
         """Keep its values, unless it is a parameter of more bytes than `parameters`; return how many are left."""
         import torch
 
-        left = parameters - self.tensor.nbytes if isinstance(self.tensor, torch.nn.Parameter) else parameters
+        left = parameters - size_of(self.tensor) if isinstance(self.tensor, torch.nn.Parameter) else parameters
         if left < 0:
             return parameters
         self._values = trees.copy_of(self.tensor)
