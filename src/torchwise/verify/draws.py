@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchwise.workload import trees
 from torchwise.workload.layouts import is_strided
-from torchwise.workload.state import kept_buffers, kept_generators
+from torchwise.workload.state import kept_generators, kept_state
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _trial_of(workload: Workload) -> Callable[[Example], bool]:
     def takes(example: Example) -> bool:
         given = example.clone()
         device = "cuda" if any(tensor.is_cuda for tensor in given.tensors()) else "cpu"
-        kept = kept_buffers(None if step else workload.module)
+        kept = kept_state(None if step else call, given.args, given.kwargs)
         try:
             with kept_generators(device), kept, torch.set_grad_enabled(step is not None):
                 call(*given.args, **given.kwargs)
