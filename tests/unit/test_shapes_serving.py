@@ -290,8 +290,9 @@ def test_a_stale_decision_serves_nothing(net: Net) -> None:
 
 @torch.no_grad()
 def test_all_buckets_are_warmed_and_then_nothing_is_new(net: Net) -> None:
-    fast, heard, sizes = served(net), list[Warmed](), list[int]()
-    net.sizes = SimpleNamespace(append=sizes.append)  # type: ignore[assignment]  # a list's state would be put back
+    heard, sizes = list[Warmed](), list[int]()
+    net.sizes = SimpleNamespace(append=sizes.append, clear=sizes.clear)  # of a list, the state would be put back
+    fast = served(net)
     assert counts_of(fast).compiles is None
     warm_up(fast, heard.append)
     assert [(w.bucket, w.number, w.total) for w in heard] == [(8, 1, 2), (4, 2, 2)]
