@@ -115,9 +115,9 @@ class Workers:
         task = job.task.rpartition(":")[2]
         if task == "survey":
             return task, self.peaks
-        if task in ("inspect", "try"):  # of the search, too
+        if task in ("inspect", "check", "try"):  # of the search, too
             target = job.workload.target
-            answer = self.plain.get(target, an_inspection()) if task == "inspect" else CRASH
+            answer = CRASH if task == "try" else self.plain.get(target, an_inspection())
             return f"{task} {target}", answer
         target, name = job.job.workload.target, job.contender
         if task == "contend":

@@ -9,6 +9,7 @@
     │   ├── PlanError         an illegal or meaningless combination
     │   └── StorageError      the store cannot be opened, read or written
     ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
+    ├── InternalError         Torchwise fails where the model does not
     ├── UnsupportedError      this torch or machine lacks what a plan needs
     ├── StalePlanError        a plan no longer fits the live model
     └── RefusedPlanError      somebody's ruling permits no plan that is proven
@@ -60,6 +61,10 @@ class BaselineError(TorchwiseError):
     """The model, run plainly, fails on its own example inputs: there is nothing to compare with."""
 
     exit_code = 3
+
+
+class InternalError(TorchwiseError):
+    """Torchwise itself fails on a model that runs by itself: that is a fault of Torchwise, and not the model's."""
 
 
 class UnsupportedError(TorchwiseError):

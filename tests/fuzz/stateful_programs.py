@@ -218,7 +218,7 @@ def check_program(seed: int, plan: tw.Plan) -> str:
     with torch.no_grad():
         workload = Workload(model, (Example((torch.randn(shape), cache)),))
         fresh = copy.deepcopy(model)
-        once = run_plainly(workload, "inference", "cpu")
+        once = run_plainly(workload, "inference")
         moved = bool(once.moves)
         _check_that_it_is_not_random(workload)
         model = fresh

@@ -12,6 +12,7 @@ from torchwise import cli, errors
 from torchwise.errors import (
     BaselineError,
     InputError,
+    InternalError,
     PlanError,
     RefusedPlanError,
     StalePlanError,
@@ -32,6 +33,7 @@ EXIT_CODES = {
     PlanError: 2,
     StorageError: 2,
     BaselineError: 3,
+    InternalError: 1,
     UnsupportedError: 1,
     StalePlanError: 1,
     RefusedPlanError: 1,

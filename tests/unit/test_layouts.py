@@ -15,7 +15,7 @@ from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.trainee import Trainee
 from torchwise.workload import Example, Workload, layouts, trees
 from torchwise.workload.loss import loss_of
-from torchwise.workload.state import kept_buffers
+from torchwise.workload.state import kept_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated).*", "ignore::FutureWarning")
 
@@ -57,12 +57,12 @@ def test_a_large_sparse_matrix_is_compared_without_being_made_dense() -> None:
     assert layouts.size_of(matrix) == 2 * 2 * 8 + 2 * 4
 
 
-@pytest.mark.parametrize("name", sorted({*LAYOUTS} - {"nested"}))
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_buffer_is_put_back(name: str) -> None:
     module = torch.nn.Module()
     module.register_buffer("held", LAYOUTS[name](GRID))
     held = module.get_buffer("held")
-    with kept_buffers(module):
+    with kept_state(module):
         held.copy_(LAYOUTS[name](GRID * 2))
     assert module.get_buffer("held") is held
     assert trees.equal(held, LAYOUTS[name](GRID))

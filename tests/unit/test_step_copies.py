@@ -146,7 +146,7 @@ def test_a_loss_that_closes_over_what_cannot_be_copied_says_so() -> None:
 
     step = a_step(loss=lambda o, y: ce(o, y) + count())
     step(*batch())  # as written it runs
-    with pytest.raises(WorkloadError, match=r"count closes over 'numbers', and an object of type generator .* global"):
+    with pytest.raises(WorkloadError, match=r"count closes over 'numbers', which cannot be copied \(TypeE.*global"):
         step.copy()
 
 

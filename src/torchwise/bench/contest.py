@@ -15,6 +15,7 @@ from torchwise.realize import realize
 from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
 from torchwise.records.benchmark import Performance
 from torchwise.trial.arena import Arena, Calls
+from torchwise.trial.blame import judged
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.draws import draws
 from torchwise.verify.held import check_held
@@ -94,16 +95,17 @@ class _Ring:
         workload, job = self.arena.workload, self._contest.job
         if self._trainee is not None:
             return self._judge_step(self._trainee)
-        verdict = verify(
-            Subject(
-                workload,
-                _copying(call),
-                workload.call,
-                stochastic="stochastic" in job.traits,
-                training=self.arena.mode == "training",
-            ),
-            extra_draws=job.effort.extra_draws,
-            noise_budget_s=job.effort.noise_s,
+        eager = Subject(
+            workload,
+            workload.call,
+            workload.call,
+            stochastic="stochastic" in job.traits,
+            training=self.arena.mode == "training",
+        )
+        care = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
+        verdict = judged(
+            lambda: verify(replace(eager, candidate=_copying(call)), **care),  # type: ignore[arg-type]
+            lambda: verify(eager, **care),  # type: ignore[arg-type]
         )
         inputs = draws(workload, 1)
         held = check_held(call, workload.call, inputs[0], inputs[-1])

@@ -15,7 +15,7 @@ from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.job import Contest, Step, Survey
 from torchwise.bench.request import OURS, BenchRequest
-from torchwise.errors import BaselineError, InputError
+from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rivals_of
@@ -140,9 +140,9 @@ class _Loop:
         job = Job("inspect", workload, effort=EFFORTS[self._request.effort])
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
-        except (BaselineError, InputError) as error:  # this target cannot be run here; the others can
+        except (BaselineError, InputError, InternalError) as error:  # this target cannot be run here; the others can
             refused = isinstance(error, InputError)
-            reason = str(error) if refused else f"the plain model: {error}"
+            reason = f"the plain model: {error}" if isinstance(error, BaselineError) else str(error)
             for contender in contenders:
                 self._keep(Row(workload, contender.name, state=RowState.FAILED, reason=reason, refused=refused))
             return

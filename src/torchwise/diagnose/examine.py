@@ -16,12 +16,12 @@ from torchwise.diagnose.capturable import capturable
 from torchwise.diagnose.explain import Inquiry
 from torchwise.diagnose.findings.evidence import Evidence
 from torchwise.diagnose.kernels import PROFILED
-from torchwise.diagnose.observed import observe
+from torchwise.diagnose.observed import Observed, observe
 from torchwise.diagnose.prices import PairedPrices, profiles
 from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.trace import Artefact, Span, Trace
-from torchwise.errors import BaselineError, raised
+from torchwise.errors import InternalError, raised
 from torchwise.realize import realize
 from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.static_form import has_static_form
@@ -30,7 +30,8 @@ from torchwise.records.explanation import Execution, Explanation, Limits, ranked
 from torchwise.records.statistics import median_interval
 from torchwise.records.watched import Watched
 from torchwise.trial.arena import Arena, Calls
-from torchwise.trial.loading import refuse_step
+from torchwise.trial.blame import Instruments, check_plainly
+from torchwise.trial.loading import load, refuse_step
 from torchwise.verify.leaves import unread_note
 from torchwise.workload import Workload
 
@@ -63,7 +64,8 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         measurement = arena.measure(run, arena.eager)
         stage("profile")
         limits = kernels.measured_limits(arena.device, _dtype(arena.workload))
-        evidence = _look(inquiry, arena, run, compiled, measurement, limits)
+        instruments = Instruments(lambda: check_plainly(arena.workload))
+        evidence = _look(inquiry, arena, run, compiled, measurement, limits, instruments)
         prices = PairedPrices(arena, run, inquiry.budget_s, stage)
         found = findings.find(evidence, prices)
     files = write(compiled.artefacts, Path(inquiry.folder)) if inquiry.folder else {}
@@ -86,6 +88,7 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
             *measurement.notes,
             *compiled.watched.notes,
             *prices.notes,
+            *instruments.notes,
         ),
         seconds=time.perf_counter() - started,
         created_at=begun,
@@ -100,6 +103,7 @@ def _arena(inquiry: Inquiry) -> Arena:
     Raises:
         InputError: it cannot be loaded.
         BaselineError: it raises.
+        InternalError: Torchwise cannot run it, though it does not raise by itself.
     """
     from torchwise.errors import TorchwiseError
 
@@ -110,7 +114,8 @@ def _arena(inquiry: Inquiry) -> Arena:
     except TorchwiseError:
         raise
     except Exception as error:  # the user's model may raise anything
-        raise BaselineError(f"the model raised {raised(error)}") from error
+        check_plainly(load(inquiry.job))  # which raises where it is the model's own
+        raise InternalError(f"Torchwise failed, and not the model: {raised(error)}") from error
 
 
 def _compile(inquiry: Inquiry, arena: Arena) -> tuple[Calls, _Compiled]:
@@ -141,13 +146,23 @@ def _call(inquiry: Inquiry, arena: Arena) -> Callable[..., Any]:
 
 
 def _look(
-    inquiry: Inquiry, arena: Arena, run: Calls, compiled: _Compiled, measurement: Measurement, limits: Limits
+    inquiry: Inquiry,
+    arena: Arena,
+    run: Calls,
+    compiled: _Compiled,
+    measurement: Measurement,
+    limits: Limits,
+    instruments: Instruments,
 ) -> Evidence:
     """Watch one call of the plain model and a few of the run; the first example stands for all."""
     workload = arena.workload
-    observed = observe(arena.eager[0], arena.device)
+    observed = instruments.use("where the host waits", lambda: observe(arena.eager[0], arena.device), Observed())
     code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
-    profiled = kernels.profile(run[0], arena.device, limits, nbytes=bytes_of_kernels(code), work=observed.work)
+    profiled = instruments.use(
+        "where the time of a call goes",
+        lambda: kernels.profile(run[0], arena.device, limits, nbytes=bytes_of_kernels(code), work=observed.work),
+        kernels.Profiled(),
+    )
     call_s = measurement.candidate_time if len(run) == 1 else _timed(arena, run[0])
     execution = Execution(
         call_s,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchwise import environment
-from torchwise.errors import BaselineError, InputError
+from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.lock import commands
 from torchwise.lock.checked import Check, Checked, State
 from torchwise.lock.entry import Entry, is_same_hardware
@@ -105,6 +105,8 @@ class _Checks:
             trial = self._tried(replace(job, traits=inspection.traits), decision)
         except (InputError, BaselineError) as error:  # of this target: the others are checked all the same
             return _row(entry, State.UNKNOWN, str(error), "mend the target, and check again")
+        except InternalError as error:  # likewise
+            return _row(entry, State.UNKNOWN, str(error), "report it, and check again")
         if not trial.is_proven:
             return _row(entry, State.LOST if trial.failure else State.WRONG, trial.reason, commands.from_scratch(entry))
         if self._request.measure:

@@ -45,7 +45,7 @@ def profile_of(call: Callable[[], Any], device: str) -> Profile:
             if device == "cuda":
                 torch.cuda.synchronize()
         events = profiler.key_averages()
-    except RuntimeError:  # another profiler is attached, or the machine's tracing library is missing
+    except Exception:  # another profiler is attached, the tracing library is missing, or the call does not stand it
         return Profile({}, None)
     return Profile(_shares(events, device), _busy_s(events) if device == "cuda" else None)
 

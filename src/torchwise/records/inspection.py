@@ -14,13 +14,14 @@ class StepWork:
     Attributes:
         samples: rows of the batch.
         tokens: elements of the batch where it holds whole numbers; None where it does not.
-        flops: floating-point operations of its matrix products and convolutions, forward and backward.
+        flops: floating-point operations of its matrix products and convolutions, forward and backward; None where they
+            could not be counted.
         peak_flops: such operations a second that this device does at its best, at the step's own precision.
     """
 
     samples: int
     tokens: int | None
-    flops: float
+    flops: float | None
     peak_flops: float | None = None
 
 

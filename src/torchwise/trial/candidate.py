@@ -15,6 +15,7 @@ from torchwise.realize.backends.inductor import compiled_graphs
 from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena, Calls
+from torchwise.trial.blame import judged
 from torchwise.trial.job import Attempt, Job
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.trainee import Maker, Trainee
@@ -148,8 +149,12 @@ class _Tryout:
             self.arena.mode == "training",
             "stateful" in self._job.traits,
         )
+        plain = replace(subject, candidate=workload.call, floor=workload.call, precision="native", reproducible=None)
         effort = self._job.effort
-        return verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
+        return judged(
+            lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
+            lambda: verify(plain, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
+        )
 
     def _step_verdict(self, trainee: Trainee, stage: Callable[[str], None]) -> Verdict:
         plan, effort = self._job.plan, self._job.effort
@@ -160,7 +165,16 @@ class _Tryout:
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
         stochastic = "stochastic" in self._job.traits
         subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic)
-        return verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s, tell=stage)
+
+        def verify_eager() -> Verdict:
+            eager = Trainee(self.arena.workload.step)  # type: ignore[arg-type]
+            as_written = replace(subject, candidate=eager, make=lambda copy: copy, floor=None, precision="native")
+            return verify_step(as_written, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
+
+        return judged(
+            lambda: verify_step(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s, tell=stage),
+            verify_eager,
+        )
 
     def _reproducible(self) -> Callable[..., Any] | None:
         """Return the candidate drawing eager's own random numbers, where that is possible."""

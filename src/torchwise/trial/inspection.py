@@ -16,6 +16,7 @@ from torchwise.realize.transforms.patch_matmul import has_patches
 from torchwise.realize.transforms.static_form import has_static_form
 from torchwise.realize.transforms.structure_of_arrays import reads_across
 from torchwise.records import Inspection
+from torchwise.trial.blame import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
 from torchwise.trial.plain_call import PlainCall, run_plainly
@@ -57,24 +58,29 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     model = job.structure or structure(workload.call)
     named = job.identity_of(identity(workload, mode, model))
     stage("run eager")
+    instruments = Instruments(lambda: check_plainly(workload))
     with torch.set_grad_enabled(mode == "training"):
-        seen_once = run_plainly(workload, mode, job.workload.device)
+        seen_once = run_plainly(workload, mode)
         taken, how = (workload.step.copy(), "inference") if workload.step else (workload.call, mode)
         restores = seen_once.writes or bool(seen_once.moves)
         original = None if workload.step else workload.call
         calls = [runner(taken, e, how, original=original, restores=restores) for e in workload.examples]
         first = sum(clock.once(call) for call in calls)
         steady = sum(min(clock.once(call) for _ in range(2)) for call in calls)
-        stochastic, unsteady = _is_stochastic(workload, calls[0])
-        speaks = any(prints(call) for call in calls)
+        stage("look")
+        stochastic, unsteady = instruments.use(
+            "whether it draws random numbers", lambda: _is_stochastic(workload, calls[0]), (False, False)
+        )
+        speaks = instruments.use("whether it prints", lambda: any(prints(call) for call in calls), False)
         seen, counted = _watched(calls[0])
         counts = [counted, *(_watched(call)[1] for call in calls[1:])]
-        work = work_of(workload, calls[0]) if workload.step else None
+        work = work_of(workload, calls[0], instruments) if workload.step else None
         stage("measure")
         mix = mix_of(calls, workload)
         measurement = measure_pair(mix, mix, clock, Precision(job.effort.half_width, job.effort.measure_s))
-        profile = profile_of(calls[0], job.workload.device)
         memory = peak_memory(calls[0], job.workload.device)
+        stage("profile")
+        profile = profile_of(calls[0], job.workload.device)
     shares = dict(profile.shares)
     if profile.busy_s is not None:
         shares["launch"] = min(max(1 - profile.busy_s / measurement.baseline_time.mid, 0.0), 1.0)
@@ -85,8 +91,8 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         inputs=tuple(describe_example(example) for example in workload.examples),
         traits=_compatible(
             seen.union(
-                _traits(workload, shares, seen_once, stochastic=stochastic),
-                step_traits(workload),
+                _traits(workload, shares, seen_once, instruments, stochastic=stochastic),
+                instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 ["prints"] if speaks else [],
             )
         ),
@@ -95,7 +101,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         peak_memory=memory,
         shares=shares,
         operators=None if None in counts else max(count for count in counts if count is not None),
-        notes=tuple(_notes(workload, mode, seen_once, stochastic=stochastic, unsteady=unsteady)),
+        notes=(*_notes(workload, mode, seen_once, stochastic=stochastic, unsteady=unsteady), *instruments.notes),
         work=work,
     )
 
@@ -208,8 +214,13 @@ def _form(arguments: Any) -> str:
     return repr([form(leaf) for _, leaf in trees.named_leaves(arguments)])
 
 
-def _traits(workload: Workload, shares: dict[str, float], once: PlainCall, *, stochastic: bool) -> list[str]:
+def _traits(
+    workload: Workload, shares: dict[str, float], once: PlainCall, instruments: Instruments, *, stochastic: bool
+) -> list[str]:
     import torch
+
+    def has(what: str, look: Callable[[Any], Any]) -> bool:
+        return instruments.use(f"whether it has {what}", lambda: bool(look(module)), False)
 
     module = workload.module
     tensors = [t for example in workload.examples for t in example.tensors()]
@@ -221,11 +232,11 @@ def _traits(workload: Workload, shares: dict[str, float], once: PlainCall, *, st
         "float32": any(t.dtype is torch.float32 for t in tensors) and not (workload.step and workload.step.autocast),
         "gemm": shares.get("gemm", 1.0) > SIGNIFICANT,
         "conv": dims4 and shares.get("conv", 1.0) > SIGNIFICANT,
-        "repeated_blocks": module is not None and bool(repeated_blocks(module)),
-        "rnn": module is not None and has_rnn(module),
-        "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has_patches(module),
+        "repeated_blocks": module is not None and has("repeated blocks", repeated_blocks),
+        "rnn": module is not None and has("an RNN", has_rnn),
+        "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
         "dependent_launch": any(t.is_cuda for t in tensors) and _launches_early(),
-        "static_form": has_static_form(workload.call),
+        "static_form": has("a static form", lambda _: has_static_form(workload.call)),
         "several_shapes": once.grows or len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,
         "writes_inputs": once.writes,

@@ -11,7 +11,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Measurement, Verdict
 from torchwise.workload import WorkloadSpec
 
-Task = Literal["inspect", "try", "warm", "duel"]
+Task = Literal["inspect", "check", "try", "warm", "duel"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchwise.errors import BaselineError, WorkloadError
-from torchwise.realize.capture.obstacle import place_of
+from torchwise.errors import BaselineError, InternalError, WorkloadError, raised
+from torchwise.trial.blame import call_plainly, raised_by_model
 from torchwise.trial.loading import runner
+from torchwise.verify.leaves import leaves_of
 from torchwise.workload import Example, Workload, trees
 from torchwise.workload.identity import describe_example
+from torchwise.workload.loss import loss_of
 from torchwise.workload.state import State
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -35,40 +37,54 @@ class PlainCall:
     grows: bool
 
 
-def run_plainly(workload: Workload, mode: str, device: str) -> PlainCall:
+def run_plainly(workload: Workload, mode: str) -> PlainCall:
     """Run the model once on each example, and see what that changes; what is changed is put back.
 
     Raises:
         BaselineError: it raises.
-        WorkloadError: it changes what cannot be put back.
+        WorkloadError: it changes what cannot be put back; or it is to be trained, and the loss that stands in for its
+            own has no backward pass.
     """
-    import torch
-
     writes = answers = grows = False
     moves: dict[str, None] = {}
     call = workload.step.copy() if workload.step else workload.call
     for example in workload.examples:
         given = example.clone()
         state = State.of(None if workload.step else call, given.args, given.kwargs)
-        try:
-            answers |= any(map(_tells, trees.named_leaves(call(*given.args, **given.kwargs))))
-            if device == "cuda":
-                torch.cuda.synchronize()
-            pairs = zip(given.tensors(), example.tensors(), strict=False)
-            writes |= any(not trees.equal(now, then) for now, then in pairs)
-            moved, has_grown = _moves_on(workload, call, given, state)
-            grows |= has_grown
-            if mode == "training" and workload.step is None:
-                runner(call, example, mode, original=call, restores=True)()
-        except WorkloadError:
-            raise
-        except Exception as error:  # the user's model may raise anything
-            place = place_of(error)
-            raised = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-            given_to = describe_example(example) or "none"
-            raise BaselineError(f"the model raised {raised}; its inputs were {given_to}") from error
+        answer = _answer(workload, call, given, example)
+        answers |= any(map(_tells, leaves_of(answer).named))
+        pairs = zip(given.tensors(), example.tensors(), strict=False)
+        writes |= any(not trees.equal(now, then) for now, then in pairs)
+        moved, has_grown = _moves_on(workload, call, given, state)
+        grows |= has_grown
+        if mode == "training" and workload.step is None:
+            _check_trains(call, answer, example)
         moves |= moved
     return PlainCall(writes, answers, tuple(moves), grows)
+
+
+def _answer(workload: Workload, call: Callable[..., Any], given: Example, example: Example) -> Any:
+    try:
+        return call_plainly(call, given)
+    except BaselineError as error:
+        if workload.step is None:
+            raise
+        call_plainly(workload.step, example.clone())  # which raises where it is the step's own error
+        raise InternalError(f"a copy of the training step fails where the step itself does not: {error}") from error
+
+
+def _check_trains(call: Callable[..., Any], answer: Any, example: Example) -> None:
+    try:
+        runner(call, example, "training", original=call, restores=True)()
+    except WorkloadError:
+        raise
+    except Exception as error:  # the user's model may raise anything, and so may what stands in for its loss
+        if loss_of(answer) is answer:  # the model's own
+            raise raised_by_model(error, example) from error
+        raise WorkloadError(
+            f"the model runs, but the backward pass of the mean square of its outputs raised {raised(error)} (its "
+            f"inputs were {describe_example(example) or 'none'}): give a torchwise.TrainStep with its loss"
+        ) from error
 
 
 def _moves_on(

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from torchwise.measure import turns
 from torchwise.measure.peaks import matrix_rate
 from torchwise.realize.optimizer import forms_open
 from torchwise.records import StepWork
+from torchwise.trial.blame import Instruments
 from torchwise.workload import Workload, trees
 from torchwise.workload.step import TrainStep
 
@@ -41,7 +43,7 @@ def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
             yield f"divisible_by_{count}"
 
 
-def work_of(workload: Workload, call: Callable[[], Any]) -> StepWork:
+def work_of(workload: Workload, call: Callable[[], Any], instruments: Instruments) -> StepWork:
     """Return what one step works on and computes; the first example stands for all.
 
     Samples are the rows of the batch, tokens its elements where the first tensor holds whole numbers in two dimensions.
@@ -51,9 +53,7 @@ def work_of(workload: Workload, call: Callable[[], Any]) -> StepWork:
     first = next(iter(trees.tensors(workload.examples[0].args)), None)
     rows = int(first.shape[0]) if first is not None and first.dim() else 1
     is_text = first is not None and first.dim() == 2 and not first.is_floating_point()
-    counter = FlopCounterMode(display=False)
-    with counter:
-        call()
+    flops = instruments.use("how many FLOPs a step takes", lambda: flops_of(call), None)
     assert workload.step is not None
     parameters = workload.step.trained()
     dtype = workload.step.autocast or next((p.dtype for p in parameters), torch.float32)
@@ -63,6 +63,31 @@ def work_of(workload: Workload, call: Callable[[], Any]) -> StepWork:
     return StepWork(
         samples=rows,
         tokens=int(first.numel()) if is_text and first is not None else None,
-        flops=float(counter.get_total_flops()),
+        flops=flops,
         peak_flops=peak,
     )
+
+
+def flops_of(call: Callable[[], Any]) -> float:
+    """Run `call` once, and count the floating-point operations of its matrix products and convolutions."""
+    counter = _Counter()
+    with counter:
+        call()
+    return counter.flops
+
+
+class _Counter(TorchDispatchMode):
+    """Counts as `FlopCounterMode` does, without its hooks on modules: those do not stand gradients taken in a call."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        count = flop_registry.get(getattr(func, "overloadpacket", func))
+        if count is not None:
+            self.flops += float(count(*args, **(kwargs or {}), out_val=found))
+        return found

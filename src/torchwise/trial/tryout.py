@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
-from torchwise.errors import BaselineError
 from torchwise.plan import Plan
 from torchwise.records import (
     Costs,
@@ -23,6 +22,7 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.measurement import HELD_UP
+from torchwise.trial.blame import blamed
 from torchwise.trial.job import Attempt, Job
 from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.spent import Spent
@@ -37,17 +37,12 @@ def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnS
     Raises:
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model raises, dies, hangs or runs out of memory.
+        InternalError: Torchwise fails when it looks at it, and the plain model does not.
     """
     answer = launcher.run(job, limits, on_stage)
     if isinstance(answer, Failure):
-        raise baseline_error(answer)
+        raise blamed(answer, lambda: launcher.run(replace(job, task="check"), limits, on_stage))
     return codec.from_json(answer, Inspection)
-
-
-def baseline_error(failure: Failure) -> BaselineError:
-    """Return what to raise where the plain model ended a worker."""
-    detail = f"\n{failure.traceback}" if failure.traceback else ""
-    return BaselineError(f"the model itself, run plainly, {failure}{detail}")
 
 
 def try_plan(

@@ -30,6 +30,7 @@ TELL_WHERE = signal.SIGUSR1
 """Has a worker write what each of its threads is doing to its log, even where it hangs outside Python."""
 TASKS = {
     "inspect": "torchwise.trial.inspection:inspect",
+    "check": "torchwise.trial.blame:check",
     "try": "torchwise.trial.candidate:attempt",
     "warm": "torchwise.trial.candidate:start_warm",
     "duel": "torchwise.trial.candidate:duel",

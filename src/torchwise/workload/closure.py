@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
+import gc
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torchwise.errors import WorkloadError
-from torchwise.workload.copying import deep_copy
+
+_ATOMS = (bool, int, float, complex, str, bytes, range, types.NoneType, types.EllipsisType, types.BuiltinFunctionType)
+"""Types that hold nothing which a copy would not share."""
 
 
 def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
-    """Return a function that closes over copies, as `deep_copy` makes them of all else; any other thing as it is.
+    """Return a function that closes over copies, as `copy.deepcopy` makes them of all else; any other thing as it is.
 
     Args:
         thing: perhaps a function.
@@ -30,23 +35,64 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
         thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__
     ):
         return thing
-    if id(thing) in memo:
-        return memo[id(thing)]
+    if (known := dict.get(memo, id(thing))) is not None:  # and not what a `Memo` would make, which calls this
+        return known
     cells = tuple(types.CellType() for _ in thing.__closure__ or ())
     copied = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, None, cells)
     memo[id(thing)] = copied  # first, for a function may close over itself
+    memo[id(copied)] = copied  # which is not to be copied again
     # Whoever looks for what a function wraps, as Dynamo does, finds that of the copy.
     vars(copied).update({name: with_copied_closure(value, memo) for name, value in vars(thing).items()})
     copied.__qualname__, copied.__module__, copied.__doc__ = thing.__qualname__, thing.__module__, thing.__doc__
-    copied.__defaults__ = tuple(_copied(value, memo) for value in thing.__defaults__ or ()) or None
-    copied.__kwdefaults__ = {k: _copied(v, memo) for k, v in (thing.__kwdefaults__ or {}).items()} or None
+    copied.__defaults__ = tuple(closed_copy(value, memo) for value in thing.__defaults__ or ()) or None
+    copied.__kwdefaults__ = {k: closed_copy(v, memo) for k, v in (thing.__kwdefaults__ or {}).items()} or None
     for name, cell, held in zip(thing.__code__.co_freevars, cells, thing.__closure__ or (), strict=True):
         for content in _content(held):
             try:
-                cell.cell_contents = _copied(content, memo)
-            except WorkloadError as error:
-                raise WorkloadError(f"{thing.__qualname__} closes over {name!r}, and {error}") from error
+                cell.cell_contents = closed_copy(content, memo)
+            except WorkloadError:
+                raise
+            except Exception as error:  # objects of any kind copy themselves in their own way
+                raise WorkloadError(
+                    f"{thing.__qualname__} closes over {name!r}, which cannot be copied ({type(error).__name__}: "
+                    f"{error}): reach it by a global name"
+                ) from error
     return copied
+
+
+def closes_over_state(function: types.FunctionType, opaque: tuple[type, ...]) -> bool:
+    """Whether a function closes over what a deep copy copies; what it finds by global names does not count.
+
+    PyTorch's own functions, such as compiled ones, hold machinery, and are not looked into.
+
+    Args:
+        function: any.
+        opaque: types of objects that do not count either.
+    """
+    if function.__code__.co_filename.startswith(_torchs_own()):
+        return False
+    waiting: list[Any] = [function]
+    seen = set[int]()
+    while waiting:
+        found = waiting.pop()
+        kind = type(found)
+        if id(found) in seen or issubclass(kind, (*_ATOMS, *opaque)):
+            continue
+        seen.add(id(found))
+        if kind is types.FunctionType:
+            waiting += [found.__closure__, found.__defaults__, *(found.__kwdefaults__ or {}).values()]
+        elif kind in (tuple, frozenset, types.CellType):
+            waiting += gc.get_referents(found)
+        else:
+            return True
+    return False
+
+
+@functools.cache
+def _torchs_own() -> str:
+    import torch
+
+    return str(Path(torch.__file__).parent)
 
 
 def functions_of(thing: Any) -> Iterator[types.FunctionType]:
@@ -85,7 +131,12 @@ def _content(cell: types.CellType) -> list[Any]:
         return []
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def closed_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy, with the closures of functions that are handed on in it.
+
+    Raises:
+        WorkloadError: a function closes over what cannot be copied.
+    """
     if isinstance(value, types.FunctionType):
         return with_copied_closure(value, memo)
-    return with_copied_closure(deep_copy(value, memo), memo)
+    return with_copied_closure(copy.deepcopy(value, memo), memo)

@@ -16,7 +16,8 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import TorchwiseError, WorkloadError
-from torchwise.workload import trees
+from torchwise.workload.closure import closes_over_state, with_copied_closure
+from torchwise.workload.tensor_copies import TensorCopies, gradient_of, is_plain_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,6 @@ _SHARED = (types.ModuleType, contextvars.ContextVar, logging.Logger, logging.Han
 """Types whose objects stand in a copy, too: they cannot be copied, and are no state of a model."""
 _CLOSED = (type, types.CodeType, types.FrameType, types.TracebackType, types.GeneratorType, types.CoroutineType)
 """Types that are not looked into, as a deep copy does not look into them either."""
-_ALIGNED = 16
-"""Bytes of the largest element: a copy of memory begins at a multiple of it."""
 
 
 def deep_copy(
@@ -91,7 +90,7 @@ class Memo(dict[int, Any]):
         self._keep = (*_SHARED, *_shared_of_torch(), *keep)
         self._seen: dict[int, Any] = {}  # which also holds them, or another object could get the id of one
         self._ways: dict[int, Callable[[Any], Any]] = {}
-        self._tensors = _Tensors(convert)
+        self._tensors = TensorCopies(convert)
 
     def look_through(self, thing: Any) -> None:
         """Find the objects that are copied in a way of our own."""
@@ -117,7 +116,10 @@ class Memo(dict[int, Any]):
     def __missing__(self, key: int) -> Any:
         if key not in self._ways:
             raise KeyError(key)
-        self[key] = made = self._ways[key](self._seen[key])
+        made = self._ways[key](self._seen[key])
+        if made is self._seen[key]:
+            return made
+        self[key] = made
         if self._ways[key] == self._tensors.copy:
             self._copy_attributes(self._seen[key], made)
         return made
@@ -125,7 +127,7 @@ class Memo(dict[int, Any]):
     def _way_of(self, found: Any) -> Callable[[Any], Any] | None:
         import torch
 
-        kind = type(found)  # and not its `__class__`, by which a proxy says that it is something else
+        kind: type = type(found)  # and not its `__class__`, by which a proxy says that it is something else
         special = {weakref.ref: self._reference, threading.local: self._local, types.MappingProxyType: self._proxy}
         if kind in special:
             return special[kind]
@@ -136,12 +138,24 @@ class Memo(dict[int, Any]):
             return self._tensors.copy
         if issubclass(kind, torch.Generator):
             return _generator
+        if kind is types.FunctionType and closes_over_state(found, (*self._keep, *_CLOSED)):
+            return self._function
         return _LOCKS.get(kind)
 
     def _reference(self, reference: Any) -> Any:
         """Refer to the copy of what is copied, and to what it is otherwise."""
         target = reference()
         return weakref.ref(copy.deepcopy(target, self)) if id(target) in self._seen else reference
+
+    def _function(self, function: Any) -> Any:
+        """Copy a function with what it closes over; one that closes over what cannot be copied is shared."""
+        before = len(self)
+        try:
+            return with_copied_closure(function, self)
+        except Exception:  # objects of any kind copy themselves in their own way
+            while len(self) > before:  # what is half made
+                self.popitem()
+            return function
 
     def _local(self, local: Any) -> Any:
         made = threading.local()
@@ -154,106 +168,8 @@ class Memo(dict[int, Any]):
     def _copy_attributes(self, tensor: torch.Tensor, made: torch.Tensor) -> None:
         if is_plain_tensor(tensor):  # others bring theirs along
             vars(made).update(copy.deepcopy(vars(tensor), self))
-        if gradient := _gradient_of(tensor):
+        if gradient := gradient_of(tensor):
             made.grad = copy.deepcopy(gradient[0], self)
-
-
-class _Tensors:
-    """Copies tensors, and memory that several of them lie in but once."""
-
-    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-        self._convert = convert
-        self._ends: dict[tuple[int, Any], tuple[int, int]] = {}
-        self._memory: dict[tuple[int, Any], torch.Tensor] = {}
-
-    def add(self, tensor: torch.Tensor) -> None:
-        """Hear of a tensor that may be asked for: the memory that it lies in is copied as far as all of them reach."""
-        if place := self._place_of(tensor):
-            start, end = _span(tensor)
-            known = self._ends.get(place, (start, end))
-            self._ends[place] = min(start, known[0]), max(end, known[1])
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy it; what a graph led to becomes a value without one."""
-        import torch
-
-        with torch.no_grad():
-            place = self._place_of(tensor)
-            made = self._in_memory(tensor, place) if place else self._by_itself(tensor)
-            if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=False)
-            needs = tensor.requires_grad and tensor.is_leaf and (made.is_floating_point() or made.is_complex())
-            return made.requires_grad_(needs) if made.requires_grad is not needs else made
-
-    def _place_of(self, tensor: torch.Tensor) -> tuple[int, Any] | None:
-        """Name the memory that a tensor lies in; None where it has none of the usual kind, or holds its own negative.
-
-        Where tensors are converted, those of one dtype have theirs.
-        """
-        import torch
-
-        if not is_plain_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_nested:
-            return None
-        if tensor.is_quantized or tensor.is_neg() or not tensor.numel():
-            return None
-        address = tensor.untyped_storage().data_ptr()  # none on "meta"
-        return (address, tensor.dtype if self._convert else None) if address else None
-
-    def _by_itself(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        if is_plain_tensor(tensor) or tensor.is_nested or not tensor.is_leaf:
-            made = trees.copy_of(tensor)
-        else:  # a class of its own, which knows how
-            made = tensor.__deepcopy__({})
-        if self._convert is None or torch.nn.parameter.is_lazy(made):
-            return made
-        if torch.nn.Parameter not in type(made).__mro__:
-            return self._convert(made)
-        made.data = self._convert(made.data)  # so that it stays of its class
-        return made
-
-    def _in_memory(self, tensor: torch.Tensor, place: tuple[int, Any]) -> torch.Tensor:
-        start, _ = self._ends[place]
-        if place not in self._memory:
-            self._memory[place] = self._copied(tensor, *self._ends[place])
-        memory = self._memory[place]
-        made = (memory if self._convert else tensor.detach()).new_empty(0)
-        offset = tensor.storage_offset() - start // tensor.element_size()
-        made = made.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
-        return made.conj() if tensor.is_conj() else made
-
-    def _copied(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Copy bytes of the memory that a tensor lies in: as bytes, or in its dtype where it is converted."""
-        import torch
-
-        size = tensor.element_size() if self._convert else 1
-        alias = tensor.detach().new_empty(0) if self._convert else tensor.new_empty(0, dtype=torch.uint8)
-        alias.set_(tensor.untyped_storage(), start // size, ((end - start) // size,), (1,))
-        return self._convert(alias.clone()) if self._convert else alias.clone()
-
-
-def is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """Whether it is a tensor or a parameter, and of no class that somebody derived."""
-    import torch
-
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first and last byte that a tensor reaches in its memory."""
-    size = tensor.element_size()
-    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = int(tensor.storage_offset()) * size
-    return start - start % _ALIGNED, start + (last + 1) * size
-
-
-def _gradient_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the gradient that a copy keeps: none of a parameter's, as `copy.deepcopy` has it."""
-    import torch
-
-    keeps = tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None
-    return [tensor.grad] if keeps else []  # type: ignore[list-item]
 
 
 def _held_by(found: Any) -> list[Any]:
@@ -263,7 +179,7 @@ def _held_by(found: Any) -> list[Any]:
     if issubclass(type(found), _CLOSED):
         return []
     if issubclass(type(found), torch.Tensor):
-        return [*vars(found).values(), *_gradient_of(found)]
+        return [*vars(found).values(), *gradient_of(found)]
     if type(found) is types.FunctionType:  # and not all that it sees by global names
         return [*(found.__closure__ or ()), found.__defaults__, found.__kwdefaults__, vars(found)]
     return gc.get_referents(found)

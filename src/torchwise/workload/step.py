@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwise.errors import WorkloadError
 from torchwise.workload import trees
-from torchwise.workload.closure import with_copied_closure
+from torchwise.workload.closure import closed_copy
 from torchwise.workload.copying import Memo, deep_copy
 from torchwise.workload.step_check import check, check_inputs, check_loss
 from torchwise.workload.step_state import (
@@ -281,8 +281,8 @@ class TrainStep:
         check_loss(self)
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        state = copy.deepcopy(self.__getstate__(), memo)
-        copied.__setstate__({**state, "loss": with_copied_closure(state["loss"], memo)})
+        loss = closed_copy(self.loss, memo)  # first, and where that cannot be it is said
+        copied.__setstate__({**copy.deepcopy(self.__getstate__(), memo), "loss": loss})
         return copied
 
     def __getstate__(self) -> dict[str, Any]:

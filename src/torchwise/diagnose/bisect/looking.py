@@ -14,7 +14,7 @@ from torchwise.plan import Plan
 from torchwise.records import Failure, FailureKind, codec
 from torchwise.records.bisection import Sighting, Stage, Step, Symptom
 from torchwise.trial import Job, Launcher, Limits
-from torchwise.trial.tryout import baseline_error
+from torchwise.trial.blame import blamed
 
 PATIENCE = 3.0
 """Times the longest look that ended, after which a look for a known hang is given up."""
@@ -158,12 +158,13 @@ def _seen(failure: Failure) -> Seen:
 
     Raises:
         BaselineError: it ended before what is looked at ran.
+        InternalError: likewise, and the model is not to blame.
         UnsupportedError: this torch lacks what the look needs.
     """
     if failure.kind is FailureKind.UNSUPPORTED:
         raise UnsupportedError(failure.message)
     if failure.stage in BEFORE:
-        raise baseline_error(failure)
+        raise blamed(failure)
     if failure.kind is FailureKind.TIMED_OUT:
         return Seen(Sighting(Symptom.HANG, failure.message))
     return Seen(Sighting(Symptom.CRASH, str(failure), _kind(failure)))

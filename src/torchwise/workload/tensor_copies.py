@@ -1,0 +1,112 @@
+"""Copies of tensors, of whatever layout, that share memory where their originals do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+_ALIGNED = 16
+"""Bytes of the largest element: a copy of memory begins at a multiple of it."""
+
+
+class TensorCopies:
+    """Copies tensors, and memory that several of them lie in but once."""
+
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+        self._convert = convert
+        self._ends: dict[tuple[int, Any], tuple[int, int]] = {}
+        self._memory: dict[tuple[int, Any], torch.Tensor] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Hear of a tensor that may be asked for: the memory that it lies in is copied as far as all of them reach."""
+        if place := self._place_of(tensor):
+            start, end = _span(tensor)
+            known = self._ends.get(place, (start, end))
+            self._ends[place] = min(start, known[0]), max(end, known[1])
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy it; what a graph led to becomes a value without one."""
+        import torch
+
+        with torch.no_grad():
+            place = self._place_of(tensor)
+            made = self._in_memory(tensor, place) if place else self._by_itself(tensor)
+            if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=False)
+            needs = tensor.requires_grad and tensor.is_leaf and (made.is_floating_point() or made.is_complex())
+            return made.requires_grad_(needs) if made.requires_grad is not needs else made
+
+    def _place_of(self, tensor: torch.Tensor) -> tuple[int, Any] | None:
+        """Name the memory that a tensor lies in; None where it has none of the usual kind, or holds its own negative.
+
+        Where tensors are converted, those of one dtype have theirs.
+        """
+        import torch
+
+        if not is_plain_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+            return None
+        if tensor.is_quantized or tensor.is_neg() or not tensor.numel():
+            return None
+        address = tensor.untyped_storage().data_ptr()  # none on "meta"
+        return (address, tensor.dtype if self._convert else None) if address else None
+
+    def _by_itself(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if is_plain_tensor(tensor) or tensor.is_nested or not tensor.is_leaf:
+            made = trees.copy_of(tensor)
+        else:  # a class of its own, which knows how
+            made = tensor.__deepcopy__({})
+        if self._convert is None or torch.nn.parameter.is_lazy(made):
+            return made
+        if torch.nn.Parameter not in type(made).__mro__:
+            return self._convert(made)
+        made.data = self._convert(made.data)  # so that it stays of its class
+        return made
+
+    def _in_memory(self, tensor: torch.Tensor, place: tuple[int, Any]) -> torch.Tensor:
+        start, _ = self._ends[place]
+        if place not in self._memory:
+            self._memory[place] = self._copied(tensor, *self._ends[place])
+        memory = self._memory[place]
+        made = (memory if self._convert else tensor.detach()).new_empty(0)
+        offset = tensor.storage_offset() - start // tensor.element_size()
+        made = made.set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
+        return made.conj() if tensor.is_conj() else made
+
+    def _copied(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """Copy bytes of the memory that a tensor lies in: as bytes, or in its dtype where it is converted."""
+        import torch
+
+        size = tensor.element_size() if self._convert else 1
+        alias = tensor.detach().new_empty(0) if self._convert else tensor.new_empty(0, dtype=torch.uint8)
+        alias.set_(tensor.untyped_storage(), start // size, ((end - start) // size,), (1,))
+        return self._convert(alias.clone()) if self._convert else alias.clone()
+
+
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor or a parameter, and of no class that somebody derived."""
+    import torch
+
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first and last byte that a tensor reaches in its memory."""
+    size = tensor.element_size()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * size
+    return start - start % _ALIGNED, start + (last + 1) * size
+
+
+def gradient_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient that a copy keeps: none of a parameter's, as `copy.deepcopy` has it."""
+    import torch
+
+    keeps = tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None
+    return [tensor.grad] if keeps else []  # type: ignore[list-item]

@@ -1,0 +1,226 @@
+"""Valid programs are looked at whatever they do, and an error of ours is never put down to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
+from torchwise.plan import EAGER
+from torchwise.records import Failure, FailureKind, Inspection
+from torchwise.trial import Limits, blame, candidate, inspect_workload, inspection, training
+from torchwise.trial.inspection import inspect
+from torchwise.trial.job import Effort, Job
+from torchwise.trial.plain_call import run_plainly
+from torchwise.trial.training import flops_of
+from torchwise.workload import Workload, WorkloadSpec, target
+
+TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
+BRIEF = Effort(0.5, 0.02, extra_draws=1, noise_s=0.1)
+
+GRADIENTS = ["forces", "penalty", "functional", "equilibrium", "adjoint", "checkpointed", "reentrant"]
+LEFT = ["old_weight_norm", "old_spectral_norm", "new_spectral_norm", "stored_loss", "activation_hook"]
+LEFT += ["activation_closure", "patched_forward", "locked", "sparse", "twice"]
+
+
+@pytest.fixture(autouse=True)
+def _no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "matrix_rate", lambda *_: 1e9)
+
+
+def loaded(factory: str) -> Workload:
+    return target.load(f"{TARGETS}:{factory}", device="cpu")
+
+
+def job(factory: str, mode: str = "training", **how: Any) -> Job:
+    return Job("inspect", WorkloadSpec(f"{TARGETS}:{factory}", mode=mode, device="cpu"), effort=BRIEF, **how)  # type: ignore[arg-type]
+
+
+def looked_at(factory: str, mode: str = "training") -> Inspection:
+    return inspect(job(factory, mode), lambda _stage: None)
+
+
+@pytest.mark.parametrize("factory", GRADIENTS)
+def test_the_flops_of_a_step_that_takes_gradients_within_are_counted(factory: str) -> None:
+    workload = loaded(factory)
+    example = workload.examples[0]
+    assert flops_of(lambda: workload.call(*example.args)) > 0
+
+
+def test_they_are_what_pytorch_counts() -> None:
+    workload = loaded("checkpointed")
+    example = workload.examples[0]
+    with FlopCounterMode(display=False) as counter:
+        workload.call(*example.args)
+    assert flops_of(lambda: workload.call(*example.args)) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("factory", GRADIENTS + LEFT)
+def test_a_copy_of_a_step_goes_on_as_the_step_does(factory: str) -> None:
+    workload = loaded(factory)
+    step, batch = workload.step, workload.examples[0].args
+    assert step is not None
+    step(*batch)
+    copied = step.copy()
+    theirs = [copied(*batch) for _ in range(2)]
+    assert [step(*batch) for _ in range(2)] == theirs
+    parts = zip(step.modules().values(), copied.modules().values(), strict=True)
+    ours = {p.data_ptr() for one, _ in parts for p in one.parameters()}
+    assert ours.isdisjoint(p.data_ptr() for module in copied.modules().values() for p in module.parameters())
+
+
+@pytest.mark.parametrize("factory", ["forces", "stored_loss", "sparse"])
+def test_a_step_that_runs_is_looked_at(factory: str) -> None:
+    found = looked_at(factory)
+    assert found.work is not None
+    assert found.work.flops
+    assert not [note for note in found.notes if "not known" in note]
+
+
+@pytest.mark.parametrize("factory", ["keyless", "sparse_answer"])
+def test_so_is_a_model_with_unusual_answers(factory: str) -> None:
+    assert "module" in looked_at(factory, "inference").traits
+
+
+def raises(*_args: Any, **_named: Any) -> Any:
+    raise RuntimeError("the instrument broke")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "what"),
+    [
+        (inspection, "_is_stochastic", "whether it draws random numbers"),
+        (inspection, "prints", "whether it prints"),
+        (inspection, "repeated_blocks", "whether it has repeated blocks"),
+        (inspection, "has_rnn", "whether it has an RNN"),
+        (training, "flops_of", "how many FLOPs a step takes"),
+    ],
+)
+def test_an_instrument_that_fails_is_left_out(
+    place: Any, name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, raises)
+    found = looked_at("forces")
+    assert f"{what} is not known: looking for it raised RuntimeError: the instrument broke" in " ".join(found.notes)
+    assert found.work is not None
+    assert (found.work.flops is None) == (name == "flops_of")
+
+
+def test_what_the_model_raises_itself_is_its_own() -> None:
+    with pytest.raises(BaselineError, match=r"the model raised RuntimeError: .*modified by an inplace operation"):
+        looked_at("broken_backward")
+
+
+def test_so_is_what_it_raises_where_an_instrument_looks() -> None:
+    calls = iter(range(100))
+
+    def fails_later() -> None:
+        if next(calls):
+            raise blame.raised_by_model(ValueError("no more"), loaded("forces").examples[0])
+        raise KeyError("x")
+
+    with pytest.raises(BaselineError, match="no more"):
+        blame.Instruments(fails_later).use("anything", fails_later, None)
+
+
+def test_a_copy_that_fails_where_the_step_does_not_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = loaded("forces")
+    step = workload.step
+    broken = step.copy()  # type: ignore[union-attr]
+    broken.loss = raises
+    monkeypatch.setattr(type(step), "copy", lambda _self: broken)
+    with pytest.raises(InternalError, match="a copy of the training step fails where the step itself does not"):
+        run_plainly(workload, "training")
+
+
+def test_a_backward_pass_of_a_loss_that_we_made_up_is_not_the_models() -> None:
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            raise RuntimeError("gradients must be of the right kind")
+
+    def model(x: torch.Tensor, *, as_loss: bool) -> Any:
+        y = Refuses.apply(x.requires_grad_())  # type: ignore[no-untyped-call]
+        return y.sum() if as_loss else y
+
+    example = loaded("forces").examples[0]
+    for as_loss, error in ((False, WorkloadError), (True, BaselineError)):
+        kwargs = {"as_loss": as_loss}
+        workload = Workload(model, (replace(example, args=(torch.ones(3),), kwargs=kwargs),))
+        with pytest.raises(error, match="gradients must be of the right kind"):
+            run_plainly(workload, "training")
+
+
+FAILED = Failure(FailureKind.RAISED, "look", "ValueError: odd")
+DIED = replace(FAILED, kind=FailureKind.DIED, message="SIGSEGV")
+
+
+class Answers:
+    """A launcher whose workers end as told."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.tasks = list(answers), []  # type: ignore[var-annotated]
+
+    def run(self, order: Any, _limits: Any, _on_stage: Any) -> Any:
+        self.tasks.append(order.task)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "tasks"),
+    [
+        ([FAILED], InternalError, ["inspect"]),
+        ([DIED, "true"], InternalError, ["inspect", "check"]),
+        ([DIED, replace(DIED, stage="run eager")], BaselineError, ["inspect", "check"]),
+        ([DIED, BaselineError("the model raised")], BaselineError, ["inspect", "check"]),
+        ([replace(DIED, stage="run eager")], BaselineError, ["inspect"]),
+        ([InputError("no such target")], InputError, ["inspect"]),
+    ],
+)
+def test_a_worker_that_ends_is_put_down_to_whom_it_is_due(
+    answers: list[Any], error: type[Exception], tasks: list[str]
+) -> None:
+    launcher = Answers(*answers)
+    with pytest.raises(error) as raised:
+        inspect_workload(launcher, job("forces"), Limits(60, 2**33), lambda _stage: None)
+    assert launcher.tasks == tasks
+    assert ("and not the model" in str(raised.value)) == (error is InternalError)
+
+
+def test_a_plain_run_in_a_worker_is_nothing_else() -> None:
+    heard: list[str] = []
+    assert blame.check(job("forces"), heard.append)
+    assert heard == ["run eager"]
+    with pytest.raises(BaselineError, match="inplace"):
+        blame.check(job("broken_backward"), heard.append)
+
+
+@pytest.mark.parametrize("factory", ["forces", "keyless"])
+def test_checks_that_fail_for_eager_too_are_not_the_candidates_fault(
+    factory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode = "training" if factory == "forces" else "inference"
+    tried = candidate._Tryout(replace(job(factory, mode), plan=EAGER))
+    monkeypatch.setattr(candidate, "verify", raises)
+    monkeypatch.setattr(candidate, "verify_step", raises)
+    with tried.arena.gradients(), pytest.raises(InternalError, match="with eager in the candidate's place they raise"):
+        tried.verdict(lambda _stage: None)
+
+
+def test_what_a_candidate_alone_raises_is_its_own() -> None:
+    judge: Callable[[], Any] = raises
+    with pytest.raises(RuntimeError, match="the instrument broke"):
+        blame.judged(judge, lambda: None)
