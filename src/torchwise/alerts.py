@@ -12,7 +12,15 @@ from torchwise.errors import InputError
 
 logger = logging.getLogger("torchwise")
 
-Kind = Literal["canary_mismatch", "plan_failed", "out_of_memory", "fallback_rate", "slow_down", "background_failed"]
+Kind = Literal[
+    "canary_mismatch",
+    "plan_failed",
+    "out_of_memory",
+    "recompile_limit",
+    "fallback_rate",
+    "slow_down",
+    "background_failed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,8 @@ class Alert:
 
     Attributes:
         kind: "canary_mismatch" (the plan answered otherwise than the original), "plan_failed" (often enough to be left
-            alone for a time), "out_of_memory" (what the plan held was freed), "fallback_rate" (too many calls are
+            alone for a time), "out_of_memory" (what the plan held was freed), "recompile_limit" (the plan was compiled
+            anew as often as it may be, because something varies from call to call), "fallback_rate" (too many calls are
             answered by the original), "slow_down" (the plan takes longer than when it was decided for) or
             "background_failed" (no better plan comes from the search in the background).
         message: what happened and what was done about it, for people.

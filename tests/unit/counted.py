@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from torchwise.realize.backends.callback import compile_with
 from torchwise.realize.lean import Straight
+
+
+def settings() -> AbstractContextManager[None]:
+    return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False)  # type: ignore[no-any-return]
+
+
+def eager(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    return graph.forward
 
 
 class Counted:
@@ -15,17 +25,17 @@ class Counted:
 
     def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.straight = Straight(call)
-        compiled = torch.compile(call, backend="eager", options={"guard_filter_fn": self.straight.guard_filter})
-        self.straight.forget(args, kwargs)
-        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
-            compiled(*args, **kwargs)
-        self.steady_calls = 0
+        compiled, self.callback = compile_with(call, eager, self.straight, settings, is_dynamic=False)
+        self.steady_calls = -1
 
         def steady(*args: Any, **kwargs: Any) -> Any:
             self.steady_calls += 1
+            self.callback.calls += 1
             return compiled(*args, **kwargs)
 
-        self.way = self.straight.way(steady, steady, args, kwargs)
+        before = self.straight.look(args, kwargs)
+        steady(*args, **kwargs)
+        self.way = self.straight.path(steady, args, kwargs, before)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.way(*args, **kwargs)

@@ -20,7 +20,7 @@ from torchwise.realize import realize
 from torchwise.realize.backends import inductor
 from torchwise.realize.backends.freezing import Freezing
 from torchwise.realize.backends.inductor import compile, compiled_graphs
-from torchwise.realize.watch import ModuleWatch
+from torchwise.realize.lean import Aimed
 from torchwise.records import FailureKind, Outcome, Trial, TrialState
 from torchwise.trial import Job, Limits, ProcessLauncher, try_plan
 from torchwise.trial.job import EFFORTS
@@ -165,13 +165,14 @@ def test_many_kinds_of_call_keep_no_more_memory_each(monkeypatch: pytest.MonkeyP
     model = torch.nn.Linear(8, 8).eval()
     plan = INDUCTOR.with_choice("shapes", "dynamic")
     call = realize(model, plan, Example((torch.randn(2, 8),)), device="cpu", mode="inference").call
-    watches = []
+    kept = []
     for rows in range(2, 9):
         for _ in range(2):
             x = torch.randn(rows, 8)
             torch.testing.assert_close(call(x), model(x))
-        watches.append(sum(type(found) is ModuleWatch and found._module is model for found in gc.get_objects()))
-    assert watches[0] < watches[1] == watches[-1]
+        aimed = [found for found in gc.get_objects() if type(found) is Aimed]
+        kept.append(sum(getattr(found.straight, "__self__", None) is model for found in aimed))
+    assert kept[0] < kept[1] == kept[-1]
 
 
 ELSEWHERE = torch.nn.Linear(4, 4).eval()

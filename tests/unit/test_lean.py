@@ -367,8 +367,8 @@ def test_what_serves_a_given_argument_does_not_serve_a_default_that_may_change()
 
 def test_what_was_not_just_compiled_has_no_straight_way() -> None:
     straight = Straight(plain)
-    straight.forget((X,), {})
-    assert straight.way(plain, plain, (X,), {}) is plain
+    before = straight.look((X,), {})
+    assert straight.path(plain, (X,), {}, before) is plain
     assert "compiled elsewhere" in straight.reason
 
 

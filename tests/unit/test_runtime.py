@@ -22,7 +22,8 @@ from torchwise.plan import EAGER, Plan
 from torchwise.realize import Realized
 from torchwise.runtime import OptimizedFunction, OptimizedModule, circuit, dispatch, unwrap
 from torchwise.runtime.circuit import FAILURES
-from torchwise.runtime.dispatch import FROZEN, LEAST_CALLS, MEMORY_WAIT_S, Dispatcher
+from torchwise.runtime.dispatch import FROZEN, MEMORY_WAIT_S, Dispatcher
+from torchwise.runtime.fallbacks import LEAST_CALLS
 from torchwise.runtime.module import dispatcher_of
 from torchwise.runtime.statistics import STAYS
 from torchwise.serving import freeze

@@ -26,9 +26,9 @@ from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize import private
 from torchwise.realize.backends.inductor import ahead_backend, while_compiling
-from torchwise.realize.lean import Straight, checked, watched
+from torchwise.realize.glance import glance_at
+from torchwise.realize.lean import Aimed, Straight, aim, fast_path
 from torchwise.realize.signature import Signature, signature_of
-from torchwise.realize.watch import ModuleWatch
 
 _GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
 UNWRITABLE = ("torch._dynamo.guards", "CheckFunctionManager")
@@ -192,23 +192,19 @@ class _Loaded:
         raise UnsupportedError("nothing was compiled ahead for such a call")
 
     def _way(self, function: Any, code: Code, own: tuple[Any, ...]) -> Way:
-        watch = ModuleWatch(self._owner) if self._owner is not None else None
+        inner, owner = function.fn if code.straight else function, self._owner
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            return function(*own, *args, **kwargs)
-
-        def changed(*args: Any, **kwargs: Any) -> Any:
             self._check_hooks(code)
             return function(*own, *args, **kwargs)
 
-        if not code.straight:
-            return guarded if watch is None else watched(guarded, changed, watch)
-        inner = function.fn
-
-        def unguarded(*args: Any, **kwargs: Any) -> Any:
+        def straight(*args: Any, **kwargs: Any) -> Any:
             return inner(*own, *args, **kwargs)
 
-        return checked(unguarded, changed, watch)
+        def aimed(*_: Any) -> Aimed:
+            return aim(straight, glance_at(owner) if owner is not None else None)
+
+        return fast_path(guarded, aimed(), lambda _args, _kwargs: aimed)
 
     def _check_hooks(self, code: Code) -> None:
         if code.hooks != _hooks_of(self._owner):
@@ -239,7 +235,6 @@ def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return kept
 
     backend, options = ahead_backend(plan)
-    straight.forget(args, kwargs)
     with _enabled(), while_compiling(plan), torch.no_grad():
         compiled = torch.compile(call, fullgraph=True, backend=backend, options={**options, "guard_filter_fn": written})
         try:
@@ -247,10 +242,11 @@ def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         except AttributeError as error:
             raise UnsupportedError(f"torch {torch.__version__} cannot compile ahead ({error})") from error
         constants = {id(guard): c for guard in dropped if (c := Constant.of(str(guard.name), guard.value))}
-        lost = straight.uncovered([guard for guard in dropped if id(guard) not in constants], args, kwargs)
+        lost = straight.uncovered(args, kwargs, [guard for guard in dropped if id(guard) not in constants])
         if lost:
             raise UnsupportedError(f"it depends on {lost}, which code that is compiled ahead would not notice")
-        is_straight = straight.obstacle(args, kwargs, set(constants)) is None
+        asked = [guard for guard in straight.guards if id(guard) not in constants]
+        is_straight = not straight.obstacle(args, kwargs) and not straight.uncovered(args, kwargs, asked)
         hooks = _hooks_of(getattr(call, "__self__", None))
         return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())), hooks)
 

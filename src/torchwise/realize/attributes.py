@@ -1,7 +1,8 @@
 """What a model sets on itself when it is called: where a copy is called in its place, the original is given it.
 
 Many a model keeps something of a call, as its attention weights, an auxiliary loss or how often it was called, for its
-program to read afterwards, or for its next call.
+program to read afterwards, or for its next call. And what a program sets on the model from call to call, such as the
+strength of an adapter or the number of a request, the copy is given.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import StalePlanError, UnsupportedError
-from torchwise.realize.glance import STANDARD, unwritten_since
+from torchwise.errors import UnsupportedError
+from torchwise.realize.glance import REGISTERED, STANDARD, Held, unwritten_since
 from torchwise.realize.signature import is_plain, is_strided
+from torchwise.realize.varying import OBJECT, STATE, ChangedModelError, Varied
 
 _MISSING = object()
 _USUAL = torch.contiguous_format
@@ -26,9 +28,9 @@ class Attributes:
     """The plain attributes and the buffers of a copy's modules, watched for what calls set there.
 
     Args:
-        original: is given what is set.
-        copied: a copy of it, module by module.
-        is_own: whether a value leads to modules or weights of the copy, which the original must not be given.
+        original: is given what a call sets on the copy.
+        copied: a copy of it, module by module, which is given what is set on the original.
+        is_own: whether a value leads to modules or weights of either, which the other must not be given.
         follows: whether somebody else carries over what is written to the buffers that there are.
     """
 
@@ -45,8 +47,12 @@ class Attributes:
         parts = [part for _, part in self._pairs]
         self._seen = [_held(part) for part in parts]
         self._given = [_plain(own) for own, _ in self._pairs]
-        watched = [held for p in parts for held in (vars(p), p._buffers, p._modules, p._parameters)]
-        self._unwritten = unwritten_since(watched, [], self._is_as_seen)
+        self._parts = [{kind: vars(own)[kind] for kind in REGISTERED} for own, _ in self._pairs]
+        self._copies = [Held(vars(part), apart=_APART) for part in parts]
+        self._originals = [Held(vars(own), apart=_APART - {*REGISTERED}) for own, _ in self._pairs]
+        registered = [Held(held) for part in parts for held in (part._buffers, part._modules, part._parameters)]
+        self._unwritten = unwritten_since([*self._copies, *registered], [])
+        self._is_followed = unwritten_since(self._originals, [])
 
     def written(self) -> bool:
         """Whether anything was set on the copy since. It runs on every call."""
@@ -55,21 +61,39 @@ class Attributes:
     def follow(self) -> None:
         """Give the copy what was set on the original since: by its program, or where its state was put back.
 
+        It runs on every call.
+
         Raises:
-            StalePlanError: that leads to modules or weights of the original, which the copy has as its own.
+            StalePlanError: that leads to modules or weights of the original, which the copy has as its own; or what
+                changed is the mode, or belongs to a part that a transform put another in the place of.
         """
-        for (own, part), given in zip(self._pairs, self._given, strict=True):
-            now = _plain(own)
-            for name in given.keys() - now.keys() - part._buffers.keys():
-                vars(part).pop(name, None)
-            for name, value in now.items():
-                if given.get(name, _MISSING) is value:
-                    continue
-                if self._leads_to_weights(value):
-                    raise StalePlanError(f"attribute {name!r} was set to what holds modules or weights of the model")
-                vars(part)[name] = value
-            if not self._follows:
-                part._buffers.update(own._buffers)
+        if self._is_followed():
+            return
+        for place, (own, part) in enumerate(self._pairs):
+            if self._originals[place].is_same():
+                continue
+            if any(vars(own)[kind] is not held for kind, held in self._parts[place].items()):
+                raise _changed("what hangs in the model as its submodules or weights", STATE)
+            self._follow_one(own, part, self._given[place])
+            self._given[place], self._seen[place] = _plain(own), (_plain(part), *self._seen[place][1:])
+            self._originals[place].look()
+            self._copies[place].look()
+
+    def _follow_one(self, own: torch.nn.Module, part: torch.nn.Module, given: dict[str, Any]) -> None:
+        now = _plain(own)
+        new = {name: value for name, value in now.items() if given.get(name, _MISSING) is not value}
+        if type(own) is not type(part) or "training" in new:
+            raise _changed("the mode of the model, or what is set on a part that the plan has another form of,", STATE)
+        if inside := [name for name, value in new.items() if self._leads_to_weights(value)]:
+            raise _changed(f"`{inside[0]}` on the model, which leads to modules or weights of it,", OBJECT)
+        for name in given.keys() - now.keys() - part._buffers.keys():
+            vars(part).pop(name, None)
+        vars(part).update(new)
+
+    def follow_buffers(self) -> None:
+        """Give the copy the original's own buffers."""
+        for own, part in self._pairs:
+            part._buffers.update(own._buffers)
         self.look()
 
     def carry(self) -> None:
@@ -106,15 +130,12 @@ class Attributes:
             buffer if buffer is None or not self._follows else as_original(None, buffer.detach().clone())
         )
 
-    def _is_as_seen(self) -> bool:
-        for (_, part), seen in zip(self._pairs, self._seen, strict=True):
-            for now, was in zip(_held(part), seen, strict=True):
-                if now.keys() != was.keys() or any(value is not was[name] for name, value in now.items()):
-                    return False
-        return True
-
     def _leads_to_weights(self, value: Any) -> bool:
         return not isinstance(value, torch.Tensor) and not is_plain(value) and self._is_own(value)
+
+
+def _changed(place: str, kind: str) -> ChangedModelError:
+    return ChangedModelError(f"the plan runs a copy of the model, and {place} is another", Varied("", place, kind))
 
 
 def _held(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -2,70 +2,104 @@
 
 It runs on every call of a captured graph and of compiled code, nearly all of it in C: whether no dict of a module was
 written to, by the counts of writes that Python keeps and Dynamo reads, and whether the tensors lie where and as they
-did, by the guards that Dynamo checks compiled code with. Where something was written, it looks at whether every
-submodule, parameter, buffer and plain attribute is the very object that it was, and whether nothing was added. The
-classes of the submodules are looked at on every call.
+did, by the guards that Dynamo checks compiled code with. Where a dict was written to, it looks at whether every
+submodule, parameter, buffer and plain attribute there is the very object that it was, and whether nothing was added. Of
+code whose guards are known, only those attributes are looked at that it reads. The classes of the submodules are looked
+at on every call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any
 
 import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.private import look_up
-from torchwise.realize.signature import guards_of, is_strided
+from torchwise.realize.signature import guards_of, is_equal, is_strided
+
+Reads = Mapping[tuple[str, ...], Collection[str] | None]
+"""By the path of a submodule, the attributes of it that something depends on, also on their absence; None for all."""
 
 _address = torch.Tensor.data_ptr
-_values = dict.values
 _flat = chain.from_iterable
+_MISSING = object()
 
 DICT_VERSION = ("torch._C._dynamo.guards", "dict_version")
 
 STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
 """What every module has, and what is looked at otherwise or does not bear on its answers."""
-_REGISTERED = ("_modules", "_parameters", "_buffers")
+REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
-def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
+class Held:
+    """What a dict holds.
+
+    Args:
+        held: the dict.
+        names: what is looked at in it, be it there or not; by default all of it, and that nothing is added.
+        apart: what is not looked at where that is all.
+    """
+
+    __slots__ = ("_all", "_apart", "_names", "_values", "held")
+
+    def __init__(self, held: dict[str, Any], names: Iterable[str] | None = None, apart: Collection[str] = ()) -> None:
+        self.held = held
+        self._apart = apart if names is None else None
+        self._names = list(names or ())
+        self.look()
+
+    def look(self) -> None:
+        """Take what is there now for what was there."""
+        self._all = list(self.held)  # in their order, in which a Sequential calls its modules
+        if self._apart is not None:
+            self._names = [name for name in self._all if name not in self._apart]
+        self._values = self._now()
+
+    def is_same(self) -> bool:
+        """Whether the very same objects are there, or numbers and texts that are equal."""
+        now = self._now()
+        if not all(map(is_, now, self._values)):
+            if not all(a is b or is_equal(a, b) for a, b in zip(now, self._values, strict=True)):
+                return False
+            self._values = now
+        return self._apart is None or [*self.held] == self._all
+
+    def _now(self) -> list[Any]:
+        get = self.held.get
+        return [get(name, _MISSING) for name in self._names]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among what was there."""
+        return [value for value in self._values if isinstance(value, torch.Tensor)]
+
+
+def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
     """Return what tells whether a module is surely as it is now. Where it says no, a closer look must decide.
 
     It says no to what changes no answer, too: another object in a place with the same memory, another grad mode.
+
+    Args:
+        module: with all its submodules.
+        reads: attributes that something depends on; by default it may depend on all of them. If it depends on none,
+            somebody else looks at what hangs in the modules themselves.
     """
     children = list(module.modules())
     kinds = [*map(type, children)]
     states = [*map(vars, children)]
-    dicts = [state[kind] for state in states for kind in _REGISTERED]
-    # A deletion from a Sequential puts another dict in the place of `_modules`.
-    getters = [itemgetter(*_REGISTERED, *(name for name in state if name not in STANDARD)) for state in states]
+    dicts = [Held(state[kind]) for state in states for kind in REGISTERED]
     hooks = [state[kind] for state in states for kind in ("_forward_hooks", "_forward_pre_hooks")]
-    holders: list[Sized] = [*states, *hooks]
-    names, registered = [*_flat(dicts)], [*_flat(map(_values, dicts))]
-    attributes = [*_flat([get(state) for get, state in zip(getters, states, strict=True)])]
-    tensors = [value for value in (*registered, *attributes) if isinstance(value, torch.Tensor)]
+    if reads is None or reads:
+        dicts += [_attributes(*each) for each in zip(states, names_read(module, children, reads), strict=True)]
+    tensors = [*_flat(held.tensors() for held in dicts)]
     alike = _guards(tensors)
     if alike is None:
         return lambda: False
-    pairs = list(zip(getters, states, strict=True))
-    lengths, addresses = [*map(len, holders)], [*map(_address, tensors)]
-
-    def closely() -> bool:
-        try:
-            plain = [*_flat([get(state) for get, state in pairs])]
-        except KeyError:
-            return False
-        return (
-            [*_flat(dicts)] == names
-            and all(map(is_, _flat(map(_values, dicts)), registered))
-            and all(map(is_, plain, attributes))
-            and [*map(len, holders)] == lengths
-        )
-
-    unwritten = unwritten_since([*states, *dicts], hooks, closely)
+    addresses = [*map(_address, tensors)]
+    unwritten = unwritten_since(dicts, hooks)
     return lambda: (
         unwritten()
         and [*map(_address, tensors)] == addresses
@@ -74,26 +108,53 @@ def glance_at(module: torch.nn.Module) -> Callable[[], bool]:
     )
 
 
-def unwritten_since(dicts: list[Any], hooks: list[Any], closely: Callable[[], bool]) -> Callable[[], bool]:
-    """Return what tells whether dicts hold what they hold now: by their counts of writes, or else by looking closely.
+def names_read(
+    module: torch.nn.Module, children: list[torch.nn.Module], reads: Reads | None
+) -> list[Collection[str] | None]:
+    """Return for each submodule the attributes of it that are read."""
+    if reads is None:
+        return [None] * len(children)
+    found: dict[int, set[str] | None] = {id(child): set() for child in children}
+    for path, names in reads.items():
+        child: Any = module
+        for name in path:
+            child = child._modules.get(name) if child is not None else None
+        known = found.get(id(child))
+        if names is None:
+            found[id(child)] = None
+        elif known is not None:
+            known |= set(names)
+    return [found[id(child)] for child in children]
+
+
+def _attributes(state: dict[str, Any], names: Collection[str] | None) -> Held:
+    """Return what is to be looked at among a module's attributes.
+
+    A deletion from a Sequential puts another dict in the place of `_modules`.
+    """
+    return Held(state, apart=STANDARD - {*REGISTERED}) if names is None else Held(state, {*REGISTERED, *names})
+
+
+def unwritten_since(dicts: Sequence[Held], hooks: Sequence[Any]) -> Callable[[], bool]:
+    """Return what tells whether dicts hold what they held: by their counts of writes, or else by looking closely.
 
     What was set and put back, such as `training`, was written to, and a look then finds that nothing changed.
     """
+    lengths = [*map(len, hooks)]  # ordered dicts, which count otherwise
     try:
         version = look_up("watching modules", DICT_VERSION)
     except UnsupportedError:  # this torch reads no counts
-        return closely
-    lengths = [*map(len, hooks)]  # ordered dicts, which count otherwise
-    seen = [*map(version, dicts)]
+        return lambda: [*map(len, hooks)] == lengths and all(held.is_same() for held in dicts)
+    looked_at = [held.held for held in dicts]
+    seen = [*map(version, looked_at)]
 
     def unwritten() -> bool:
-        now = [*map(version, dicts)]
-        if now == seen:
-            return [*map(len, hooks)] == lengths
-        if not closely():
-            return False
-        seen[:] = now
-        return True
+        now = [*map(version, looked_at)]
+        if now != seen:
+            if not all(held.is_same() for held, a, b in zip(dicts, now, seen, strict=True) if a != b):
+                return False
+            seen[:] = now
+        return [*map(len, hooks)] == lengths
 
     return unwritten
 

@@ -21,6 +21,7 @@ from torchwise.realize.backends import BACKENDS, Backend
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.edge import Edge
 from torchwise.realize.entry import entry_of
+from torchwise.realize.recompiles import Recompiles, counted
 from torchwise.realize.settings import settings_for
 from torchwise.realize.step import RealizedStep
 from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
@@ -56,6 +57,7 @@ def realize(
     mode: str,
     borrow: bool = False,
     backend: Backend | None = None,
+    recompiles: Recompiles | None = None,
 ) -> Realized:
     """Make `plan` callable for `call`; nothing is compiled before the first call.
 
@@ -70,36 +72,42 @@ def realize(
         mode: "inference" or "training".
         borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
         backend: what makes the compiled part, in place of the plan's own backend; see `ahead`.
+        recompiles: counts what is compiled or captured anew for calls that were answered before, and bounds it.
 
     Raises:
         UnsupportedError: this torch, or this model, lacks what the plan needs.
     """
     if plan.is_eager:
         return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
+    recompiles = recompiles or Recompiles()
     if isinstance(call, TrainStep):
-        return _realized_step(call, plan, example, device)
+        return _realized_step(call, plan, example, device, recompiles)
     if plan.of_a_step:
         raise UnsupportedError(f"plan {plan} is of a whole training step, but this is a model: give a TrainStep")
     if unknown := [name for name in plan.transforms if name not in known_transforms()]:
         raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
     inside, outside = _inside(call, plan)
-    inner = _compiled(inside, plan, Edge.for_plan(plan, call, example), backend)
+    of_code = recompiles if plan.capture == "none" else recompiles.part(is_told=False)
+    inner = _compiled(inside, plan, Edge.for_plan(plan, call, example), backend, of_code)
     settings = settings_for(plan)
     way = getattr(inner, "way", lambda _args, _kwargs: inner)
     call = settings.around(inner)
     if plan.capture == "none":
         return Realized(plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing)
     module = inside if isinstance(inside, torch.nn.Module) else None
-    captured = CAPTURES[plan.capture](call, module, device=device, mode=mode, borrow=borrow)
+    reads = getattr(inner, "reads", None)
+    captured = CAPTURES[plan.capture](
+        call, module, device=device, mode=mode, borrow=borrow, recompiles=recompiles, reads=reads
+    )
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
 
 
-def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str) -> Realized:
+def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> Realized:
     def of_model(call: Callable[..., Any], plan: Plan, example: Example) -> Callable[..., Any]:
-        return realize(call, plan, example, device=device, mode="training").call
+        return realize(call, plan, example, device=device, mode="training", recompiles=recompiles.part()).call
 
-    made = RealizedStep(step, plan, example, device, of_model)
+    made = RealizedStep(step, plan, example, device, of_model, recompiles)
     return Realized(plan, made, lambda _args, _kwargs: made, made.close)
 
 
@@ -129,7 +137,7 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
         if is_copy and isinstance(runs, torch.nn.Module):
             layers.append(guard(copied=runs).around)
         else:  # each way for a call looks anew: the first may have set something on the model
-            layers.append(lambda inner: guard().around(inner))
+            layers.append(lambda inner: guard(itself=runs is call).around(inner))
     return inside, lambda inner: functools.reduce(lambda wrapped, layer: layer(wrapped), layers, inner)
 
 
@@ -138,7 +146,9 @@ def _counts_statistics(module: torch.nn.Module) -> bool:
     return is_norm and module.training and module.running_mean is not None
 
 
-def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend | None = None) -> Callable[..., Any]:
+def _compiled(
+    inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend | None, recompiles: Recompiles
+) -> Callable[..., Any]:
     """Compile the whole, edge included, or each repeated block."""
     if given is not None and plan.backend != "eager":
         return edge.around(given(entry_of(inside), plan))
@@ -149,10 +159,10 @@ def _compiled(inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend
         traced = edge.around(entry_of(inside))
         for name in plan.transforms:
             traced = CALL_TRANSFORMS[name](traced) if name in CALL_TRANSFORMS else traced
-        return backend(traced, plan)
+        return counted(backend(traced, plan), recompiles)
     if not isinstance(inside, torch.nn.Module):
         raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
-    scope.compile_blocks(inside, lambda block: backend(block, plan))
+    scope.compile_blocks(inside, lambda block: counted(backend(block, plan), recompiles.part()))
     return edge.around(inside)
 
 

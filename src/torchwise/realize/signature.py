@@ -99,6 +99,11 @@ def plain_key(leaf: Any) -> Any:
     return (kind, repr(leaf)) if kind is float or kind is complex else (kind, leaf)
 
 
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether two leaves are plain data of one type and value."""
+    return is_plain(a) and is_plain(b) and bool(plain_key(a) == plain_key(b))
+
+
 class Recognizer:
     """Tells whether a call has the signature of one that was seen, in less time than making it takes.
 

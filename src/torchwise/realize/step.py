@@ -23,6 +23,7 @@ from torchwise.realize.capture.step import CapturedStep
 from torchwise.realize.edge import AUTOCAST
 from torchwise.realize.entry import calls_forward_alone
 from torchwise.realize.optimizer import TunedOptimizer, lay_states
+from torchwise.realize.recompiles import Recompiles, counted
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.settings import settings_for
 from torchwise.workload import trees
@@ -42,13 +43,23 @@ class RealizedStep:
         example: a batch.
         device: "cpu" or "cuda".
         realizer: makes the part of the plan that is about the model alone callable.
+        recompiles: counts what is compiled anew for batches of a kind that was trained on before, and bounds it.
 
     Raises:
         UnsupportedError: this torch, or this step, lacks what the plan needs.
     """
 
-    def __init__(self, step: TrainStep, plan: Plan, example: Example, device: str, realizer: Realizer) -> None:
+    def __init__(
+        self,
+        step: TrainStep,
+        plan: Plan,
+        example: Example,
+        device: str,
+        realizer: Realizer,
+        recompiles: Recompiles | None = None,
+    ) -> None:
         self._step = step
+        self._recompiles = recompiles or Recompiles()
         self._undo = contextlib.ExitStack()
         try:
             self.parts = self._parts(plan, example, realizer)
@@ -134,7 +145,8 @@ class RealizedStep:
         if not blocks:
             raise UnsupportedError("scope is 'regional', but the model has no repeated blocks that dominate it")
         for part in blocks:
-            self._replace_forward(part, _InPlace(part, compiled_by_inductor(part.forward, plan)))
+            compiled = counted(compiled_by_inductor(part.forward, plan), self._recompiles.part())
+            self._replace_forward(part, _InPlace(part, compiled))
 
     def _updating(self, plan: Plan) -> Callable[[], Any]:
         optimizer, form = self._step.optimizer, plan.optimizer
@@ -151,7 +163,7 @@ class RealizedStep:
             self._undo.callback(tuned.undo)
         if form != "compiled":
             return optimizer.step
-        return compiled_by_inductor(_Update(optimizer), Plan(backend="inductor"))
+        return counted(compiled_by_inductor(_Update(optimizer), Plan(backend="inductor")), self._recompiles.part())
 
     def _computing(self, plan: Plan, device: str) -> Callable[..., torch.Tensor]:
         compute: Callable[..., Any] = functools.partial(self._step.compute, self.parts)
@@ -164,7 +176,8 @@ class RealizedStep:
             raise UnsupportedError(f"capture is 'step', but this is {device}: only a CUDA GPU records graphs")
         scalers = [self.parts.scaler] if self.parts.scaler is not None else []
         modules = [module for name, module in self._step.modules().items() if name != "ema"]
-        captured = CapturedStep(settings.around(compute), modules, [self._step.optimizer], scalers)
+        optimizers = [self._step.optimizer]
+        captured = CapturedStep(settings.around(compute), modules, optimizers, scalers, self._recompiles.part())
         self._undo.callback(captured.close)
         return captured
 

@@ -9,7 +9,7 @@ variables, and tensors that a function closes over.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchwise.realize.glance import STANDARD, glance_at
-from torchwise.realize.signature import is_plain, is_strided, plain_key
+from torchwise.realize.glance import STANDARD, Reads, glance_at, names_read
+from torchwise.realize.pace import Pace
+from torchwise.realize.signature import is_equal, is_strided
+from torchwise.realize.varying import STATE, WEIGHT, Varied, value_varied
 
 Fingerprint = tuple[list[int], list[object], list[int], list[int], list[tuple[int, ...]], list[bool]]
 Slot = tuple[dict[str, Any], str]
+_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +53,35 @@ class Places:
     kept: list[torch.Tensor]
 
 
-def places_of(module: torch.nn.Module | None) -> Places:
-    """List the places of a module as it is now; none for a plain function."""
+def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Places:
+    """List the places of a module as it is now; none for a plain function.
+
+    Args:
+        module: with its submodules.
+        reads: attributes that are looked at; by default all.
+    """
     modules = list(module.modules()) if module is not None else []
-    plain = [(vars(child), name) for child in modules for name in vars(child) if name not in STANDARD]
+    names = names_read(module, modules, reads) if module is not None else []
+    states = [(vars(child), read) for child, read in zip(modules, names, strict=True)]
+    plain = [(state, name) for state, read in states for name in (state if read is None else read)]
+    plain = [(state, name) for state, name in plain if name not in STANDARD]
     registered = [state for child in modules for state in (child._parameters, child._buffers)]
-    slots = [(state, name) for state in registered for name in state]
-    slots += [(state, name) for state, name in plain if isinstance(state[name], torch.Tensor)]
+    slots: list[Slot] = [(state, name) for state in registered for name in state]
+    slots += [(state, name) for state, name in plain if isinstance(state.get(name), torch.Tensor)]
     tensors = [(state, name) for state, name in slots if state[name] is not None]
-    attributes = [(state, name) for state, name in plain if not isinstance(state[name], torch.Tensor)]
+    attributes = [(state, name) for state, name in plain if not isinstance(state.get(name), torch.Tensor)]
     children = [(vars(child), "_modules") for child in modules]  # deleting from a Sequential puts another in its place
     children += [(child._modules, name) for child in modules for name in child._modules]
     hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
+    whole = [state for state, read in states if read is None]
     return Places(
         modules,
-        [*map(vars, modules), *(child._modules for child in modules), *registered, *hooks],
+        [*whole, *(child._modules for child in modules), *registered, *hooks],
         attributes,
-        [state[name] for state, name in attributes],
+        [state.get(name, _MISSING) for state, name in attributes],
         [*children, *((state, name) for state, name in slots if state[name] is None)],
         tensors,
-        [(state, name) for state, name in tensors if state[name].is_complex()],  # type: ignore[union-attr]
+        [(state, name) for state, name in tensors if state[name].is_complex()],
         [t.detach() if is_strided(t) else t for state, name in slots if (t := state[name]) is not None],
     )
 
@@ -95,38 +107,51 @@ def fingerprint(places: Places) -> Fingerprint | None:
         return None
 
 
-def rebound(places: Places) -> bool:
-    """Whether a plain attribute is another than it was; an equal number or text of the same type is the same."""
-    try:
-        now = [state[name] for state, name in places.attributes]
-    except KeyError:
-        return True
+def rebound(places: Places) -> list[Slot]:
+    """List the plain attributes that are others than they were; an equal number or text of a type is the same."""
+    now = [state.get(name, _MISSING) for state, name in places.attributes]
     if all(map(is_, now, places.values)):
-        return False
-    pairs = zip(now, places.values, strict=True)
-    return not all(a is b or (is_plain(a) and is_plain(b) and plain_key(a) == plain_key(b)) for a, b in pairs)
+        return []
+    trios = zip(places.attributes, now, places.values, strict=True)
+    return [slot for slot, a, b in trios if a is not b and not is_equal(a, b)]
 
 
 class ModuleWatch:
-    """Tells whether a module changed since the last look in a way that its weights' values do not account for."""
+    """Tells whether a module changed since the last look in a way that its weights' values do not account for.
 
-    def __init__(self, module: torch.nn.Module | None) -> None:
+    Args:
+        module: with its submodules; None is never changed.
+        reads: returns the plain attributes that matter, each time that it looks; by default all do.
+    """
+
+    def __init__(self, module: torch.nn.Module | None, reads: Callable[[], Reads | None] = lambda: None) -> None:
         self._module = module
+        self._reads = reads
+        self._pace = Pace()
         self._steps: int | None = None  # of optimizers that hold its weights; not counted before the first `versions`
         self.look()
 
     def look(self) -> None:
         """Take what the module is now as what it should be."""
-        self._places = places_of(self._module)
+        reads = self._reads()
+        self._places = places_of(self._module, reads)
         self._seen = fingerprint(self._places)
         self._addresses = frozenset(self._seen[2]) if self._seen is not None else frozenset()
         self._structure = _structure_of(self._module)
         self._registered = _lying(self._module)
-        self._unchanged = glance_at(self._module) if self._module is not None else lambda: True
+        self._looked_for = reads
+        self._unchanged = glance_at(self._module, reads) if self._module is not None else lambda: True
 
     def changed(self) -> bool:
         """Whether anything moved, came, went, was rebound or switched mode."""
-        return not self._unchanged() and (fingerprint(self._places) != self._seen or rebound(self._places))
+        if self._unchanged():
+            return False
+        if fingerprint(self._places) != self._seen or rebound(self._places):
+            return True
+        if self._module is not None and self._pace.is_due():  # from now on a glance is to do, as it did before
+            with self._pace:
+                self._unchanged = glance_at(self._module, self._looked_for)
+        return False
 
     def restructured(self) -> bool:
         """Whether more changed than plain attributes, and where and how the memory of tensors lies."""
@@ -136,6 +161,21 @@ class ModuleWatch:
         """Whether a parameter, or a buffer too, is another one or lies elsewhere than at the last look."""
         now = _lying(self._module)
         return now != self._registered if buffers else now[0] != self._registered[0]
+
+    def difference(self) -> Varied:
+        """Return what changed first, in words."""
+        named = [] if self._module is None else list(self._module.named_modules())
+        holders = {id(held): path for path, part in named for held in (vars(part), part._parameters, part._buffers)}
+
+        def place(holder: dict[str, Any], name: str) -> str:
+            return f"`{'.'.join(filter(None, (holders.get(id(holder)), name)))}` on the model"
+
+        for holder, name in rebound(self._places):
+            return value_varied(place(holder, name), holder.get(name))
+        for (holder, name), address in zip(self._places.tensors, self._seen[2] if self._seen else (), strict=False):
+            if not isinstance(now := holder.get(name), torch.Tensor) or _address(now) != address:
+                return Varied(name, place(holder, name), WEIGHT)
+        return Varied("", "what the model is made of (its submodules, hooks or attributes)", STATE)
 
     def versions(self) -> list[int | None]:
         """Count the writes in place to each tensor of the last look; None for one of inference mode, without a count.

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import StalePlanError, UnsupportedError, WorkloadError
+from torchwise.errors import UnsupportedError, WorkloadError
 from torchwise.plan import Plan
 from torchwise.realize.attributes import Attributes, as_original
-from torchwise.realize.glance import STANDARD
+from torchwise.realize.glance import STANDARD, Reads
+from torchwise.realize.varying import CONTENT, STATE, ChangedModelError, Varied
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
 from torchwise.workload.copying import deep_copy
@@ -80,13 +81,13 @@ class DerivedWeights:
     What the model writes to the copy's buffers is written to the original's, and what it sets on itself is set there.
 
     Raises (on call):
-        StalePlanError: the original changed otherwise: submodules, attributes, shapes, training mode.
+        StalePlanError: the original changed otherwise: submodules, shapes, attributes that lead to modules or weights.
     """
 
     def __init__(self, module: torch.nn.Module, plan: Plan) -> None:
         self._original = module
         self._plan = plan
-        self._watch = ModuleWatch(module)
+        self._watch = ModuleWatch(module, lambda: _NONE)
         self._versions = _versions_of(self._watch)  # before the copy: what is written meanwhile is copied again
         with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
             self.copy = share(module, lambda tensor: _derive(tensor, plan))
@@ -100,6 +101,7 @@ class DerivedWeights:
         """Wrap `call` so that it first copies changed weights over, and then takes over what it wrote to buffers."""
 
         def follow(*args: Any, **kwargs: Any) -> Any:
+            self._set.follow()
             if self._watch.changed() or self._watch.versions() != self._versions:
                 self._refresh()
             try:
@@ -158,18 +160,19 @@ class DerivedWeights:
 
     def _refresh(self) -> None:
         if self._watch.restructured():
-            raise StalePlanError("the model changed, and not its weights only, since the plan made its copy of it")
+            raise _stale(self._watch)
         self._versions = []  # until all is copied, no other call may go by what is there
         self._watch.look()
         versions = _versions_of(self._watch)
         with torch.inference_mode(False), torch.no_grad():
             for source, target in zip(self._original.parameters(), self.copy.parameters(), strict=True):
                 if source.shape != target.shape:
-                    raise StalePlanError(f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}")
+                    said = f"a weight changed shape from {tuple(target.shape)} to {tuple(source.shape)}"
+                    raise ChangedModelError(said, Varied("", "the shape of a weight", STATE))
                 target.copy_(source)
             for own, copied, name in self._buffers:
                 self._refresh_buffer(own[name], copied, name)
-        self._set.follow()
+        self._set.look()
         self._list_buffers()
         self._versions = versions
 
@@ -187,14 +190,21 @@ class Guard:
     Args:
         module: the original.
         values: whether what was made holds for the weights' present values only, as where they are frozen into it.
-        copied: what is called in its place, where that is a copy of it: what that sets on itself is carried over.
+        copied: what is called in its place, where that is a copy of it: what that sets on itself is carried over, and
+            what is set on the original is given to it.
+        itself: whether the module itself is called, so that its plain attributes are heeded by what was made.
 
     Raises (on call):
         StalePlanError: it changed.
     """
 
-    def __init__(self, module: torch.nn.Module, *, values: bool, copied: torch.nn.Module | None = None) -> None:
-        self._watch = ModuleWatch(module)
+    def __init__(
+        self, module: torch.nn.Module, *, values: bool, copied: torch.nn.Module | None = None, itself: bool = False
+    ) -> None:
+        def reads() -> Reads | None:
+            return _tensor_attributes(module) if values else _NONE if copied is not None else None
+
+        self._watch = ModuleWatch(module, reads if itself or copied is not None else lambda: None)
         self._values = values
         self._set = attributes_of(module, copied, follows=False) if copied is not None else None
         self._look()
@@ -215,12 +225,15 @@ class Guard:
 
     def _check(self) -> None:
         if self._values and self._watch.versions() != self._versions:
-            raise StalePlanError("the weights changed since they were frozen into the plan")
+            varied = Varied("", "the values of the weights", CONTENT)
+            raise ChangedModelError("the weights changed since they were frozen into the plan", varied)
+        if self._set is not None:
+            self._set.follow()
         if not self._watch.changed():
             return
-        if self._set is None or self._watch.restructured() or self._watch.replaced(buffers=self._values):
-            raise StalePlanError("the model changed since the plan was made for it")
-        self._set.follow()  # attributes and buffers, which what is compiled of the copy looks at by itself
+        if self._set is None or self._values or self._watch.restructured() or self._watch.replaced(buffers=False):
+            raise _stale(self._watch)
+        self._set.follow_buffers()
         self._watch.look()
 
     def _look(self) -> None:
@@ -228,11 +241,31 @@ class Guard:
         self._versions = _versions_of(self._watch) if self._values else []
 
 
+def _stale(watch: ModuleWatch) -> ChangedModelError:
+    """Return what to raise where a module changed."""
+    found = watch.difference()
+    return ChangedModelError(f"the model changed since the plan was made for it: {found.place} is another", found)
+
+
+def _tensor_attributes(module: torch.nn.Module) -> Reads:
+    """Return the plain attributes that are tensors, which may be frozen into code."""
+    return {
+        tuple(path.split(".")) if path else (): {
+            name for name, value in vars(part).items() if name not in STANDARD and isinstance(value, torch.Tensor)
+        }
+        for path, part in module.named_modules()
+    }
+
+
+_NONE: Reads = {}
+"""No plain attribute."""
+
+
 def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> Attributes:
     """Watch what calls set on a copy, for the original; `follows` as for `Attributes`."""
 
     def is_own(value: Any) -> bool:
-        return _leads_inside(value, set(map(id, _tensors(copied))), set())
+        return _leads_inside(value, {*map(id, _tensors(copied)), *map(id, _tensors(original))}, set())
 
     return Attributes(original, copied, is_own, follows=follows)
 

@@ -16,11 +16,14 @@ from torchwise.errors import InputError, UnsupportedError
 from torchwise.realize import Backend, Realized, Signature, realize, signature_of
 from torchwise.realize.capture.frozen import FrozenError, hold
 from torchwise.realize.capture.graph import collect_garbage
+from torchwise.realize.recompiles import RecompileLimitError, Recompiles
+from torchwise.realize.varying import ChangedModelError, Varied
 from torchwise.records import Decision
 from torchwise.runtime.alike import Known, is_of, ranks, recognized
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.circuit import Circuit
+from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.frames import without_frames
 from torchwise.runtime.latency import EVERY, Latency
 from torchwise.runtime.statistics import STAYS, Statistics
@@ -42,9 +45,6 @@ REFUSED_WAIT_S, LONGEST_REFUSED_WAIT_S = 1.0, 60.0
 """Seconds for which a frozen plan is left alone on calls that it would be compiled for: asking takes some 10 ms."""
 MEMORY_WAIT_S = 600.0
 """Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
-LEAST_CALLS = 1000
-"""Calls before anything is said of the share that the original answers: the first ones of a program are odd."""
-MOST_FALLBACKS = 0.05
 SLOWER = 1.5
 """Times the promised duration beyond which it is said that the plan is slower: one machine differs by less."""
 
@@ -97,13 +97,14 @@ class Dispatcher:
         self._proven: dict[Signature, Callable[..., Any]] = {}
         self._last: Known | None = None  # of the last signature that was proven anew
         self._realized: Realized | None = None
+        self._changed_since: Varied | None = None  # what, so that the plan must be made anew
         self._served: set[Signature] = set()  # signatures that the plan has answered, whatever became of it since
         self._circuits: dict[Signature, Circuit] = {}
         self._refused: dict[Any, Circuit] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
         self._memory = Circuit(failures=1, first_wait_s=MEMORY_WAIT_S)
-        self._is_alarmed = False
         self._lock = threading.Lock()
-        self._logged: set[str] = set()
+        self._fallbacks = Fallbacks(decision, "the original answers")
+        self._recompiles = Recompiles(told=self._recompiled, give_up=self._give_up)
         self._device, self._inference = decision.workload.device, decision.workload.mode == "inference"
         if canary is not None and not self._inference:
             raise InputError(
@@ -123,7 +124,7 @@ class Dispatcher:
             if self.stays:
                 self.statistics.stayed += 1
                 return self.original(*args, **kwargs)
-            if refusal not in self._logged:
+            if refusal not in self._fallbacks.said:
                 return self._original(refusal, args, kwargs)
             self.statistics.reasons[refusal] += 1
             return self.original(*args, **kwargs)
@@ -216,12 +217,20 @@ class Dispatcher:
 
     def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer by the original; where that raises too, the fault was the call's, and is not the plan's."""
-        if isinstance(error, FrozenError):  # which is no fault
+        is_stale = isinstance(error, ChangedModelError)
+        if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # which is no fault
             waits = Circuit(1, REFUSED_WAIT_S, longest_wait_s=LONGEST_REFUSED_WAIT_S)
             self._refused.setdefault((key, is_grad_enabled()), waits).failed()
             self._proven.pop(key, None)
             self._last = None
             return self._original(CHANGED, args, kwargs)
+        if isinstance(error, ChangedModelError):  # nor is that: the next call makes the plan anew
+            self._changed_since = error.varied
+            self._forget()
+            return self._original(f"{error}; the plan is made anew", args, kwargs)
+        if isinstance(error, RecompileLimitError):  # nor is that; what was compiled so far goes on answering
+            self._say_limit(error)
+            return self._original(error.reason, args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
         is_memory, told = isinstance(error, torch.OutOfMemoryError), ""
         if is_memory:  # first, so that the original has room
@@ -246,6 +255,25 @@ class Dispatcher:
             said = f"plan {plan} failed again ({kind}): calls of that signature go to the original for {wait_s:.0f} s"
             alert("plan_failed", said, error, plan=plan, failure=kind, wait_s=wait_s)
         return result
+
+    def _recompiled(self, what: str) -> None:
+        self.statistics.recompiles += 1
+        told = "torchwise: plan %s is made anew for a call that it has answered before: %s"
+        logger.info(told, self.decision.plan, what)
+
+    def _give_up(self, error: RecompileLimitError) -> None:
+        """Have the original answer from the next call on; this one is in the midst of what the plan became."""
+        self._say_limit(error)
+        self._refusal, self.stays = error.reason, False
+        self._proven.clear()
+        self._last = self._realized = None
+
+    def _say_limit(self, error: RecompileLimitError) -> None:
+        if error.reason not in self._fallbacks.said:
+            self._fallbacks.said.add(error.reason)
+            plan, count = str(self.decision.plan), self.statistics.recompiles
+            said = f"plan {plan}: {error}; the original answers"
+            alert("recompile_limit", said, plan=plan, reason=error.reason, recompiles=count)
 
     def _release(self, plan: str) -> None:
         """Free what the plan holds on the GPU, captured graphs and their memory, and leave it alone for a time."""
@@ -308,6 +336,8 @@ class Dispatcher:
 
     def _realize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Realized:
         if self._realized is None:
+            if self._changed_since is not None:
+                self._recompiles.again([self._changed_since], at_start=True)
             workload = self.decision.workload
             self._realized = realize(
                 self.original,
@@ -317,7 +347,9 @@ class Dispatcher:
                 mode=workload.mode,
                 borrow=self.borrow,
                 backend=self._backend,
+                recompiles=self._recompiles,
             )
+            self._changed_since = None
             if self._refusal is not None:  # it was closed meanwhile
                 self._forget()
                 raise UnsupportedError("the plan was given up while it was made ready")
@@ -325,27 +357,8 @@ class Dispatcher:
 
     def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.stays = reason == STAYS == self._refusal  # another thread may have closed it
-        if self.stays:
-            self.statistics.stayed += 1
-        else:
-            self.statistics.reasons[reason] += 1
-        if reason not in self._logged:
-            self._logged.add(reason)
-            level = logging.INFO if self.decision.plan.is_eager else logging.WARNING
-            logger.log(level, "torchwise: the original answers, because %s", reason)
-        if not self._is_alarmed and not self.decision.plan.is_eager and self.statistics.calls >= LEAST_CALLS:
-            self._look_at_rate()
+        self._fallbacks.count(reason, self.statistics)
         return self.original(*args, **kwargs)
-
-    def _look_at_rate(self) -> None:
-        if (rate := self.statistics.fallback_rate) > MOST_FALLBACKS:
-            self._is_alarmed = True
-            [(reason, times)] = self.statistics.original.most_common(1)
-            plan = str(self.decision.plan)
-            said = (
-                f"{rate:.0%} of {self.statistics.calls:,} calls went to the original and not to plan {plan}: {reason}"
-            )
-            alert("fallback_rate", said, plan=plan, rate=rate, reason=reason, times=times)
 
     def _look_at_speed(self, seconds: float) -> None:
         """Hold the median of late against what the decision promised, where it promised something for these inputs."""
@@ -390,6 +403,6 @@ class Dispatcher:
             return None
         if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
             return None
-        if NOT_PROVEN not in self._logged:
+        if NOT_PROVEN not in self._fallbacks.said:
             logger.info("torchwise: the plan was proven on %s, and is asked for %s", self.decision.inputs, given)
         return NOT_PROVEN

@@ -81,6 +81,7 @@ class _Collector:
         opened = CounterMetricFamily("torchwise_opened", "Times that failures closed the way to it.", labels=labels)
         compared = CounterMetricFamily("torchwise_compared", "Calls compared with the original.", labels=labels)
         mismatched = CounterMetricFamily("torchwise_mismatched", "Comparisons that differed.", labels=labels)
+        again = CounterMetricFamily("torchwise_recompiles", "Calls answered before that compiled anew.", labels=labels)
         firsts = CounterMetricFamily("torchwise_first_calls", "Calls that compiled or captured.", labels=labels)
         first_s = CounterMetricFamily("torchwise_first_calls_seconds", "Seconds that these took.", labels=labels)
         frozen = GaugeMetricFamily("torchwise_frozen", "Whether nothing more is compiled or captured.", labels=labels)
@@ -101,6 +102,7 @@ class _Collector:
             opened.add_metric(of, counts.opened)
             compared.add_metric(of, counts.compared)
             mismatched.add_metric(of, counts.mismatched)
+            again.add_metric(of, counts.recompiles)
             firsts.add_metric(of, counts.first_calls)
             first_s.add_metric(of, counts.first_calls_s)
             frozen.add_metric(of, dispatcher.is_frozen)
@@ -108,7 +110,7 @@ class _Collector:
                 compiles.add_metric(of, counts.compiles)
                 captures.add_metric(of, counts.captures)
             latency.add_metric(of, *_buckets(counts.latency))
-        yield from (optimized, by_reason, failures, opened, compared, mismatched, firsts, first_s)
+        yield from (optimized, by_reason, failures, opened, compared, mismatched, again, firsts, first_s)
         yield from (frozen, compiles, captures, latency)
 
 

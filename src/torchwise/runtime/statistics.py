@@ -30,6 +30,8 @@ class Statistics:
         opened: how often failures closed the way to the plan, for a time or for good.
         compared: calls that were also answered by the original, to compare.
         mismatched: those of them in which the answers differed.
+        recompiles: calls that the plan had answered before, and for which something was compiled or captured anew, as
+            something else than the inputs varied.
         first_calls: calls by which something was compiled or captured.
         first_calls_s: the seconds that these took.
         latency: durations of a sample of the plan's calls; on a GPU, of the work there.
@@ -44,6 +46,7 @@ class Statistics:
     opened: int = 0
     compared: int = 0
     mismatched: int = 0
+    recompiles: int = 0
     first_calls: int = 0
     first_calls_s: float = 0.0
     latency: Histogram = field(default_factory=Histogram)
@@ -92,6 +95,7 @@ class Statistics:
             "opened": self.opened,
             "compared": self.compared,
             "mismatched": self.mismatched,
+            "recompiles": self.recompiles,
             "first_calls": self.first_calls,
             "first_calls_s": self.first_calls_s,
             "compiles_since_freeze": self.compiles,

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
+from torchwise.alerts import alert
 from torchwise.errors import InputError
 from torchwise.realize import Signature, is_plain, realize, signature_of
+from torchwise.realize.recompiles import RecompileLimitError, Recompiles
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.step import RealizedStep
 from torchwise.records import Decision
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.dispatch import NOT_PROVEN
+from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.runtime.undo import Undo
@@ -70,6 +73,9 @@ class OptimizedStep:
         self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
         self._realized: RealizedStep | None = None
         self._changes: list[Changes] = []  # of the model and the loss, since the plan was made of them
+        self._fallbacks = Fallbacks(decision, "a training step is taken as written")
+        self._recompiles = Recompiles(told=self._recompiled, give_up=self._limit_reached, is_part=True)
+        self._limit: RecompileLimitError | None = None
         self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
@@ -96,6 +102,8 @@ class OptimizedStep:
         if undo is not None:
             self._taken[key] = taken + 1
         self.statistics.optimized += 1
+        if self._limit is not None:
+            self._stop_compiling(self._limit)
         self.original.advance()  # what the user's schedulers raise is no failure of the plan
         return loss
 
@@ -139,7 +147,8 @@ class OptimizedStep:
     def _plan(self, batch: tuple[Any, ...]) -> RealizedStep:
         if self._realized is None:
             device = self.decision.workload.device
-            made = realize(self.original, self.decision.plan, Example(batch), device=device, mode="training").call
+            plan, given = self.decision.plan, Example(batch)
+            made = realize(self.original, plan, given, device=device, mode="training", recompiles=self._recompiles).call
             assert isinstance(made, RealizedStep), "a plan that is not eager changes something of a step"
             self._realized = made
             called = (unwrapped(self.original.model), self.original.loss)
@@ -188,6 +197,7 @@ class OptimizedStep:
             undo()  # while the optimizer has the form in which the state was copied
         self.close()
         reason = f"the plan failed ({type(error).__name__})"
+        self._fallbacks.said.add(reason)  # by what follows
         loss = self._as_written(reason, batch)
         self._give_up(reason, f": {error}")
         self.statistics.failures[type(error).__name__] += 1
@@ -198,11 +208,26 @@ class OptimizedStep:
     def _give_up(self, reason: str, details: str = "") -> None:
         self.close()
         self._refusal = reason
+        self._fallbacks.said.add(reason)
         logger.warning("torchwise: training goes on as written, because %s%s", reason, details)
 
     def _as_written(self, reason: str, batch: tuple[Any, ...]) -> torch.Tensor:
-        self.statistics.reasons[reason] += 1
+        self._fallbacks.count(reason, self.statistics)
         return self.original(*batch)
+
+    def _recompiled(self, what: str) -> None:
+        self.statistics.recompiles += 1
+        logger.info("torchwise: plan %s is compiled anew for a batch like one before: %s", self.decision.plan, what)
+
+    def _limit_reached(self, error: RecompileLimitError) -> None:
+        self._limit = error  # the step is under way, and taken by the plan to its end
+
+    def _stop_compiling(self, error: RecompileLimitError) -> None:
+        """Take the steps that follow as written."""
+        self._limit = None
+        self._give_up(error.reason)
+        plan, count = str(self.decision.plan), self.statistics.recompiles
+        alert("recompile_limit", f"plan {plan}: {error}", plan=plan, reason=error.reason, recompiles=count)
 
 
 def _rebuilt(original: TrainStep, decision: Decision, refusal: str | None = None) -> OptimizedStep:

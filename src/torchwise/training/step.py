@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from torchwise import api, environment
+from torchwise.alerts import alert
 from torchwise.decide import History, decide
 from torchwise.realize import signature_of
+from torchwise.realize.recompiles import RecompileLimitError
 from torchwise.records import Decision
 from torchwise.records import Study as StudyRecord
 from torchwise.runtime import OptimizedStep, stale_because, unwrap
@@ -177,6 +179,15 @@ class RankedStep(OptimizedStep):
             logger.debug("torchwise: how the plan failed", exc_info=error)
             return error
         return None
+
+    def _stop_compiling(self, error: RecompileLimitError) -> None:
+        """Go on by the plan, as one rank cannot stop alone; it is said once."""
+        self._limit = None
+        if error.reason not in self._fallbacks.said:
+            self._fallbacks.said.add(error.reason)
+            plan, count = str(self.decision.plan), self.statistics.recompiles
+            said = f"plan {plan}: {error}; it goes on compiling, as one rank cannot stop alone"
+            alert("recompile_limit", said, plan=plan, reason=error.reason, recompiles=count)
 
     def _failed(self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]) -> torch.Tensor:
         del undo, batch

@@ -15,9 +15,12 @@ from torchwise.errors import UnsupportedError, did_you_mean
 from torchwise.plan import Plan
 from torchwise.plan.rules import CUDA_GRAPH_MODES
 from torchwise.realize import dependent_launch, rolled
+from torchwise.realize.backends.callback import CompileCallback, compile_with
 from torchwise.realize.backends.freezing import Freezing
 from torchwise.realize.cache_key import tell_autocasts_apart
+from torchwise.realize.glance import Reads
 from torchwise.realize.lean import Straight
+from torchwise.realize.recompiles import Recompiles
 from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
 from torchwise.realize.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
@@ -37,9 +40,10 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     options, straight = _options(plan), Straight(call)
     backend = _backend(plan, options)
     apart = _apart(plan, call, lambda: backend or rolled.inductor(tuple(sorted(options.items()))))
-    noted: dict[str, Any] = {"guard_filter_fn": straight.guard_filter, **({} if backend or apart else options)}
-    steady: Callable[..., Any] = torch.compile(call, backend=apart or backend or "inductor", options=noted)
-    made = Compiled(steady, straight, plan, [used for used in (backend, apart) if hasattr(used, "effective")])
+    used = apart or backend or torch._TorchCompileInductorWrapper("default", options, None)
+    settings = functools.partial(while_compiling, plan)
+    steady, callback = compile_with(call, used, straight, settings, is_dynamic=plan.shapes == "dynamic")
+    made = Compiled(steady, callback, straight, plan, [used for used in (backend, apart) if hasattr(used, "effective")])
     if isinstance(apart, Freezing):
         weakref.finalize(made, apart.release).atexit = False
     return made
@@ -83,12 +87,14 @@ class Compiled:
     def __init__(
         self,
         steady: Callable[..., Any],
+        callback: CompileCallback,
         straight: Straight,
         plan: Plan,
         backends: Sequence[Any] = (),
     ) -> None:
         functools.update_wrapper(self, steady)
-        self._steady = steady
+        self._compiled = steady
+        self._callback = callback
         self._straight = straight
         self._plan = plan
         self._watched = [*backends, *_passes(plan)]
@@ -117,26 +123,37 @@ class Compiled:
         """Return what answers calls of this signature, which was called before, without looking it up."""
         return self._ways.get(signature_of(args, dict(kwargs)), self)
 
+    def count_in(self, recompiles: Recompiles) -> None:
+        """Have it counted there how often something is compiled anew, and what varies."""
+        self._callback.recompiles = recompiles
+
+    def reads(self) -> Reads | None:
+        """Return the attributes of the module that what is compiled depends on; None where it may be any."""
+        return self._straight.reads()
+
     def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
-        self._straight.forget(args, kwargs)
+        before = self._straight.look(args, kwargs)
         with contextlib.ExitStack() as effective:
             for changing in self._watched:
                 effective.enter_context(changing.effective())
-            result = owned(self._guarded)(*args, **kwargs)
+            self._callback.expected = threading.get_ident()
+            try:
+                result = owned(self._steady)(*args, **kwargs)
+            finally:
+                self._callback.expected = None
         # It calls itself, or changed what it was given; or there are many kinds of call, such as lengths of texts, and
         # each straight way keeps what it looks at.
         if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MOST_STRAIGHT:
-            self._ways[signature] = owned(self._guarded)
+            self._ways[signature] = owned(self._steady)
         else:
-            self._ways[signature] = owned(self._straight.way(self._steady, self._guarded, args, kwargs))
+            self._ways[signature] = owned(self._straight.path(self._steady, args, kwargs, before))
         return result
 
-    def _guarded(self, *args: Any, **kwargs: Any) -> Any:
+    def _steady(self, *args: Any, **kwargs: Any) -> Any:
         """Answer by Dynamo's own way, which compiles anew, as the plan says, for whatever is new."""
-        self._straight.tighten()
-        with while_compiling(self._plan):
-            return self._steady(*args, **kwargs)
+        self._callback.calls += 1
+        return self._compiled(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -149,7 +166,7 @@ def while_compiling(plan: Plan) -> Iterator[None]:
     # What `torch.compile(dynamic=...)` sets; static also means that a second shape does not turn the first dynamic. And
     # a hook that is registered later must be noticed, which Dynamo by itself leaves out.
     # The limits, after which Dynamo leaves a call to eager without a word, count compilations of one code object, which
-    # all modules of a class share; how many there are is bounded by the signatures that were proven.
+    # all modules of a class share: a plan has a limit of its own (`Recompiles`).
     settings = dynamo.patch(
         assume_static_by_default=not dynamic,
         automatic_dynamic_shapes=dynamic,

@@ -17,6 +17,8 @@ from torchwise.realize.capture.graph import flat_places, overlap, record, record
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, settings_now, situation_of
+from torchwise.realize.glance import Reads
+from torchwise.realize.recompiles import Recompiles
 from torchwise.realize.signature import signature_of
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
@@ -39,6 +41,15 @@ class CapturedCall:
     whatever a function closes over, tensors that are rebound there included. Streams that the module computes on itself
     should be its own: what it computes on them elsewhere meanwhile may share a workspace with a replay.
 
+    Args:
+        call: what is recorded.
+        module: what it is made of, if it is a module.
+        device: "cuda".
+        mode: "inference".
+        borrow: whether the graph's own outputs are returned, which the next call overwrites.
+        recompiles: counts new captures after changes, and bounds them.
+        reads: returns the plain attributes that the call depends on, where that is known once it was compiled.
+
     Raises (on call):
         UnsupportedError: gradients are enabled and an input requires them (those of weights are not looked at), a
             tensor lies elsewhere than on the GPU, an input is sparse or nested, an output is in an object that cannot
@@ -56,6 +67,8 @@ class CapturedCall:
         device: str,
         mode: str,
         borrow: bool = False,
+        recompiles: Recompiles | None = None,
+        reads: Callable[[], Reads | None] | None = None,
     ) -> None:
         if device != "cuda":
             raise UnsupportedError(f"capture is {self.kind!r}, but device is {device!r}: only CUDA has graphs")
@@ -74,7 +87,8 @@ class CapturedCall:
         self._raw_stream = torch._C._cuda_getCurrentRawStream  # as Inductor's generated code asks; 20 times quicker
         self._last = torch.cuda.current_stream()
         self._last_raw = self._last.cuda_stream
-        self._watch = ModuleWatch(module)
+        self._recompiles = recompiles
+        self._watch = ModuleWatch(module, reads or (lambda: None))
         self._writes_state = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,12 +182,14 @@ class CapturedCall:
             if not self._graphs:
                 _dropped(others)
         if self._watch.changed():
-            self._forget_if_changed()
+            self._drop()
+            self._look()
             raise UnsupportedError(
                 "the call replaces tensors, submodules, attributes or the training mode of its own module, which a "
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
+        self._watch.look()  # from now on at what matters alone: by now it is known what the call reads
         return replays
 
     def _replays(
@@ -205,6 +221,8 @@ class CapturedCall:
 
     def _forget_if_changed(self) -> None:
         if self._watch.changed():
+            if self._graphs and self._recompiles is not None:
+                self._recompiles.again([self._watch.difference()], at_start=True)
             self._drop()
             self._look()
 

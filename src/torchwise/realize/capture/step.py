@@ -21,6 +21,8 @@ from torchwise.realize.capture.obstacle import refused
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
 from torchwise.realize.capture.training import TrainingState
+from torchwise.realize.recompiles import Recompiles
+from torchwise.realize.varying import STATE, Varied
 from torchwise.workload import trees
 
 logger = logging.getLogger("torchwise")
@@ -76,6 +78,7 @@ class CapturedStep:
         modules: those that it trains, or whose buffers it writes to.
         optimizers: those that it steps.
         scalers: the `torch.amp.GradScaler`s that it uses; their optimizers must be fused.
+        recompiles: counts new captures after changes, and bounds them.
 
     Raises:
         UnsupportedError: (on the first or second call) the step cannot be captured; (on a later one) a tensor of the
@@ -88,8 +91,10 @@ class CapturedStep:
         modules: Sequence[torch.nn.Module] = (),
         optimizers: Sequence[torch.optim.Optimizer] = (),
         scalers: Sequence[torch.amp.GradScaler] = (),
+        recompiles: Recompiles | None = None,
     ) -> None:
         self._step = step
+        self._recompiles = recompiles
         self._state = TrainingState(modules, optimizers, scalers)
         self._graphs: dict[Situation, Recorded] = {}
         self._seen: set[Situation] = set()
@@ -156,6 +161,9 @@ class CapturedStep:
 
     def _start_over(self, reason: str) -> None:
         if self._graphs:
+            if self._recompiles is not None:
+                place = reason.partition(" was ")[0]
+                self._recompiles.again([Varied(place, place, STATE)], at_start=True)
             way_out = "; a tensor on CUDA in its place could change without that" if " of group " in reason else ""
             self._tell(f"the training step is captured anew, because {reason}{way_out}", reason.partition(" was ")[0])
         self._graphs.clear()

@@ -1,0 +1,36 @@
+"""How often something is done that pays off later, such as looking for a faster way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SHARE = 0.05
+"""Of the time, which may be spent on it."""
+
+
+class Pace:
+    """Says when something may be done again: at once, and then so that it takes no more than a share of the time.
+
+        if pace.is_due():
+            with pace:
+                ...
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = self._next = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it may be done now."""
+        return self._clock() >= self._next
+
+    def __enter__(self) -> None:
+        self._began = self._clock()
+
+    def __exit__(self, *_error: object) -> None:
+        now = self._clock()
+        self._next = now + (now - self._began) / SHARE
