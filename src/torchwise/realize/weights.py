@@ -178,7 +178,7 @@ class DerivedWeights:
 
     def _refresh_buffer(self, source: torch.Tensor | None, copied: dict[str, torch.Tensor | None], name: str) -> None:
         target = copied[name]
-        if source is None or target is None or source.shape != target.shape or source.device != target.device:
+        if source is None or target is None or target.is_inference() or not _fits(source, target):
             copied[name] = None if source is None else _derive(source, self._plan)  # it grew, or shrank
         else:
             target.copy_(source)
@@ -292,6 +292,10 @@ def _like(kept: torch.Tensor | None, written: torch.Tensor | None) -> torch.Tens
 
 def _count(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _fits(source: torch.Tensor, target: torch.Tensor) -> bool:
+    return source.shape == target.shape and source.device == target.device
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
