@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchwise import environment
-from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.findings.evidence import Evidence, Fix
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.observed import Observed
 from torchwise.diagnose.stages import Code
@@ -24,6 +24,7 @@ from torchwise.records.explanation import (
     Place,
     Price,
     Stage,
+    Tried,
 )
 from torchwise.records.watched import Compilation, Watched
 from torchwise.workload import WorkloadSpec
@@ -62,9 +63,14 @@ class FixedPrices:
     """Every mend saves what it was told; what was asked for is kept."""
 
     def __init__(
-        self, found: Price | None = None, a_break: Interval | None = None, unguarded: Price | None = None
+        self,
+        found: Price | None = None,
+        a_break: Interval | None = None,
+        unguarded: Price | None = None,
+        fixes: dict[str, Tried] | None = None,
     ) -> None:
         self.asked: list[Any] = []
+        self._fixes = fixes or {}
         self._found, self._break, self._unguarded = found, a_break, unguarded or found
 
     def of_plan(self, plan: Plan) -> Price | None:
@@ -78,6 +84,10 @@ class FixedPrices:
     def under(self, setting: str) -> Price | None:
         self.asked.append(setting)
         return self._found
+
+    def tried(self, fix: Fix) -> Tried | None:
+        self.asked.append(fix.kind)
+        return self._fixes.get(fix.kind)
 
     def of_a_break(self) -> Interval | None:
         self.asked.append("a break")

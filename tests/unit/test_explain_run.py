@@ -11,7 +11,7 @@ from torch import nn
 from torchwise.diagnose.explain import explain
 from torchwise.diagnose.stages import CAPTURE, EXECUTION, GENERATION
 from torchwise.errors import BaselineError, PlanError
-from torchwise.records.explanation import Explanation
+from torchwise.records.explanation import Basis, Explanation
 
 
 class Branching(nn.Module):
@@ -41,20 +41,33 @@ def test_a_break_is_found_with_its_place_and_price(tmp_path: Path) -> None:
 
 
 class Counting(nn.Module):
+    """Counts its calls, and would be several times as fast compiled."""
+
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return x.cos() + self.calls
+        for _ in range(5):
+            x = torch.relu(x * 1.01 + 0.1) - x * 0.5
+        return x
 
 
 @pytest.mark.slow
-def test_a_model_that_is_compiled_until_the_limit_is_said_to_run_in_eager() -> None:
-    told = explain(Counting(), (torch.ones(64),), budget=0)
-    (found,) = [one for one in told.findings if one.kind == "recompile"]
-    assert "until PyTorch gave up and ran it in eager" in found.title
+def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None:
+    told = explain(Counting(), (torch.ones(512, 512),), budget=3)
+    first = told.findings[0]
+    assert first.kind == "recompile"
+    assert "PyTorch gave up, and runs it in eager on every call" in first.title
+    assert first.price is not None
+    assert (first.price.basis, first.price.per_call_s.low > 0) == (Basis.MEASURED, True)
+    # What is left of a call under the fix is a small part of it.
+    assert first.price.per_call_s.mid > told.measurement.candidate_time.mid / 4
+    assert "allow_unspec_int_on_nn_module = True" in first.mend
+    assert "dynamic=True" not in first.mend
+    assert first.tried[0].helps
+    assert any("not priced, because the budget was spent" in note for note in told.notes)
 
 
 def test_a_plan_must_be_one() -> None:

@@ -15,6 +15,7 @@ from torchwise.diagnose import findings, kernels
 from torchwise.diagnose.capturable import capturable
 from torchwise.diagnose.explain import Inquiry
 from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.fix_trials import varying_sizes
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.observed import Observed, observe
 from torchwise.diagnose.prices import PairedPrices, profiles
@@ -182,6 +183,8 @@ def _look(
         observed=observed,
         has_rnn=isinstance(workload.call, torch.nn.Module) and has_rnn(workload.call),
         has_static_form=has_static_form(workload.call),
+        varying=varying_sizes(workload.call, workload.examples),
+        calls=inquiry.job.workload.calls,
     )
 
 

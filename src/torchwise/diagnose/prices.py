@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torchwise.diagnose.findings.evidence import Fix
+from torchwise.diagnose.fix_trials import settle
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.saving import BLOCK_S, saving, saving_anywhere
+from torchwise.diagnose.settings import patched
 from torchwise.diagnose.twin import twin
 from torchwise.errors import first_line, raised
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Interval, Measurement
-from torchwise.records.explanation import Basis, Price
+from torchwise.records.explanation import Basis, Price, Tried
+from torchwise.report import format as show
 from torchwise.trial.arena import Arena, Calls
 
 BREAKS = 2
@@ -45,6 +48,7 @@ class PairedPrices:
         self._arena, self._run, self._stage = arena, run, stage
         self._end = time.perf_counter() + budget_s
         self._known: dict[Plan | str, Price | None] = {}
+        self._tried: dict[Fix, Tried | None] = {}
         self._break: list[Interval | None] = []
 
     def of_plan(self, plan: Plan) -> Price | None:
@@ -63,6 +67,12 @@ class PairedPrices:
     def under(self, setting: str) -> Price | None:
         """Return what compiling under a setting of PyTorch saves."""
         return self._price(setting, lambda: self._set(setting))
+
+    def tried(self, fix: Fix) -> Tried | None:
+        """Try a fix on a copy of the model; None where the budget was spent."""
+        if fix not in self._tried:
+            self._tried[fix] = None if self._is_over(fix.code) else self._try(fix)
+        return self._tried[fix]
 
     def of_a_break(self) -> Interval | None:
         """Return the seconds that one graph break costs here by itself."""
@@ -101,6 +111,25 @@ class PairedPrices:
             return None
         return Price(
             saving_anywhere(found), Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
+        )
+
+    def _try(self, fix: Fix) -> Tried:
+        self._stage(f"try: {fix.code}")
+        try:
+            settled = settle(fix, self._arena)
+            if not settled.is_steady:
+                return Tried(fix.code, False, settled.in_words, compilations=settled.compilations)
+            found = self._arena.measure(settled.calls, self._run, block_s=BLOCK_S)
+        except Exception as error:  # what a fix does to somebody's model may raise anything: it then does not help
+            return Tried(fix.code, False, f"failed with {first_line(raised(error))}")
+        times = [show.seconds(time.mid) for time in (found.candidate_time, found.baseline_time)]
+        how = f"timed in alternation, {len(found.candidate_s)} rounds: {fix.code}"
+        return Tried(
+            fix.code,
+            settled.is_alike,
+            f"{settled.in_words}; {times[0]} a call in place of {times[1]}",
+            Price(saving_anywhere(found), Basis.MEASURED, how),
+            settled.compilations,
         )
 
     def _planned(self, plan: Plan) -> Calls:
@@ -161,21 +190,6 @@ def cost_of_a_break(device: str) -> Interval:
 def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:
     mend, run = Mix((candidate,), (1.0,)), Mix((baseline,), (1.0,))
     return measure_pair(mend, run, Clock(device), Precision(0.03, 1.5, BLOCK_S))
-
-
-@contextlib.contextmanager
-def patched(setting: str) -> Iterator[None]:
-    """Hold a setting of PyTorch, written as "torch._dynamo.config.capture_scalar_outputs = True".
-
-    Raises:
-        ValueError: it is not written so.
-    """
-    name, _, value = setting.partition("=")
-    module, _, attribute = name.strip().rpartition(".")
-    if not module.startswith("torch.") or not module.endswith("config") or value.strip() not in ("True", "False"):
-        raise ValueError(f"setting is {setting!r}, but must be such as torch._dynamo.config.name = True")
-    with importlib.import_module(module).patch({attribute: value.strip() == "True"}):
-        yield
 
 
 def _more_compilations() -> Any:

@@ -39,6 +39,15 @@ def trace_seconds() -> dict[str, float]:
     return {key.replace("_", "/"): value for key, value in seconds.copy().items()}
 
 
+def forget_what_varied() -> None:
+    """Have PyTorch forget which sizes and numbers it saw vary: what is compiled next makes none of them dynamic.
+
+    Raises:
+        UnsupportedError: this version has no such name.
+    """
+    _looked_up(_CODE_STATE)()
+
+
 def _looked_up(name: tuple[str, str]) -> Any:
     from torchwise.realize import private  # here, as `torchwise.watch` is named where there may be no torch
 
@@ -48,5 +57,6 @@ def _looked_up(name: tuple[str, str]) -> Any:
 _TRACE_LOG = ("torch._logging._internal", "trace_log")
 _COUNTERS = ("torch._dynamo.utils", "counters")
 _TRACE_SECONDS = ("torch._logging._internal", "structured_logging_overhead")
-NAMES = (_TRACE_LOG, _COUNTERS, _TRACE_SECONDS)
+_CODE_STATE = ("torch._dynamo.pgo", "reset_code_state")
+NAMES = (_TRACE_LOG, _COUNTERS, _TRACE_SECONDS, _CODE_STATE)
 """Every private name used."""

@@ -105,6 +105,7 @@ _WORDS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     ),
     (re.compile(r"GLOBAL_STATE changed: (?P<names>.+)"), _global),
     (re.compile(r"len\((?P<source>.+)\) == (?P<want>\d+)$"), lambda hit: f"the length of {hit['source']}"),
+    (re.compile(r"not (?P<source>[\w.\[\]']+)$"), lambda hit: f"the length of {hit['source']}"),
     (
         re.compile(r"___check_(?:obj|type)_id\((?P<source>.+?), \d+\)(?:, type=(?P<type>.+))?"),
         lambda hit: f"which object {hit['source']} is" + (f" (it was {hit['type']})" if hit["type"] else ""),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchwise.realize.weights import share
+from torchwise.workload.copying import deep_copy
 
 
 def twin(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,6 +29,24 @@ def twin(call: Callable[..., Any]) -> Callable[..., Any]:
     other = share(call)
     other.__class__ = type(kind.__name__, (kind,), {"forward": _copied(forward), "__module__": kind.__module__})
     return other
+
+
+def fresh_copy(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a module with its state and its parts' code, which shares its parameters; a function's twin.
+
+    Raises:
+        WorkloadError: something in it cannot be copied.
+    """
+    if not isinstance(call, torch.nn.Module):
+        return twin(call)
+    copied: torch.nn.Module = deep_copy(call, {id(parameter): parameter for parameter in call.parameters()})
+    kinds: dict[type, type] = {}
+    for part in copied.modules():
+        kind, forward = type(part), type(part).forward
+        if isinstance(forward, types.FunctionType) and not kind.__module__.startswith("torch."):
+            body = {"forward": _copied(forward), "__module__": kind.__module__}
+            part.__class__ = kinds.setdefault(kind, type(kind.__name__, (kind,), body))
+    return copied
 
 
 def _copied(function: types.FunctionType) -> types.FunctionType:

@@ -78,6 +78,25 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """One fix that was tried on a copy of the model.
+
+    Attributes:
+        fix: what was done: code where it is code.
+        helps: whether it is recommended.
+        seen: what came of it, in words.
+        price: what it saves; None where it could not be timed.
+        compilations: how often the function was compiled under it.
+    """
+
+    fix: str
+    helps: bool
+    seen: str
+    price: Price | None = None
+    compilations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that costs time.
 
@@ -89,6 +108,7 @@ class Finding:
         price: what that would save; None where it is neither known nor can be estimated.
         places: where in the program.
         plan: that is the mend, where a plan is.
+        tried: fixes that were tried, those that do not help included.
     """
 
     kind: str
@@ -98,6 +118,7 @@ class Finding:
     price: Price | None = None
     places: tuple[Place, ...] = ()
     plan: Plan | None = None
+    tried: tuple[Tried, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

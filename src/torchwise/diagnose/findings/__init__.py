@@ -23,18 +23,19 @@ __all__ = ["Evidence", "Prices", "find"]
 
 SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     slower.find,
-    recompiles.find,
     fallbacks.find,
     roofline.find,
 )
 """These know their price from what was seen."""
 TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
+    recompiles.find_given_up,
     complexes.find,
     rnn.find,
     breaks.find,
     guards.find,
     host.find,
     waits.find,
+    recompiles.find_repeated,
 )
 """These have a mend tried, in the order in which they spend the budget: what gains most comes first."""
 

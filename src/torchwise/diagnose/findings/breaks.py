@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated
+from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated, left_to_eager
 from torchwise.records.explanation import Finding, Place, Price
 from torchwise.records.watched import Break, FallbackKind
 from torchwise.report import format as show
@@ -37,20 +37,6 @@ def _mend(one: Break) -> str:
     return f"{one.mend.text.removesuffix('.')}. Or set {one.mend.setting}. {one.mend.consequence}".rstrip()
 
 
-def _uncompiled(evidence: Evidence, breaks: int) -> Price:
-    """Work out what compiling could save of a function that runs as written: fusion, and the time between kernels."""
-    seen = evidence.execution
-    fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
-    most = (fusible + seen.call_s.mid * seen.host_share) / breaks
-    return estimated(
-        0.0,
-        most / 2,
-        most,
-        "compiling what is left uncompiled saves at most the time in which no kernel runs, and half of the kernels "
-        "that could be fused",
-    )
-
-
 def _is_given_up(evidence: Evidence) -> bool:
     """Whether it was compiled too often, and runs in eager: then nothing breaks any more."""
     limited = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
@@ -68,7 +54,7 @@ def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price
     if one.mend and "=" in one.mend.setting and (price := prices.under(one.mend.setting)):
         return price
     if one.whole or _is_given_up(evidence):
-        return _uncompiled(evidence, breaks)
+        return left_to_eager(evidence, breaks)
     if (alone := prices.of_a_break()) is None:
         return None
     times = max(evidence.profiled.lookups - 1, 1.0) / breaks

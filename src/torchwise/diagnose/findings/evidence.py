@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torchwise.diagnose.kernels import Profiled
 from torchwise.diagnose.observed import Observed
@@ -11,8 +11,9 @@ from torchwise.diagnose.stages import Code
 from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
-from torchwise.records.explanation import Basis, Execution, Kernel, Price
-from torchwise.records.watched import Watched
+from torchwise.records.explanation import Basis, Execution, Kernel, Price, Tried
+from torchwise.records.watched import Frame, Watched
+from torchwise.workload import DEFAULT_CALLS
 
 COMPILED = Plan(backend="inductor")
 
@@ -32,6 +33,8 @@ class Evidence:
         observed: the plain model, operator by operator.
         has_rnn: whether the model has one among its parts.
         has_static_form: whether the model declares one.
+        varying: sizes in which the examples differ: the tensor, as the code names it, and the dimension.
+        calls: expected in each process, over which seconds that are saved once are spread.
     """
 
     device: str
@@ -44,6 +47,8 @@ class Evidence:
     observed: Observed
     has_rnn: bool = False
     has_static_form: bool = False
+    varying: tuple[tuple[str, int], ...] = ()
+    calls: int = DEFAULT_CALLS
 
     @property
     def base(self) -> Plan:
@@ -79,6 +84,28 @@ class Evidence:
         return self.profiled.kernels
 
 
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """Something that may keep a function from being compiled anew, as it is tried on a copy of the model.
+
+    Attributes:
+        kind: "setting" of PyTorch; "dynamic" shapes; "mark" dimensions of the inputs as dynamic; "held": what varies is
+            not asked about, as where the caller keeps it; "tensor": a number becomes a tensor.
+        code: what is done, as it is printed.
+        advice: what to do, in a sentence, where it helps.
+        sources: what varies, as PyTorch names it.
+        dims: of "mark", the tensors and dimensions.
+        of: the function that is compiled anew.
+    """
+
+    kind: Literal["setting", "dynamic", "mark", "held", "tensor"]
+    code: str
+    advice: str
+    sources: tuple[str, ...] = ()
+    dims: tuple[tuple[str, int], ...] = ()
+    of: Frame | None = None
+
+
 class Prices(Protocol):
     """Times a run with and without a mend. What cannot be priced is None, and why is noted."""
 
@@ -91,6 +118,9 @@ class Prices(Protocol):
     def under(self, setting: str) -> Price | None:
         """Return what compiling under a setting of PyTorch saves, written as "torch._dynamo.config.x = True"."""
 
+    def tried(self, fix: Fix) -> Tried | None:
+        """Try a fix on a copy of the model: how often it is then compiled, whether it answers alike, what it saves."""
+
     def of_a_break(self) -> Interval | None:
         """Return the seconds that one graph break costs here by itself, with next to no guards and nothing to fuse."""
 
@@ -98,3 +128,22 @@ class Prices(Protocol):
 def estimated(low: float, mid: float, high: float, how: str) -> Price:
     """Return a price that nobody timed."""
     return Price(Interval(low, mid, high), Basis.ESTIMATED, how)
+
+
+def left_to_eager(evidence: Evidence, among: int) -> Price:
+    """Work out what compiling could save of a function that runs as written: fusion, and the time between kernels.
+
+    Args:
+        evidence: of the run.
+        among: how many functions share what there is to save.
+    """
+    seen = evidence.execution
+    fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
+    most = (fusible + seen.call_s.mid * seen.host_share) / among
+    return estimated(
+        0.0,
+        most / 2,
+        most,
+        "compiling what is left uncompiled saves at most the time in which no kernel runs, and half of the kernels "
+        "that could be fused",
+    )

@@ -1,35 +1,222 @@
-"""Recompilations: what was compiled did not hold for another call, and seconds went into doing it again."""
+"""Recompilations: what was compiled did not hold for another call, and was compiled again, or given up for good."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from torchwise.diagnose.findings.evidence import Evidence
+from torchwise.diagnose.findings.evidence import Evidence, Fix, Prices, left_to_eager
 from torchwise.records import Interval
-from torchwise.records.explanation import Basis, Finding, Place, Price
-from torchwise.records.watched import FallbackKind
+from torchwise.records.explanation import Basis, Finding, Place, Price, Tried
+from torchwise.records.watched import FallbackKind, Frame, Recompile
+
+NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
+STATE_SIZES = "torch._dynamo.config.force_parameter_static_shapes = False"
+_VALUE = re.compile(r"^(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$")
+_ASKED = re.compile(r"^(?:len\(|not |___check_obj_id\()|== | is ")
+"""Guards that ask for a value, a length or an object: whatever varies may be kept out of what is compiled."""
+_SIZE = re.compile(r"(size|stride) mismatch|\.size\(\)\[")
+_ATTRIBUTE = re.compile(r"^(?P<holder>.+)\.(?P<name>[^\W\d]\w*)$")
+_SUBMODULE = re.compile(r"\._modules\['([^\W\d]\w*)'\]")
 
 
-def find(evidence: Evidence) -> Iterator[Finding]:
-    """Find what was compiled again over the given inputs, and what was given up for it."""
-    limited = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
-    seconds = {one.compile_id: one.seconds for one in evidence.watched.compilations if one.is_forward}
-    told: set[str] = set()
+def find_given_up(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+    """Find each function that was compiled so often that it runs in eager: that costs time on every call."""
+    for of, again in _by_function(evidence).items():
+        if is_given_up(of, evidence):
+            yield _finding(of, again, evidence, prices)
+
+
+def find_repeated(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
+    """Find each other function that was compiled again, which costs seconds once."""
+    for of, again in _by_function(evidence).items():
+        if not is_given_up(of, evidence):
+            yield _finding(of, again, evidence, prices)
+
+
+def _by_function(evidence: Evidence) -> dict[Frame, list[Recompile]]:
+    found: dict[Frame, list[Recompile]] = {}
     for one in evidence.watched.recompiles:
-        again = sum(seconds.get(name, 0.0) for name in one.compile_ids if name not in told)
-        told.update(one.compile_ids)  # several guards may have failed at once
-        yield Finding(
-            "recompile",
-            f"{one.function} was compiled again {one.count} time{'s' * (one.count != 1)}"
-            + (", until PyTorch gave up and ran it in eager" if limited else ""),
-            f"{one.varies or 'what it was compiled for changed'} (the guard that failed: {one.guard})",
-            "mark what varies, with torch._dynamo.mark_dynamic(tensor, dimension) or torch.compile(dynamic=True), or "
-            "keep it constant; torchwise.shapes pads to a few sizes",
-            Price(
-                Interval(0.0, 0.0, 0.0),
-                Basis.MEASURED,
-                "seconds of compiling again, once in each process; a steady call costs the same",
-                again,
-            ),
-            (Place(one.file, one.line, one.function), *(Place(f.file, f.line, f.function) for f in one.stack[-1:])),
-        )
+        found.setdefault(Frame(one.file, one.line, one.function), []).append(one)
+    return found
+
+
+def is_given_up(of: Frame, evidence: Evidence) -> bool:
+    """Whether a function was compiled so often that PyTorch runs it in eager for good."""
+    limits = [one for one in evidence.watched.fallbacks if one.kind is FallbackKind.RECOMPILE_LIMIT]
+    return any((one.file, one.line, one.function) == (of.file, of.line, of.function) for one in limits)
+
+
+def _finding(of: Frame, again: list[Recompile], evidence: Evidence, prices: Prices) -> Finding:
+    given_up, count = is_given_up(of, evidence), sum(one.count for one in again)
+    seconds = _seconds(again, evidence)
+    tried: list[tuple[Fix, Tried]] = []
+    for fix in fixes(of, again, evidence):
+        if fix.kind == "tensor" and any(seen.helps for _, seen in tried):
+            continue  # it changes more of the code
+        if seen := prices.tried(fix):
+            tried.append((fix, _judged(seen, count, seconds, given_up, evidence)))
+    helping = [(fix, seen) for fix, seen in tried if seen.helps]
+    best = _best(helping, evidence)
+    others = [fix.advice for fix, _ in helping if best is None or fix is not best[0]]
+    return Finding(
+        "recompile",
+        f"{of.function} was compiled again {count} time{'s' * (count != 1)}"
+        + (": PyTorch gave up, and runs it in eager on every call" if given_up else ""),
+        "; ".join(
+            dict.fromkeys(
+                f"{one.varies or 'what it was compiled for changed'} (the guard: {one.guard})" for one in again
+            )
+        ),
+        " Or: ".join([best[0].advice, *others]) if best else f"By hand, and not tried: {_by_hand(again)}",
+        best[1].price if best else _lost(given_up, seconds, [seen for _, seen in tried], evidence),
+        _places(of, again),
+        tried=tuple(seen for _, seen in tried),
+    )
+
+
+def _places(of: Frame, again: list[Recompile]) -> tuple[Place, ...]:
+    inside = [frame for one in again for frame in one.stack[-1:]]
+    return tuple(Place(frame.file, frame.line, frame.function) for frame in dict.fromkeys([of, *inside]))
+
+
+def _seconds(again: list[Recompile], evidence: Evidence) -> float:
+    """Return the seconds of compiling again; several guards may have failed at once."""
+    ids = {name for one in again for name in one.compile_ids}
+    return sum(one.seconds for one in evidence.watched.compilations if one.is_forward and one.compile_id in ids)
+
+
+def _judged(seen: Tried, count: int, seconds: float, given_up: bool, evidence: Evidence) -> Tried:
+    """Say whether a fix that works is worth having, with the seconds of compiling that it saves in each process."""
+    if seen.price is None:
+        return seen
+    spared = max(count + 1 - seen.compilations, 0) / max(count, 1)
+    price = replace(seen.price, once_s=seconds * spared if seen.helps else 0.0)
+    gains = price.per_call_s.low > 0 if given_up else spared > 0 and price.over(evidence.calls) > 0
+    words = seen.seen if gains or not seen.helps else f"{seen.seen}: no gain"
+    return replace(seen, helps=seen.helps and gains, price=price, seen=words)
+
+
+def _best(helping: list[tuple[Fix, Tried]], evidence: Evidence) -> tuple[Fix, Tried] | None:
+    """Return what saves most; of what cannot be told apart, what stands first, as it changes least."""
+
+    def saved(pair: tuple[Fix, Tried]) -> float:
+        return pair[1].price.over(evidence.calls) if pair[1].price else 0.0
+
+    most = max(helping, key=saved, default=None)
+    if most is None or most[1].price is None:
+        return most
+    least = most[1].price.per_call_s.low
+    return next(pair for pair in helping if pair[1].price and pair[1].price.per_call_s.high >= least)
+
+
+def _lost(given_up: bool, seconds: float, tried: list[Tried], evidence: Evidence) -> Price:
+    """Return what is lost where no fix that was tried helps."""
+    if not given_up:
+        nothing = Interval(0.0, 0.0, 0.0)
+        how = "seconds of compiling again, once in each process; a steady call costs the same"
+        return Price(nothing, Basis.MEASURED, how, seconds)
+    held = [seen.price for seen in tried if seen.price and seen.price.per_call_s.low > 0]
+    if not held:
+        return left_to_eager(evidence, 1)
+    most = max(held, key=lambda price: price.per_call_s.mid)
+    how = f"what code that was compiled once would save, were what varies constant; {most.how}"
+    return Price(most.per_call_s, Basis.ESTIMATED, how)
+
+
+def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
+    """Return what may help, by what varies: what changes least stands first."""
+    if evidence.plan is not None:  # a plan sets these itself
+        return []
+    found = []
+    sizes = [one for one in again if _SIZE.search(one.guard)]
+    if any(map(_is_held, sizes)):
+        found.append(_setting(STATE_SIZES, "sizes of the model's own tensors become symbols"))
+    if any(_number(one) is not None and _is_held(one) for one in again):
+        found.append(_setting(NUMBERS, "whole numbers that the model holds become symbols"))
+    if sizes and evidence.varying:
+        found.append(_marks(evidence.varying))
+    given = [one for one in again if not _is_held(one) and not one.source.startswith("G[")]
+    if any(one in sizes or _number(one) is not None for one in given):
+        found.append(Fix("dynamic", "torch.compile(model, dynamic=True)", "Compile with `dynamic=True`."))
+    asked = tuple(dict.fromkeys(one.source for one in again if one.source and _ASKED.search(one.guard)))
+    if asked:
+        found.append(_held(asked, again))
+    found += [_tensor(one, number) for one in again if (number := _number(one)) is not None and _holder(one)]
+    return [replace(fix, of=of) for fix in dict.fromkeys(found)]
+
+
+def _is_held(one: Recompile) -> bool:
+    """Whether what varies is held by the model, and neither an input nor a global."""
+    return "." in one.source.partition(".size()")[0] and not one.source.startswith("G[")
+
+
+def _setting(setting: str, consequence: str) -> Fix:
+    return Fix("setting", setting, f"Set `{setting}`: {consequence}.")
+
+
+def _marks(varying: tuple[tuple[str, int], ...]) -> Fix:
+    by_dim: dict[int, list[str]] = {}
+    for name, dim in varying:
+        by_dim.setdefault(dim, []).append(name)
+    marks = [
+        f"torch._dynamo.mark_dynamic({names[0]}, {dim})"
+        if len(names) == 1
+        else f"[torch._dynamo.mark_dynamic(tensor, {dim}) for tensor in ({', '.join(names)})]"
+        for dim, names in sorted(by_dim.items())
+    ]
+    code = "; ".join(marks)
+    return Fix("mark", code, f"Mark before the call what varies: `{code}`.", dims=varying)
+
+
+def _held(sources: tuple[str, ...], again: list[Recompile]) -> Fix:
+    lines = [f"{one.stack[-1].file}:{one.stack[-1].line}" for one in again if one.source in sources and one.stack]
+    where = f" ({', '.join(dict.fromkeys(lines))})" if lines else ""
+    names = " and ".join(map(_readable, sources))
+    return Fix(
+        "held",
+        f"{names} out of what is compiled",
+        f"Keep {names}{where} in the caller, out of what is compiled: no answer depended on it.",
+        sources,
+    )
+
+
+def _tensor(one: Recompile, number: int | float) -> Fix:
+    holder, name = _holder(one) or ("", "")
+    code = f"{holder}.register_buffer({name!r}, torch.tensor({type(number)()}))"
+    return Fix("tensor", code, f"Make it a tensor where it is made: `{code}`.", (one.source,))
+
+
+def _holder(one: Recompile) -> tuple[str, str] | None:
+    """Return the module that holds a number, as the code names it, and the number's name."""
+    hit = _ATTRIBUTE.match(_readable(one.source))
+    return (hit["holder"], hit["name"]) if hit and "[" not in one.source.replace("._modules[", "") else None
+
+
+def _readable(source: str) -> str:
+    """Return a source as the code names it: "self.inner.calls" for "self._modules['inner'].calls"."""
+    return _SUBMODULE.sub(r".\1", source)
+
+
+def _number(one: Recompile) -> int | float | None:
+    """Return the number that a guard asks for; None where it asks for something else."""
+    hit = _VALUE.match(one.guard)
+    try:
+        want = ast.literal_eval(hit["want"]) if hit else None
+    except (ValueError, SyntaxError):
+        return None
+    return want if isinstance(want, (int, float)) and not isinstance(want, bool) else None
+
+
+def _by_hand(again: list[Recompile]) -> str:
+    """Say what nobody can try for the user."""
+    guards = " ".join(one.guard for one in again)
+    if _SIZE.search(guards):
+        return "pad to a few sizes, as torchwise.shapes does by a rule that it proves, or keep the sizes constant."
+    if re.search(r"mismatch|expected type", guards):
+        return "give every call tensors of one dtype, device and rank, that need a gradient or do not."
+    if "GLOBAL_STATE" in guards or ".training ==" in guards:
+        return "call it always in one mode."
+    return "hand what varies in as a tensor, keep it constant, or make the object once."

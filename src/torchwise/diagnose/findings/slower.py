@@ -9,6 +9,7 @@ from torchwise.diagnose.saving import saving_anywhere
 from torchwise.plan import EAGER
 from torchwise.records import Interval
 from torchwise.records.explanation import Basis, Finding, Price
+from torchwise.records.watched import FallbackKind
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
@@ -17,11 +18,16 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     if measured.speedup.high >= 1 or evidence.base.is_eager:
         return
     lost = saving_anywhere(measured)
+    given_up = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
     yield Finding(
         "slower than eager",
         f"compiled, it takes {1 / measured.speedup.mid:.2f} times as long as left alone",
-        "What compiling saves here is less than what guards, dispatch and the generated code's own start cost.",
-        "leave it alone, or mend what else is found here",
+        "It was compiled too often, so that PyTorch runs it in eager for good, behind the guards of every version."
+        if given_up
+        else "What compiling saves here is less than what guards, dispatch and the generated code's own start cost.",
+        "keep it from being compiled again, or leave it alone"
+        if given_up
+        else "leave it alone, or mend what else is found here",
         Price(Interval(-lost.high, -lost.mid, -lost.low), Basis.MEASURED, "timed in alternation with eager"),
         plan=EAGER,
     )

@@ -33,6 +33,7 @@ def _context(explanation: Explanation, store: str | None = None) -> dict[str, An
         "execution": words.execution(explanation),
         "capturable": words.capturable(explanation),
         "price": words.price,
+        "tried": words.tried,
         "links": words.links,
         "nothing": words.NOTHING,
         "plots": plots(explanation),

@@ -12,6 +12,7 @@ from rich.text import Text
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel
 from torchwise.report import format as show
 from torchwise.report import layout
+from torchwise.report.explain import words
 from torchwise.report.explain.words import NOTHING, capturable, cells, execution, headline, next_steps, place, price
 from torchwise.report.terminal import commands
 
@@ -51,6 +52,7 @@ def _finding(number: int, one: Finding) -> RenderableType:
             lines.append(_hanging(show.clipped(spot.excerpt, 200), indent=4, style="dim"))
     lines.append(_hanging(show.plain(one.cause)))
     lines.append(_hanging(show.plain(one.mend), "Mend: "))
+    lines += [_hanging(show.plain(words.tried(seen)), "Tried: ", "dim") for seen in one.tried]
     if one.price:
         lines.append(_hanging(show.plain(one.price.how), "Price: ", "dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))

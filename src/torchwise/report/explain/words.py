@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchwise.records import Interval
-from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
+from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price, Tried
 from torchwise.report import facts
 from torchwise.report import format as show
 from torchwise.report.command_line import command_line
@@ -55,6 +55,12 @@ def _each_call(found: Price) -> str:
 
 def _ends(interval: Interval) -> str:
     return f"[{show.seconds(interval.low)}, {show.seconds(interval.high)}]"
+
+
+def tried(seen: Tried) -> str:
+    """Return what came of a fix that was tried, such as "dynamic=True: compiled 9 times, …; it does not help"."""
+    gain = f"; it {price(seen.price)}" if seen.helps and seen.price else ""
+    return f"{seen.fix}: {seen.seen}{gain}{'' if seen.helps else '; it does not help'}"
 
 
 def links(finding: Finding) -> list[tuple[str, str, str]]:

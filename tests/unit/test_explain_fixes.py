@@ -1,0 +1,250 @@
+"""Fixes against compiling anew: each is tried, and only one that was seen to help is recommended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from explain_samples import COMPILATION, FixedPrices, evidence, price, priced
+from targets import storms
+from torchwise.diagnose import fix_trials
+from torchwise.diagnose.findings import recompiles, slower
+from torchwise.diagnose.findings.evidence import Evidence, Fix
+from torchwise.diagnose.fix_trials import Settled, settle, varying_sizes
+from torchwise.diagnose.trace import Trace
+from torchwise.plan import Plan
+from torchwise.records import Measurement
+from torchwise.records.explanation import Basis, Tried
+from torchwise.records.watched import Fallback, FallbackKind, Frame, Recompile, Watched
+from torchwise.trial.loading import runner
+from torchwise.workload import Example, Workload
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have nothing generate code: how often Dynamo compiles does not depend on that."""
+    own = torch.compile
+
+    def quick(model: Any, *, dynamic: bool | None = None, options: dict[str, Any] | None = None) -> Any:
+        filters = {name: value for name, value in (options or {}).items() if name == "guard_filter_fn"}
+        return own(model, backend=lambda graph, _: graph, dynamic=dynamic, options=filters or None)
+
+    monkeypatch.setattr(torch, "compile", quick)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=4):
+        yield
+    torch.compiler.reset()
+
+
+class Arena:
+    """Calls, and no clock."""
+
+    device, mode = "cpu", "inference"
+
+    def __init__(self, model: Callable[..., Any], inputs: list[tuple[Any, ...]]) -> None:
+        self.workload = Workload(model, tuple(Example(args) for args in inputs))
+
+    def runners(self, call: Callable[..., Any]) -> list[Callable[[], Any]]:
+        return [runner(call, example, self.mode) for example in self.workload.examples]
+
+
+def run(arena: Arena) -> tuple[list[Fix], Evidence]:
+    """Run a model as it is; return what may help the first function that is compiled again, and what was seen."""
+    with Trace() as trace:
+        calls = arena.runners(torch.compile(arena.workload.call))
+        for _ in range(7):
+            for call in calls:
+                call()
+    varying = varying_sizes(arena.workload.call, arena.workload.examples)
+    seen = evidence(watched=trace.watched(), varying=varying)
+    again = seen.watched.recompiles
+    return recompiles.fixes(Frame(again[0].file, again[0].line, again[0].function), list(again), seen), seen
+
+
+def tried(model: Callable[..., Any], inputs: list[tuple[Any, ...]] | None = None) -> dict[str, Settled]:
+    arena = Arena(model, inputs or [(storms.X,)])
+    with torch.no_grad():
+        fixes, seen = run(arena)
+        assert any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in seen.watched.fallbacks)
+        return {fix.kind: settle(fix, arena) for fix in fixes}  # type: ignore[arg-type]
+
+
+def helping(found: dict[str, Settled]) -> set[str]:
+    return {kind for kind, one in found.items() if one.is_steady and one.is_alike}
+
+
+@pytest.mark.parametrize(
+    ("kind", "works", "fails"),
+    [
+        (storms.Counts, {"setting", "held", "tensor"}, set()),
+        (storms.CountsAndUses, {"setting", "tensor"}, {"held"}),
+        (storms.Around, {"setting", "held", "tensor"}, set()),
+        (storms.CountsInDict, {"setting", "held"}, set()),
+        (storms.Relabels, {"held"}, set()),
+        (storms.Remembers, {"held"}, set()),
+        (storms.CountsGlobally, {"held"}, set()),
+        (storms.CountsOnItsClass, {"held"}, set()),
+        (storms.Grows, {"setting"}, set()),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_what_keeps_a_model_from_being_compiled_anew_is_told_by_trying(
+    kind: Callable[[], Any], works: set[str], fails: set[str]
+) -> None:
+    found = tried(kind())
+    assert helping(found) == works
+    assert set(found) - works == fails
+
+
+def test_a_name_that_the_answer_needs_is_not_kept_out() -> None:
+    found = tried(storms.takes_label, storms.named(lambda number: "a" * number))
+    assert "depend on it" in found["held"].in_words
+    assert not helping(found)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "works"),
+    [
+        (storms.one_by_one(lambda _: 4), {"mark"}),
+        (storms.one_by_one(lambda place: 10 + 3 * place), {"mark", "dynamic"}),
+    ],
+    ids=["of one size at first", "of sizes of their own"],
+)
+def test_dynamic_shapes_are_recommended_where_they_help_and_there_alone(inputs: Any, works: set[str]) -> None:
+    found = tried(storms.OfMany(), inputs)
+    assert {"mark", "dynamic"} <= set(found)
+    assert helping(found) == works
+    if "dynamic" not in works:
+        assert "given up as well" in found["dynamic"].in_words
+
+
+def test_the_model_itself_is_left_as_it_was() -> None:
+    model = storms.Counts()
+    arena = Arena(model, [(storms.X,)])
+    fix = Fix("tensor", "self.register_buffer('calls', torch.tensor(0))", "", of=_where(model))
+    with torch.no_grad():
+        settle(fix, arena)  # type: ignore[arg-type]
+    assert model.calls == 0
+    assert type(model) is storms.Counts
+
+
+def _where(model: torch.nn.Module) -> Frame:
+    code = type(model).forward.__code__
+    return Frame(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def test_every_line_of_code_that_is_recommended_runs_as_it_is_printed() -> None:
+    """Settings, marks and buffers, each in a program of its own that has what it names."""
+    model = storms.Counts()
+    arena, inputs = Arena(model, [(storms.X,)]), storms.one_by_one(lambda _: 4)
+    with torch.no_grad():
+        codes = {fix.kind: fix.code for fix in [*run(arena)[0], *run(Arena(storms.OfMany(), inputs))[0]]}
+    config = torch._dynamo.config
+    with config.patch(allow_unspec_int_on_nn_module=False):
+        exec(codes["setting"], {"torch": torch})
+        assert config.allow_unspec_int_on_nn_module
+    exec(codes["mark"], {"torch": torch, "xs": inputs[0][0]})
+    del model.calls
+    exec(codes["tensor"], {"torch": torch, "self": model})
+    assert model.calls.dim() == 0
+    assert callable(eval(codes["dynamic"], {"torch": torch, "model": model}))
+
+
+GUARD = "self.calls == 8"
+COUNTER = Recompile(
+    "forward", "model.py", 10, GUARD, "the value of self.calls", "self.calls", count=8, compile_ids=("0/1",)
+)
+AGAIN = replace(COMPILATION, compile_id="0/1", seconds=8.0)
+LIMIT = Fallback(FallbackKind.RECOMPILE_LIMIT, "compiled too often", "forward", "model.py", 10)
+GIVEN_UP = Watched(5.0, recompiles=(COUNTER,), compilations=(COMPILATION, AGAIN), fallbacks=(LIMIT,))
+REPEATED = replace(GIVEN_UP, fallbacks=())
+
+
+def seen(helps: bool, saved: float, compilations: int = 1) -> Tried:
+    return Tried("code", helps, "compiled", price(saved), compilations)
+
+
+def test_what_is_given_up_has_the_price_of_its_best_fix_on_every_call() -> None:
+    prices = FixedPrices(
+        fixes={"setting": seen(True, 40e-6, 2), "held": seen(True, 80e-6), "tensor": seen(True, 90e-6)}
+    )
+    (found,) = recompiles.find_given_up(evidence(watched=GIVEN_UP), prices)
+    assert prices.asked == ["setting", "held"], "what changes more is not tried where less helps"
+    assert priced(found).per_call_s.mid == 80e-6
+    assert (priced(found).basis, priced(found).once_s) == (Basis.MEASURED, 8.0)
+    assert found.mend.startswith("Keep self.calls")
+    assert "allow_unspec_int_on_nn_module" in found.mend
+    assert [one.helps for one in found.tried] == [True, True]
+
+
+def test_of_fixes_that_cannot_be_told_apart_the_one_that_changes_least_is_first() -> None:
+    prices = FixedPrices(fixes={"setting": seen(True, 78e-6, 2), "held": seen(True, 80e-6)})
+    (found,) = recompiles.find_given_up(evidence(watched=GIVEN_UP), prices)
+    assert found.mend.startswith("Set `torch._dynamo.config.allow_unspec_int_on_nn_module = True`")
+
+
+@pytest.mark.parametrize("useless", [seen(False, 60e-6), seen(True, -60e-6)], ids=["does not work", "is slower"])
+def test_what_does_not_help_is_not_recommended(useless: Tried) -> None:
+    prices = FixedPrices(fixes={"setting": useless, "held": useless, "tensor": useless})
+    (found,) = recompiles.find_given_up(evidence(watched=GIVEN_UP), prices)
+    assert "allow_unspec" not in found.mend
+    assert "register_buffer" not in found.mend
+    assert found.mend.startswith("By hand, and not tried")
+    assert priced(found).basis is Basis.ESTIMATED
+    assert not any(one.helps for one in found.tried)
+
+
+def test_what_was_not_given_up_is_recommended_a_fix_that_spares_compiling() -> None:
+    prices = FixedPrices(fixes={"setting": seen(True, 0.0, 2), "held": seen(True, -90e-6)})
+    (found,) = recompiles.find_repeated(evidence(watched=REPEATED, calls=10_000_000), prices)
+    assert found.mend.startswith("Set ")
+    assert " Or" not in found.mend, "what costs more on ten million calls than it spares once is no fix"
+    assert priced(found).once_s == pytest.approx(7.0), "of eight compilations, one is left"
+
+
+def test_a_plan_has_settings_of_its_own() -> None:
+    prices = FixedPrices(fixes={"setting": seen(True, 40e-6)})
+    list(recompiles.find_given_up(evidence(watched=GIVEN_UP, plan=Plan(backend="inductor")), prices))
+    assert prices.asked == []
+
+
+def test_a_gradient_that_comes_and_goes_is_for_the_caller() -> None:
+    changed = replace(COUNTER, guard="tensor 'x' requires_grad mismatch. expected requires_grad=0", source="x")
+    (found,) = recompiles.find_repeated(evidence(watched=replace(REPEATED, recompiles=(changed,))), FixedPrices())
+    assert "need a gradient" in found.mend
+    assert "dynamic" not in found.mend
+
+
+def test_what_is_slower_for_being_given_up_says_so() -> None:
+    slow = Measurement((200e-6,) * 5, (100e-6,) * 5)
+    (found,) = slower.find(evidence(watched=GIVEN_UP, measurement=slow))
+    assert "too often" in found.cause
+
+
+def test_a_fix_that_raises_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchwise.diagnose.prices import PairedPrices
+
+    def fails(*_: object) -> None:
+        raise TypeError("'Tensor' object cannot be interpreted as an integer\nand more")
+
+    monkeypatch.setattr("torchwise.diagnose.prices.settle", fails)
+    arena = Arena(storms.Counts(), [(storms.X,)])
+    asked = PairedPrices(arena, [], 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    found = asked.tried(Fix("held", "code", "advice"))
+    assert found is not None
+    assert not found.helps
+    assert found.seen == "failed with TypeError: 'Tensor' object cannot be interpreted as an integer"
+
+
+def test_settings_are_put_back() -> None:
+    with contextlib.suppress(ValueError), fix_trials.patched("os.environ = True"):
+        raise AssertionError("that is no setting of PyTorch")
+    before = torch._dynamo.config.allow_unspec_int_on_nn_module
+    with fix_trials.patched(recompiles.NUMBERS):
+        assert torch._dynamo.config.allow_unspec_int_on_nn_module is True
+    assert torch._dynamo.config.allow_unspec_int_on_nn_module is before
