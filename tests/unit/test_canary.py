@@ -205,15 +205,51 @@ class Remembering(torch.nn.Module):
         return x * 2
 
 
-def test_a_model_that_keeps_state_outside_its_buffers_is_compared_once(
+def test_state_outside_buffers_is_compared_and_moved_once_a_call(serve: Callable[..., Any]) -> None:
+    model = Remembering().eval()
+    fast = serve(model, model.forward, canary=1)
+    called(fast, 4)
+    assert model.calls == 4
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (4, 0)
+
+
+def test_a_plan_that_leaves_state_behind_is_given_up(serve: Callable[..., Any]) -> None:
+    model = Remembering().eval()
+    fast = serve(model, lambda x: x * 2, canary=1)
+    called(fast, 2)
+    assert model.calls == 2
+    assert fast.statistics.mismatched == 1
+
+
+def test_a_plan_that_leaves_an_inputs_state_behind_is_mended(serve: Callable[..., Any]) -> None:
+    def keep(x: torch.Tensor, holder: Holder) -> torch.Tensor:
+        holder.given.append(x)
+        return x * len(holder.given)
+
+    holder = Holder()
+    fast = serve(keep, lambda x, holder: x * 1, canary=1)
+    fast._dispatcher.decision = replace(fast.decision, inputs=(decided(keep, PLAN, X, holder).inputs[0],))
+    answers = called(fast, 2, X, holder)  # type: ignore[arg-type]
+    assert len(holder.given) == 2
+    assert torch.equal(answers[1], 2 * X)
+    assert fast.statistics.mismatched == 1
+
+
+def test_state_that_cannot_be_put_back_costs_the_canary_alone(
     serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Remembering().eval()
-    fast = serve(model, model.forward, canary=1)
+    model.stream = (n for n in range(9))
+
+    def plan(x: torch.Tensor) -> torch.Tensor:
+        next(model.stream)
+        return model(x)
+
+    fast = serve(model, plan, canary=1)
     with caplog.at_level(logging.WARNING, "torchwise"):
-        called(fast, 4)
-    assert model.calls == 5
-    assert any("keeps state outside its buffers" in record.message for record in caplog.records)
+        called(fast, 3)
+    assert model.calls == next(model.stream) == 3
+    assert any("the canary is switched off" in record.message for record in caplog.records)
 
 
 class Holder:

@@ -11,12 +11,12 @@ import torch
 
 from torchwise.alerts import alert
 from torchwise.errors import InputError, is_count
-from torchwise.realize.glance import glance_at
-from torchwise.realize.signature import is_strided, opaque_leaves
+from torchwise.realize.signature import is_strided
 from torchwise.records import Decision
 from torchwise.runtime.statistics import Statistics
-from torchwise.verify import mismatch, observation_of
+from torchwise.verify import Observation, mismatch, observation_of, state_leaves
 from torchwise.workload import Example, trees
+from torchwise.workload.state import State
 
 logger = logging.getLogger("torchwise")
 
@@ -24,10 +24,10 @@ logger = logging.getLogger("torchwise")
 class Canary:
     """Compares one call in `every` with the original, on copies of the inputs; random numbers are put back afterwards.
 
-    A model that draws random numbers cannot be compared: at the first difference the canary is switched off. So it is
-    where an input is an object that cannot be copied, and where the model keeps state outside its buffers. Calls whose
-    inputs share memory are passed over, as copies of them would not. What else keeps it from comparing does so, too,
-    and never reaches the caller.
+    The original starts from the state of the model and of the inputs that the plan started from, and what both did to
+    it is compared, too. A model that draws random numbers cannot be compared: at the first difference the canary is
+    switched off. So it is where an input cannot be copied, or the model's state cannot be put back. Calls whose inputs
+    share memory are passed over. What else keeps it from comparing does so, too, and never reaches the caller.
 
     Args:
         every: calls per comparison.
@@ -52,7 +52,6 @@ class Canary:
             raise InputError(f"canary is {every!r}, but must be a whole number of calls, at least 1, per comparison")
         self.every = every
         self._original = original
-        self._module = original if isinstance(original, torch.nn.Module) else None
         self._decision = decision
         self._statistics = statistics
         self._close = close
@@ -75,48 +74,50 @@ class Canary:
         try:
             if not self._may_compare(args, kwargs):
                 return call(*args, **kwargs)
-            given, buffers = Example(args, kwargs).clone(), self._buffers()
+            copied, model, inputs = Example(args, kwargs).clone(), State({"": self._original}), _inputs(args, kwargs)
         except Exception as error:  # whatever cannot be looked at or copied cannot be compared
-            self._switch_off(f"inputs or buffers cannot be copied ({error})", error)
+            self._switch_off(f"inputs or state cannot be copied ({error})", error)
             return call(*args, **kwargs)
         answer = call(*args, **kwargs)
         try:
-            found, right = self._judged(answer, args, kwargs, given, buffers)
+            found = self._judged(_observed(answer, args, kwargs, inputs, model, self._original), copied, model)
         except Exception as error:  # the plan has answered: what fails here is the comparison
             self._switch_off(f"comparing failed with {type(error).__name__}", error)
             return answer
         if found is None:
             return answer
         self._give_up(found)
-        return self._mended(right, args, kwargs, given)
+        model.restore()
+        inputs.restore()
+        return self._original(*args, **kwargs)
 
     def _may_compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return False
-        if opaque := opaque_leaves((args, kwargs)):
-            self._switch_off(f"an input holds {opaque[0]}, which cannot be copied")
-            return False
         memory = [t.untyped_storage().data_ptr() for t in trees.tensors((args, kwargs)) if is_strided(t)]
         return len(set(memory)) == len(memory)
 
-    def _judged(
-        self, answer: Any, args: Any, kwargs: Any, given: Example, buffers: dict[str, torch.Tensor]
-    ) -> tuple[str | None, Any]:
-        """Return what is wrong with an answer, if anything is, and the original's own."""
-        ours, after = observation_of(answer, (args, kwargs)), self._buffers()
-        unchanged = glance_at(self._module) if self._module is not None else lambda: True
-        self._put(buffers)  # from the state that the plan started from
-        right, drew = self._by_original(given)
+    def _judged(self, ours: Observation, copied: Example, model: State) -> str | None:
+        """Return what is wrong with what the plan did, if anything is; the model's state is left as the plan left it.
+
+        Args:
+            ours: what the plan did.
+            copied: the inputs as they were.
+            model: its state as it was, from which the plan started.
+        """
+        after, given = State({"": self._original}), _inputs(copied.args, dict(copied.kwargs))
+        try:
+            model.restore()
+            right, drew = self._by_original(copied)
+            theirs = _observed(right, copied.args, dict(copied.kwargs), given, model, self._original)
+        finally:
+            after.restore()
         self._statistics.compared += 1
-        found = mismatch(ours, observation_of(right, (given.args, dict(given.kwargs))), self._decision.error or 0.0)
-        if not unchanged():
-            self._switch_off("the model keeps state outside its buffers, which each comparison advances")
-        elif found and drew:
+        found = mismatch(ours, theirs, self._decision.error or 0.0)
+        if found and drew:
             self._switch_off("the model draws random numbers")
-        elif found:
-            return found, right
-        self._put(after)
-        return None, None
+            return None
+        return found
 
     def _by_original(self, given: Example) -> tuple[Any, bool]:
         """Return the original's answer, and whether it drew random numbers, which are put back."""
@@ -130,30 +131,6 @@ class Canary:
             answer = self._original(*given.args, **given.kwargs)
             drew = not all(map(torch.equal, before, states()))
         return answer, drew
-
-    def _mended(self, right: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Example) -> Any:
-        """Return the original's answer, with what the plan wrote to the inputs made right as well."""
-        theirs, copies = trees.tensors((args, kwargs)), given.tensors()
-        known = {id(copy): tensor for copy, tensor in zip(copies, theirs, strict=False)}
-        try:
-            for copy, tensor in zip(copies, theirs, strict=False):
-                if not trees.equal(tensor, copy):
-                    tensor.copy_(copy)
-            return trees.map_tensors(lambda tensor: known.get(id(tensor), tensor), right)
-        except Exception as error:  # the answer is right whatever cannot be written
-            logger.warning("torchwise: what the plan wrote to an input could not be mended", exc_info=error)
-            return right
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        named = self._module.named_buffers() if self._module is not None else ()
-        return {name: buffer.detach().clone() for name, buffer in named}
-
-    def _put(self, state: dict[str, torch.Tensor]) -> None:
-        """Set the buffers that differ, so that those of a model without state are never written to."""
-        for name, buffer in self._module.named_buffers() if self._module is not None else ():
-            if name in state and not trees.equal(buffer, state[name]):
-                with torch.no_grad():
-                    buffer.copy_(state[name])
 
     def _give_up(self, found: str) -> None:
         reason = f"the canary found that {found}"
@@ -169,3 +146,15 @@ class Canary:
         if not self._is_off:
             self._is_off = True
             logger.warning("torchwise: the canary is switched off, because %s", reason, exc_info=error)
+
+
+def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+    return State({"input ": (args, kwargs)})
+
+
+def _observed(
+    answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: State, model: State, original: Any
+) -> Observation:
+    given = (args, kwargs)
+    moved = [leaf for state in (inputs, model) for leaf in state_leaves(state, original, given, answer)]
+    return observation_of(answer, given, moved)

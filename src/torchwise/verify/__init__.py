@@ -1,6 +1,6 @@
 """Whether a candidate gives the right answer: against a float64 reference, with eager's own error as the yardstick."""
 
-from torchwise.verify.observe import Observation, observation_of
+from torchwise.verify.observe import Observation, observation_of, state_leaves
 from torchwise.verify.spot import mismatch
 from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.stochastic import is_stochastic
@@ -13,6 +13,7 @@ __all__ = [
     "is_stochastic",
     "mismatch",
     "observation_of",
+    "state_leaves",
     "verify",
     "verify_step",
 ]

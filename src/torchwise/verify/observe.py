@@ -81,7 +81,7 @@ def observe(
                 if number == 0 or not may_end:
                     raise
                 break
-            after = [*_buffers(module), *_moved(state, module, inputs, outputs)]
+            after = [*_buffers(module), *state_leaves(state, original, inputs, outputs)]
             seen.append(observation_of(outputs, inputs, [*after, *gradients]))
     return _in_a_row(seen)
 
@@ -99,8 +99,18 @@ def _in_a_row(seen: list[Observation]) -> Observation:
     return Observation(tuple(leaves), seen[0].aliases, seen[0].shared, form, len(seen))
 
 
-def _moved(state: State, module: torch.nn.Module | None, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
-    """Return what a call changed beside buffers and the tensors that it was given, and which outputs lie there."""
+def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
+    """Return what a call changed beside buffers and the tensors that it was given, and which outputs lie there.
+
+    Args:
+        state: as it was before the call.
+        original: the model.
+        inputs: of the call, `(args, kwargs)`.
+        outputs: what it returned.
+    """
+    import torch
+
+    module = original if isinstance(original, torch.nn.Module) else None
     shown = {name for name, _ in module.named_buffers()} if module is not None else set()
     shown |= {f"input {path}" for path, leaf in trees.named_leaves(inputs) if _is_tensor(leaf)}
     found = {path: leaf for path, leaf in state.changes().items() if path not in shown}
