@@ -14,13 +14,13 @@ import torch
 from torchwise.background.messages import ExtraCalls, read_code, write_code
 from torchwise.realize import isa, realize
 from torchwise.realize.ahead import Loader, Maker
-from torchwise.realize.glance import glance_at
 from torchwise.trial import AroundJob, Job
 from torchwise.trial.arena import Arena
 from torchwise.trial.candidate import attempt
 from torchwise.trial.job import Attempt
 from torchwise.trial.loading import load
-from torchwise.workload import Workload, trees
+from torchwise.workload import Workload
+from torchwise.workload.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,7 @@ def _name_in_main(call: Callable[..., Any]) -> None:
 
 
 def _keeps_no_state(workload: Workload) -> bool:
-    if (module := workload.module) is None:
-        return True
-    unchanged, given = glance_at(module), workload.examples[0].clone()
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    given, state = workload.examples[0].clone(), State.of(workload.call)
     with torch.no_grad():
-        module(*given.args, **given.kwargs)
-    return unchanged() and all(trees.equal(buffer, before[name]) for name, buffer in module.named_buffers())
+        workload.call(*given.args, **given.kwargs)
+    return not state.changed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from torchwise.records.watched import Watched
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import Instruments, check_plainly
 from torchwise.trial.loading import load, refuse_step
+from torchwise.trial.plain_call import run_plainly
 from torchwise.verify.leaves import unread_note
 from torchwise.workload import Workload
 
@@ -109,9 +110,12 @@ def _arena(inquiry: Inquiry) -> Arena:
     from torchwise.errors import TorchwiseError
 
     try:
-        arena = Arena(inquiry.job)
-        refuse_step(arena.workload, "explain")
-        return arena
+        workload, spec = load(inquiry.job), inquiry.job.workload
+        refuse_step(workload, "explain")
+        with torch.set_grad_enabled(spec.mode == "training"):
+            once = run_plainly(workload, spec.mode, spec.device)
+        del workload  # what is explained is loaded anew, in the state that it has then
+        return Arena(replace(inquiry.job, traits=once.traits), goes_on=True)
     except TorchwiseError:
         raise
     except Exception as error:  # the user's model may raise anything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,18 +32,23 @@ class Arena:
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         eager: the plain model's calls, run once already: the libraries' own start-up is not compile time.
+
+    Args:
+        job: what to do; its traits say whether calls change what the next ones start from.
+        goes_on: whether such calls go on as in a program, which shows what each of them has compiled anew; by default
+            they are timed from one state.
     """
 
     _state: State | None = None
     """Of the model, which calls start from; None where they change none."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, *, goes_on: bool = False) -> None:
+        self._job, self._goes_on = job, goes_on
         self.workload = with_optimizer_state(load(job))
         self.device, self.mode = job.workload.device, job.workload.mode
         self._clock = Clock(self.device, each=job.workload.objective != "throughput")
         with self.gradients():
-            self._state = _settled(self.workload) if "stateful" in job.traits else None
+            self._state = _settled(self.workload) if "stateful" in job.traits and not goes_on else None
         self.eager = self.runners(self.subject())
         with self.gradients():
             for call in self.eager:
@@ -66,7 +72,9 @@ class Arena:
         restores = not self._job.traits.isdisjoint(["writes_inputs", "stateful"])
         mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
         original = None if self.workload.step else self.workload.call  # and puts its state back by itself
-        return [runner(call, e, mode, original=original, restores=restores) for e in self.workload.examples]
+        goes_on, restores = restores and self._goes_on, restores and not self._goes_on
+        made = functools.partial(runner, call, mode=mode, original=original, restores=restores, goes_on=goes_on)
+        return [made(example) for example in self.workload.examples]
 
     def rewind(self) -> None:
         """Put the model's state back as it was when it was loaded, after calls that moved it on."""

@@ -239,10 +239,8 @@ def _traits(
         "static_form": has("a static form", lambda _: has_static_form(workload.call)),
         "several_shapes": once.grows or len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,
-        "writes_inputs": once.writes,
-        "stateful": bool(once.moves),
     }
-    return [name for name, present in found.items() if present]
+    return [*once.traits, *(name for name, present in found.items() if present)]
 
 
 def _launches_early() -> bool:

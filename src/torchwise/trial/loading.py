@@ -15,7 +15,7 @@ from torchwise.measure import turns
 from torchwise.trial.job import Job
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
-from torchwise.workload.state import from_one_state
+from torchwise.workload.state import from_one_state, going_on
 from torchwise.workload.step import TrainStep
 from torchwise.workload.step_check import check_loss
 from torchwise.workload.workload import Example, check_device
@@ -143,7 +143,13 @@ def with_optimizer_state(workload: Workload) -> Workload:
 
 
 def runner(
-    call: Callable[..., Any], example: Example, mode: str, *, original: Any = None, restores: bool = False
+    call: Callable[..., Any],
+    example: Example,
+    mode: str,
+    *,
+    original: Any = None,
+    restores: bool = False,
+    goes_on: bool = False,
 ) -> Callable[[], Any]:
     """Return one call on one example, as it is timed: in training, with the backward pass.
 
@@ -154,6 +160,7 @@ def runner(
         original: the model, whose state the call changes.
         restores: whether each call begins from the same state of the model and of the inputs, for one that changes
             them: putting them back is timed with it, on both sides alike.
+        goes_on: whether each call goes on from the state that the one before it left, as long as that can be.
     """
     import torch
 
@@ -169,4 +176,6 @@ def runner(
 
     run = train if mode == "training" else call
     args, kwargs = live.args, dict(live.kwargs)
+    if goes_on:
+        return going_on(run, original, args, kwargs)
     return from_one_state(run, original, args, kwargs) if restores else lambda: run(*args, **kwargs)

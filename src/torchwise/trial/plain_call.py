@@ -36,6 +36,12 @@ class PlainCall:
     moves: tuple[str, ...]
     grows: bool
 
+    @property
+    def traits(self) -> frozenset[str]:
+        """What an arena must know, to begin each call from one state."""
+        found = {"writes_inputs": self.writes, "stateful": bool(self.moves)}
+        return frozenset(name for name, present in found.items() if present)
+
 
 def run_plainly(workload: Workload, mode: str) -> PlainCall:
     """Run the model once on each example, and see what that changes; what is changed is put back.

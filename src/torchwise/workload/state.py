@@ -165,6 +165,27 @@ def from_one_state(
     return restart
 
 
+def going_on(
+    call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], Any]:
+    """Return a call that goes on from state to state as a program does, and starts over where it cannot go on.
+
+    That is, where a cache is full; the arguments are as for `from_one_state`.
+    """
+    state = State.of(original, args, kwargs)
+
+    def go_on() -> Any:
+        try:
+            return call(*args, **kwargs)
+        except Exception:  # a model may raise anything; what it raises again is its caller's affair
+            if not state.changed():
+                raise
+            state.restore()
+            return call(*args, **kwargs)
+
+    return go_on
+
+
 def kept_generators(device: str) -> AbstractContextManager[None]:
     """Put PyTorch's random generators back afterwards: that of the CPU, and for "cuda" that of the current GPU."""
     import torch

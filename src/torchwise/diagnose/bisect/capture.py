@@ -15,6 +15,7 @@ from torchwise.diagnose.bisect.job import Graphs, Look, Part
 from torchwise.records.bisection import Operation
 from torchwise.trial.loading import load
 from torchwise.workload import Workload, trees
+from torchwise.workload.state import kept_state
 from torchwise.workload.workload import Example
 
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in .*\n\s*(?P<code>[^\n]*)')
@@ -64,7 +65,8 @@ def capture(workload: Workload, *, training: bool) -> list[Captured]:
         for number, example in enumerate(workload.examples):  # noqa: B007 which `run` reads
             given = example.clone()
             torch.manual_seed(0)
-            call(*given.args, **given.kwargs)
+            with kept_state(workload.call):
+                call(*given.args, **given.kwargs)
         torch.compiler.reset()
         return [_retraceable(Captured(module, tuple(known.values()))) for module, known in found if known]
 

@@ -11,7 +11,7 @@ import torch
 from torchwise.diagnose.bisect import private
 from torchwise.diagnose.bisect.capture import capture, part_of
 from torchwise.diagnose.bisect.job import Look, Seen
-from torchwise.errors import BaselineError, InputError, raised
+from torchwise.errors import BaselineError, InputError
 from torchwise.measure import Clock, Precision, measure_pair
 from torchwise.plan import EAGER
 from torchwise.realize import realize
@@ -21,8 +21,9 @@ from torchwise.records import Measurement, Outcome, Verdict
 from torchwise.records.bisection import Sighting, Symptom
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, refuse_step, runner
+from torchwise.trial.plain_call import PlainCall, run_plainly
 from torchwise.verify import Subject, is_stochastic, verify
-from torchwise.workload import Workload
+from torchwise.workload import Example, Workload
 
 BACKENDS = {"dynamo": "eager"}
 """What PyTorch calls a stage, where we call it otherwise."""
@@ -44,7 +45,10 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     switches.install()
     before = compiled_graphs()
     stage("eager")
-    stochastic = _run_eager(workload, order)
+    with torch.set_grad_enabled(_trains(order)):
+        once = run_plainly(workload, order.job.workload.mode, order.job.workload.device)
+        stochastic = _draws(workload, once) if order.stage == "eager" else order.stochastic
+    order = replace(order, job=replace(order.job, traits=once.traits))
     if order.stage == "eager":
         return Seen(_baseline(workload, order), stochastic=stochastic)
     stage(order.stage)
@@ -114,17 +118,10 @@ def _compiled(call: Callable[..., Any], order: Look, **how: Any) -> Callable[...
     return compiled
 
 
-def _run_eager(workload: Workload, order: Look) -> bool:
-    """Run eager once on each example; return whether it draws random numbers, where that is not yet known."""
-    mode = order.job.workload.mode
-    calls = [runner(workload.call, example, mode) for example in workload.examples]
-    with torch.set_grad_enabled(_trains(order)):
-        try:
-            for call in calls:
-                call()
-            return is_stochastic(calls[0], workload.module)[0] if order.stage == "eager" else order.stochastic
-        except Exception as error:  # the model may raise anything: then there is nothing to compare with
-            raise BaselineError(f"the model itself, run plainly, raised {raised(error)}") from error
+def _draws(workload: Workload, once: PlainCall) -> bool:
+    """Whether a call draws random numbers."""
+    call = runner(workload.call, workload.examples[0], "inference", original=workload.call, restores=bool(once.traits))
+    return is_stochastic(call, workload.call)[0]
 
 
 def _baseline(workload: Workload, order: Look) -> Sighting:
@@ -141,7 +138,8 @@ def _verdict(workload: Workload, candidate: Callable[..., Any], order: Look) -> 
         eager = replace(order, job=replace(order.job, plan=replace(EAGER, precision=plan.precision)))
         floor = build(workload, eager)
     precision = plan.precision if order.stage == "plan" else "native"
-    judged = Subject(workload, candidate, floor, precision, training=_trains(order))
+    stateful = "stateful" in order.job.traits
+    judged = Subject(workload, candidate, floor, precision, training=_trains(order), stateful=stateful)
     with torch.set_grad_enabled(_trains(order)):
         return verify(judged, extra_draws=0)
 
@@ -149,9 +147,13 @@ def _verdict(workload: Workload, candidate: Callable[..., Any], order: Look) -> 
 def _timed(workload: Workload, candidate: Callable[..., Any], order: Look) -> Measurement:
     wanted = order.job.workload
     clock = Clock(wanted.device, each=wanted.objective != "throughput")
+
+    def timed(call: Callable[..., Any], example: Example) -> Callable[[], Any]:
+        return runner(call, example, wanted.mode, original=workload.call, restores=bool(order.job.traits))
+
     with torch.set_grad_enabled(_trains(order)):
         sides = [
-            mix_of([runner(call, example, wanted.mode) for example in workload.examples], workload)
+            mix_of([timed(call, example) for example in workload.examples], workload)
             for call in (candidate, workload.call)
         ]
         return measure_pair(sides[0], sides[1], clock, PRECISION)
