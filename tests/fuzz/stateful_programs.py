@@ -277,7 +277,7 @@ def _check_serving(names: dict[str, Any], model: Any, example: Example, plan: tw
 
 
 def _leaves(things: dict[str, Any]) -> dict[str, Any]:
-    return State(things)._explore()
+    return State(things).leaves()
 
 
 def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ from torchwise.plan import Plan
 from torchwise.realize import scope
 from torchwise.realize.backends import BACKENDS, Backend
 from torchwise.realize.capture import CAPTURES
+from torchwise.realize.capture.objects import WithObjects
 from torchwise.realize.edge import Edge
 from torchwise.realize.entry import entry_of
 from torchwise.realize.recompiles import Recompiles, counted
@@ -95,10 +96,9 @@ def realize(
     if plan.capture == "none":
         return Realized(plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing)
     module = inside if isinstance(inside, torch.nn.Module) else None
-    reads = getattr(inner, "reads", None)
-    captured = CAPTURES[plan.capture](
-        call, module, device=device, mode=mode, borrow=borrow, recompiles=recompiles, reads=reads
-    )
+    kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
+    how: dict[str, Any] = {"device": device, "mode": mode, "borrow": borrow, "recompiles": recompiles, "reads": reads}
+    captured = WithObjects(call, lambda functional: kind(functional, module, **how))
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
 

@@ -57,6 +57,10 @@ class State:
         kept = {path: place for path, place in self._leaves.items() if isinstance(place, TensorPlace)}
         return [path for path, place in kept.items() if getattr(now.get(path), "shape", place.shape) != place.shape]
 
+    def leaves(self) -> dict[str, Any]:
+        """Return all tensors and values that there are now, by path."""
+        return self._explore()
+
     def changed(self) -> bool:
         """Whether anything is other than it was, what is compared by no value included, such as an iterator."""
         return any(place.changed() for place in self._places)

@@ -1,0 +1,167 @@
+"""Objects that hold tensors as inputs of a captured call: the logic, with a stand-in for the graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.errors import UnsupportedError
+from torchwise.realize.capture.objects import WithObjects
+from torchwise.workload import trees
+from torchwise.workload.state import State
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.k, self.at = torch.zeros(4, 2), torch.tensor(0)
+        self.layers = [Layer(), Layer()]
+        self.length, self.table = 4, {"seen": torch.zeros(1)}
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.keys = torch.zeros(2)
+
+
+class Replaying:
+    """As a graph does, it calls once for each kind of call, on copies of the tensors, and replays that by copying."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.recorded: list[Any] = []
+        self._graphs: dict[str, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = repr(trees.map_tensors(lambda t: (t.shape, t.dtype), (args, kwargs)))
+        if key not in self._graphs:
+            self.recorded.append(key)
+            self._graphs[key] = trees.clone((args, kwargs))
+        static = self._graphs[key]
+        for ours, theirs in zip(trees.tensors(static), trees.tensors((args, kwargs)), strict=True):
+            ours.copy_(theirs)
+        outputs = trees.clone(self._call(*static[0], **static[1]))
+        for ours, theirs in zip(trees.tensors(static), trees.tensors((args, kwargs)), strict=True):
+            theirs.copy_(ours)
+        return outputs
+
+    def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        return self
+
+    def close(self) -> None:
+        self._graphs.clear()
+
+
+def captured(call: Callable[..., Any]) -> tuple[WithObjects, Replaying]:
+    made: list[Replaying] = []
+
+    def capture(inner: Callable[..., Any]) -> Replaying:
+        made.append(Replaying(inner))
+        return made[0]
+
+    return WithObjects(call, capture), made[0]
+
+
+def step(x: torch.Tensor, cache: Cache, *, scale: float = 1.0) -> torch.Tensor:
+    cache.k[cache.at % cache.length] = x * scale
+    cache.at += 1
+    cache.layers[1].keys = cache.layers[1].keys + x
+    cache.table["seen"].add_(1)
+    return cache.k.sum(0) + cache.layers[1].keys
+
+
+def state_of(cache: Cache) -> list[torch.Tensor]:
+    return [cache.k, cache.at, *(layer.keys for layer in cache.layers), cache.table["seen"]]
+
+
+def test_a_step_with_a_cache_object_answers_and_moves_it_on_as_the_call_does() -> None:
+    fast, graph = captured(step)
+    for caches in ((Cache(), Cache()), (Cache(), Cache())):  # a second conversation
+        for number in range(6):
+            x = torch.full((2,), float(number))
+            assert torch.equal(fast(x, caches[0], scale=2.0), step(x, caches[1], scale=2.0))
+            assert all(map(torch.equal, state_of(caches[0]), state_of(caches[1])))
+    assert len(graph.recorded) == 1, "another object of the same kind is no new call"
+
+
+def test_a_tensor_that_the_call_puts_in_place_is_a_new_one_each_time() -> None:
+    fast, _ = captured(step)
+    cache, held = Cache(), []
+    for _ in range(3):
+        fast(torch.full((2,), 1.0), cache)
+        held.append(cache.layers[1].keys)
+    assert [float(keys[0]) for keys in held] == [1.0, 2.0, 3.0]
+
+
+def test_an_object_that_was_reset_or_rebuilt_is_read_as_it_is() -> None:
+    fast, _ = captured(step)
+    ours, plain = Cache(), Cache()
+    for reset in (
+        lambda c: c.k.zero_(),
+        lambda c: setattr(c, "k", torch.ones(4, 2)),
+        lambda c: c.layers.append(Layer()),
+    ):
+        for _ in range(2):
+            assert torch.equal(fast(torch.ones(2), ours), step(torch.ones(2), plain))
+        reset(ours)
+        reset(plain)
+    assert torch.equal(fast(torch.ones(2), ours), step(torch.ones(2), plain))
+
+
+def test_what_is_no_tensor_in_an_object_is_part_of_the_signature() -> None:
+    fast, graph = captured(step)
+    ours, plain = Cache(), Cache()
+    for length in (4, 3):
+        ours.length = plain.length = length
+        for _ in range(5):
+            assert torch.equal(fast(torch.ones(2), ours), step(torch.ones(2), plain))
+    assert len(graph.recorded) == 2
+
+
+def count(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+    cache.length += 1
+    return x * cache.length
+
+
+def grow(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+    cache.k = torch.cat([cache.k, x[None]])
+    return cache.k.sum(0)
+
+
+def append(x: torch.Tensor, cache: Cache) -> torch.Tensor:
+    cache.layers.append(Layer())
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [(count, "no tensor"), (grow, r"Cache\.k of shape \(5, 2\)"), (append, "no tensor")]
+)
+def test_calls_that_no_replay_could_repeat_are_refused_and_leave_the_object(
+    call: Callable[..., Any], said: str
+) -> None:
+    fast, _ = captured(call)
+    cache = Cache()
+    state = State.of(cache)
+    with pytest.raises(UnsupportedError, match=said):
+        fast(torch.ones(2), cache)
+    assert not state.changed()
+
+
+def test_what_a_graph_cannot_look_into_is_named() -> None:
+    cache = Cache()
+    cache.pair = (torch.zeros(1), torch.zeros(1))
+    with pytest.raises(UnsupportedError, match=r"Cache\.pair is of type tuple"):
+        captured(step)[0](torch.ones(2), cache)
+    cache.pair = threading.Lock()
+    with pytest.raises(UnsupportedError, match=r"Cache\.pair is of type lock"):
+        captured(step)[0](torch.ones(2), cache)
+
+
+def test_calls_without_objects_take_the_way_that_they_took() -> None:
+    fast, graph = captured(lambda x, name: x * 2)
+    assert torch.equal(fast(torch.ones(2), "object"), 2 * torch.ones(2))
+    assert fast.lean((torch.ones(2), "object"), {}) is graph
+    assert fast.lean((torch.ones(2), Cache()), {}) is fast
