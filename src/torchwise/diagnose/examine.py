@@ -113,7 +113,7 @@ def _arena(inquiry: Inquiry) -> Arena:
         workload, spec = load(inquiry.job), inquiry.job.workload
         refuse_step(workload, "explain")
         with torch.set_grad_enabled(spec.mode == "training"):
-            once = run_plainly(workload, spec.mode, spec.device)
+            once = run_plainly(workload, spec.mode)
         del workload  # what is explained is loaded anew, in the state that it has then
         return Arena(replace(inquiry.job, traits=once.traits), goes_on=True)
     except TorchwiseError:

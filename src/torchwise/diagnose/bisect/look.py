@@ -46,7 +46,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
     before = compiled_graphs()
     stage("eager")
     with torch.set_grad_enabled(_trains(order)):
-        once = run_plainly(workload, order.job.workload.mode, order.job.workload.device)
+        once = run_plainly(workload, order.job.workload.mode)
         stochastic = _draws(workload, once) if order.stage == "eager" else order.stochastic
     order = replace(order, job=replace(order.job, traits=once.traits))
     if order.stage == "eager":
