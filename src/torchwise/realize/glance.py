@@ -88,6 +88,8 @@ def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[
             somebody else looks at what hangs in the modules themselves.
     """
     children = list(module.modules())
+    if any(isinstance(child, torch.jit.ScriptModule) for child in children):
+        return lambda: False  # their weights and parts hang elsewhere
     kinds = [*map(type, children)]
     states = [*map(vars, children)]
     dicts = [Held(state[kind]) for state in states for kind in REGISTERED]
@@ -118,7 +120,7 @@ def names_read(
     for path, names in reads.items():
         child: Any = module
         for name in path:
-            child = child._modules.get(name) if child is not None else None
+            child = child._modules[name] if child is not None and name in child._modules else None
         known = found.get(id(child))
         if names is None:
             found[id(child)] = None

@@ -23,6 +23,8 @@ def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
 
     PyTorch leaves a function to eager without a word; told to take it as one graph or not at all, it says why not.
     """
+    if isinstance(call, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return "it is TorchScript, which torch.compile leaves as it is: give the model that it was made from"
     if rnn := _rnn(call):
         return rnn
     given = example.clone()

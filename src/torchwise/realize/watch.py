@@ -66,12 +66,14 @@ def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Pla
     plain = [(state, name) for state, read in states for name in (state if read is None else read)]
     plain = [(state, name) for state, name in plain if name not in STANDARD]
     registered = [state for child in modules for state in (child._parameters, child._buffers)]
-    slots: list[Slot] = [(state, name) for state in registered for name in state]
+    # Modules of TorchScript have dicts of another kind, which cannot be iterated, and not always as an attribute.
+    slots: list[Slot] = [(state, name) for state in registered for name in state.keys()]  # noqa: SIM118
     slots += [(state, name) for state, name in plain if isinstance(state.get(name), torch.Tensor)]
     tensors = [(state, name) for state, name in slots if state[name] is not None]
     attributes = [(state, name) for state, name in plain if not isinstance(state.get(name), torch.Tensor)]
-    children = [(vars(child), "_modules") for child in modules]  # deleting from a Sequential puts another in its place
-    children += [(child._modules, name) for child in modules for name in child._modules]
+    own = [vars(child) for child in modules if "_modules" in vars(child)]
+    children = [(state, "_modules") for state in own]  # deleting from a Sequential puts another in its place
+    children += [(child._modules, name) for child in modules for name in child._modules.keys()]  # noqa: SIM118
     hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
     whole = [state for state, read in states if read is None]
     return Places(
@@ -206,7 +208,8 @@ def _structure_of(module: torch.nn.Module | None) -> list[object]:
     and buffers there are, and which of these are one and the same.
     """
     parts = list(module.modules()) if module is not None else []
-    found: list[object] = [(id(part), type(part), part.training, *part._modules) for part in parts]
+    # A frozen module of TorchScript has no mode.
+    found: list[object] = [(id(p), type(p), getattr(p, "training", False), *p._modules.keys()) for p in parts]
     found += [tuple(map(id, hooks)) for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     first: dict[int, int] = {}
     for place, (part, name, tensor) in enumerate(_registered(parts)):

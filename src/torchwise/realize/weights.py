@@ -38,6 +38,8 @@ def share(
     Raises:
         UnsupportedError: the module cannot be copied; a plan that changes the model's structure cannot be used then.
     """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UnsupportedError("the model is TorchScript or has a part that is, of which no copy can share weights")
     plain = [value for part in module.modules() for name, value in vars(part).items() if name not in STANDARD]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in trees.tensors(plain)}
     memo |= {id(value): value for value in _apart(module)} if with_state else {}

@@ -80,7 +80,7 @@ class OptimizedModule(torch.nn.Module):
         self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
         # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
         for shared in SHARED:
-            self.__dict__[shared] = original.__dict__[shared]
+            self.__dict__[shared] = getattr(original, shared)  # which TorchScript has, but not among its attributes
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -139,7 +139,8 @@ class OptimizedModule(torch.nn.Module):
     def training(self) -> bool:
         """The original's mode, whichever of the two it is set on."""
         own: Dispatcher | None = self.__dict__.get("_torchwise")
-        return own is None or bool(own.original.training)  # type: ignore[attr-defined]
+        # A frozen module of TorchScript has no mode, and does what it does in eval mode.
+        return own is None or bool(getattr(own.original, "training", False))
 
     @training.setter
     def training(self, mode: bool) -> None:

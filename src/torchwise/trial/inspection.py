@@ -271,12 +271,13 @@ def _notes(workload: Workload, mode: str, once: PlainCall, *, stochastic: bool, 
         )
     if not once.answers:
         notes.append("the model returns no number (no tensor, or NaN alone): there is nothing that proves a plan right")
-    if workload.module is not None and workload.module.training and mode == "inference":
+    trains = getattr(workload.module, "training", False)  # which no frozen module of TorchScript has
+    if trains and mode == "inference":
         notes.append("the model is in training mode: dropout and batch-norm act as in training; eval() changes that")
     if stochastic:
         notes.append("the model draws random numbers: candidates are proven in distribution as well")
     if unsteady:
         notes.append("eager's own answers differ under one seed: the model is not reproducible run to run")
-    if workload.step and not workload.module.training:  # type: ignore[union-attr]
+    if workload.step and not trains:
         notes.append("the model is in eval mode while it is trained: train() turns dropout and batch-norm on")
     return notes

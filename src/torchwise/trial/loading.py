@@ -108,20 +108,26 @@ def save(workload: Workload, path: str) -> None:
     Raises:
         WorkloadError: the model or its inputs cannot be pickled, or the loss of a step cannot be copied.
     """
-    import cloudpickle
     import torch
 
-    from torchwise.errors import WorkloadError
+    from torchwise.errors import WorkloadError, raised
+    from torchwise.trial import pickling
 
     if workload.step:
         check_loss(workload.step)
     try:
-        torch.save((workload.call, workload.examples, workload.name), path, pickle_module=cloudpickle)
+        if workload.step and any(isinstance(m, torch.jit.ScriptModule) for m in _parts(workload.step)):
+            raise TypeError("a module of TorchScript is written apart from the optimizer of its weights")
+        torch.save((workload.call, workload.examples, workload.name), path, pickle_module=pickling)
     except Exception as error:  # pickling runs the user's own hooks, which may raise anything
         raise WorkloadError(
-            f"the model cannot be sent to a worker process ({type(error).__name__}: {error}); "
+            f"the model cannot be sent to a worker process ({raised(error)}); "
             "give a factory instead, as package.module:factory or path/file.py:factory"
         ) from error
+
+
+def _parts(step: TrainStep) -> list[Any]:
+    return [part for module in step.modules().values() for part in module.modules()]
 
 
 def with_optimizer_state(workload: Workload) -> Workload:

@@ -204,7 +204,7 @@ def _shared_of_torch() -> tuple[type, ...]:
     import torch
     import torch.distributed as dist
 
-    return (torch.Stream, torch.Event, *((dist.ProcessGroup,) if dist.is_available() else ()))
+    return (torch.Stream, torch.Event, torch.jit.ScriptFunction, *((dist.ProcessGroup,) if dist.is_available() else ()))
 
 
 def _culprit(thing: Any, memo: Callable[[], Memo], tried: set[int]) -> tuple[str, Any]:

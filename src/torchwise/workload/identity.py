@@ -160,12 +160,16 @@ class _Structure:
         import torch
 
         standard = {*vars(torch.nn.Module()), *(name for name in dir(torch.nn.Module) if name.startswith("_"))}
-        classes = [self.of(cls) for cls in dict.fromkeys(type(part) for part in module.modules())]
-        tensors = [*module.named_parameters(), *module.named_buffers()]
+        kinds = dict.fromkeys(_kind_of(part) for part in module.modules())
+        classes = [self.of(kind) for kind in kinds]
+        tensors, named = [*module.named_parameters(), *module.named_buffers()], [*module.named_modules()]
         state = [f"{name} {_describe_state(tensor)}" for name, tensor in tensors]
-        modes = [f"{name} training" for name, part in module.named_modules() if part.training]
-        parts = [[name, self._attributes(part, without=standard)] for name, part in module.named_modules()]
-        return ["module", classes, _text(module), state, modes, parts]
+        # A frozen module of TorchScript has no mode.
+        modes = [f"{name} training" for name, part in named if getattr(part, "training", False)]
+        parts = [[name, _script(part) or self._attributes(part, without=standard)] for name, part in named]
+        # A copy of a traced module is of another class.
+        text = re.sub(r"\b\w+\((\s*original_name=)", r"script(\1", _text(module))
+        return ["module", classes, text, state, modes, parts]
 
     def _step(self, step: TrainStep) -> list[Any]:
         """Describe a training step: not its rates and counts, which change from step to step."""
@@ -267,6 +271,24 @@ def _is_plain(value: Any) -> bool:
 def _text(thing: Any) -> str:
     """Return the printed form, without the addresses that differ from process to process."""
     return re.sub(r"\b0x[0-9a-fA-F]+", "0x", repr(thing)) if not isinstance(thing, (str, bytes)) else repr(thing)
+
+
+def _kind_of(part: torch.nn.Module) -> type:
+    """Return the class of a module; one for all of TorchScript, as a copy of a traced module is a scripted one."""
+    import torch
+
+    return torch.jit.ScriptModule if isinstance(part, torch.jit.ScriptModule) else type(part)
+
+
+def _script(part: torch.nn.Module) -> list[list[str]]:
+    """Return the code of a module of TorchScript, whose class says nothing; without what a process numbers anew."""
+    import torch
+
+    if not isinstance(part, torch.jit.ScriptModule) or not hasattr(part, "forward"):
+        return []
+    code, constants = part.code_with_constants
+    held = [f"{name} {_describe_state(t)}" for name, t in sorted(constants.const_mapping.items())]
+    return [["script", re.sub(r"___torch_mangle_\d+\.", "", code), *held]]
 
 
 def _describe_state(tensor: torch.Tensor) -> str:

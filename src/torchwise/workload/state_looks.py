@@ -11,6 +11,7 @@ import itertools
 import logging
 import pickle
 import random
+import re
 import sys
 import types
 import weakref
@@ -30,6 +31,7 @@ Look = Callable[[str, Any], "Contents"]
 _SKIPPED = frozenset({"_torchwise", "_dispatcher", "_compiled_call_impl"})
 """Attributes that hold what Torchwise or PyTorch made of a thing, which is no state of it."""
 _REGISTERED = ("_parameters", "_buffers", "_modules")
+_SCRIPT_ATTRIBUTE = re.compile(r'prim::[GS]etAttr\[name="(\w+)"\]')
 _LIBRARIES = frozenset({"torch", "torchwise", "numpy", *sys.stdlib_module_names}) - {"__main__"}
 _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 
@@ -125,9 +127,20 @@ def _module(path: str, thing: Any) -> Contents:
 
 
 def _script(path: str, thing: Any) -> Contents:
-    """Look at the tensors of a TorchScript module, whose attributes are not Python's."""
+    """Look at the tensors of a TorchScript module, and at the attributes that its code names: they are not Python's."""
     tensors = [*thing.named_parameters(), *thing.named_buffers()]
-    return Contents(MISSING, [], [(_joined(path, name), tensor) for name, tensor in tensors])
+    found = Contents(MISSING, [], [(_joined(path, name), tensor) for name, tensor in tensors])
+    if not hasattr(thing, "forward"):
+        return found
+    named = sorted({*_SCRIPT_ATTRIBUTE.findall(str(thing.inlined_graph))})
+    registered = {name.rpartition(".")[2] for name, _ in (*tensors, *thing.named_modules())}
+    for prefix, part in thing.named_modules():
+        for name in (name for name in named if name not in registered and hasattr(part, name)):
+            found.places.append(
+                SlotPlace(functools.partial(getattr, part, name), functools.partial(setattr, part, name))
+            )
+            found.children.append((_joined(_joined(path, prefix) if prefix else path, name), getattr(part, name)))
+    return found
 
 
 def _function(path: str, thing: types.FunctionType) -> Contents:

@@ -1,0 +1,98 @@
+"""How a live model is written for a worker: as cloudpickle writes it, and what that refuses, too.
+
+What is no state, such as a lock, is made anew by the worker.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+from torch.nn.utils import parametrize
+
+from torchwise.realize.private import look_up
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """What `torch.save` makes its own pickler from."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is made anew in the worker."""
+        kind = type(obj)
+        if kind in _WAYS:
+            return _WAYS[kind](obj)
+        if obj is torch.default_generator:
+            return _default_generator, ()
+        if issubclass(kind, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            return _scripted(obj)
+        if issubclass(kind, torch.nn.Module) and parametrize.is_parametrized(obj):
+            return _parametrized(obj)
+        return super().reducer_override(obj)
+
+
+def _reference(reference: Any) -> Reduced:
+    target = reference()
+    return (weakref.ref, (target,)) if target is not None else (_dead_reference, ())
+
+
+def _dead_reference() -> Any:
+    return weakref.ref(threading.Event())  # which nothing else holds
+
+
+def _local(local: Any) -> Reduced:
+    return _local_with, (dict(vars(local)),)
+
+
+def _local_with(state: dict[str, Any]) -> threading.local:
+    made = threading.local()
+    vars(made).update(state)
+    return made
+
+
+def _default_generator() -> torch.Generator:
+    return torch.default_generator
+
+
+def _scripted(script: Any) -> Reduced:
+    written = io.BytesIO()
+    torch.jit.save(script, written)
+    return _script_of, (written.getvalue(), isinstance(script, torch.jit.ScriptFunction))
+
+
+def _script_of(written: bytes, is_function: bool) -> Any:
+    found = torch.jit.load(io.BytesIO(written), map_location="cpu")
+    return found.forward if is_function else found
+
+
+def _parametrized(module: torch.nn.Module) -> tuple[Any, ...]:
+    names = [*module.parametrizations]  # type: ignore[misc]
+    return _parametrized_of, (type(module).__bases__[0], names), dict(vars(module))
+
+
+def _parametrized_of(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Module:
+    """Make a parametrized module without its state, which `pickle` sets."""
+    made = kind.__new__(kind)
+    look_up("a parametrized module in a worker", ("torch.nn.utils.parametrize", "_inject_new_class"))(made)
+    inject = look_up("a parametrized module in a worker", ("torch.nn.utils.parametrize", "_inject_property"))
+    for name in names:
+        inject(made, name)
+    return made
+
+
+_WAYS: dict[type, Callable[[Any], Any]] = {
+    type(threading.Lock()): lambda _: (threading.Lock, ()),
+    type(threading.RLock()): lambda _: (threading.RLock, ()),
+    threading.Condition: lambda _: (threading.Condition, ()),
+    threading.local: _local,
+    contextvars.ContextVar: lambda variable: (contextvars.ContextVar, (variable.name,)),
+    weakref.ref: _reference,
+}
+"""What is made anew of each type, as `__reduce__` says it."""
