@@ -174,7 +174,7 @@ RESETS = [
     "m.step.zero_()",
     "m.lazy = None",
     "m.sub.h = torch.ones_like(m.sub.h)",
-    "m.layer.weight.data.mul_(0.5)",
+    "m.layer.weight.mul_(0.5)",
 ]
 
 
