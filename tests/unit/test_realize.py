@@ -20,7 +20,7 @@ from torchwise.realize.backends.inductor import _outputs_owned
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.transforms.eager_strides import laid_out
-from torchwise.realize.watch import ModuleWatch, fingerprint, places_of
+from torchwise.realize.watch import _COUNTING, ModuleWatch, fingerprint, places_of
 from torchwise.realize.weights import Guard, share
 from torchwise.workload import Example
 from torchwise.workload.state import kept_state
@@ -301,15 +301,18 @@ def test_a_copy_of_weights_that_are_tied_otherwise_is_given_up(other: Callable[[
             copied(x)  # type: ignore[operator]
 
 
-def test_what_counts_the_steps_of_optimizers_goes_with_the_watch() -> None:
+def test_what_counts_the_steps_of_optimizers_goes_with_the_watch_and_takes_no_hook_along() -> None:
+    """PyTorch goes through its hooks while Python may collect a watch."""
     gc.collect()  # watches of other tests
-    before = len(_global_optimizer_post_hooks)
+    before = len(_COUNTING)
     watch = ModuleWatch(torch.nn.Linear(4, 4))
-    assert len(_global_optimizer_post_hooks) == before, "only whoever holds copies of weights needs them counted"
+    assert len(_COUNTING) == before, "only whoever holds copies of weights needs them counted"
     watch.versions()
-    assert len(_global_optimizer_post_hooks) == before + 1
+    hooks = dict(_global_optimizer_post_hooks)
+    assert len(_COUNTING) == before + 1
     del watch
-    assert len(_global_optimizer_post_hooks) == before
+    assert len(_COUNTING) == before
+    assert dict(_global_optimizer_post_hooks) == hooks
 
 
 class Scaled(torch.nn.Module):

@@ -83,7 +83,9 @@ def varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[Va
         if now != before:
             kind = now[0] if now[0] == before[0] else OBJECT
             found.append(
-                Varied(name, place_of(name, owner), kind, _shown(now), _is_integer(before) and _is_integer(now))
+                Varied(
+                    name, place_of(name, owner, scope["L"]), kind, _shown(now), _is_integer(before) and _is_integer(now)
+                )
             )
     return found
 
@@ -94,20 +96,27 @@ def value_varied(place: str, now: Any) -> Varied:
     return Varied(place, place, summary[0], _shown(summary))
 
 
-def place_of(name: str, owner: str | None) -> str:
-    """Say in words where an expression of Dynamo's looks."""
+def place_of(name: str, owner: str | None, variables: Mapping[str, Any]) -> str:
+    """Say in words where an expression of Dynamo's looks.
+
+    Args:
+        name: the expression.
+        owner: the local variable that is the model.
+        variables: the local ones.
+    """
     if hit := _OF_MODULE.fullmatch(name):
         return f"`{hit[2]}` of {hit[1].replace('_dot_', '.')}"
     if hit := _OF_CLASS.fullmatch(name):
-        return f"`{hit[2]}` of the class of {place_of(hit[1], owner)}"
+        return f"`{hit[2]}` of the class of {place_of(hit[1], owner, variables)}"
     root = _ROOT.fullmatch(name)
     if root is None:
         return f"`{name}`"
     rest = _HELD.sub(r".\1", _MODULES.sub(r".\1", root["rest"])).lstrip(".")
     if root["kind"] == "G":
         return f"the global variable `{root['name']}{root['rest']}`"
-    if root["name"] == owner:
-        return f"`{rest}` on the model" if rest else "the model"
+    if root["name"] in (owner, "self"):
+        whose = "the model" if root["name"] == owner else f"the {type(variables.get('self')).__name__}"
+        return f"`{rest}` on {whose}" if rest else whose
     return f"`{root['name']}{root['rest']}`"
 
 

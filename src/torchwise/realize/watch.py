@@ -8,8 +8,9 @@ variables, and tensors that a function closes over.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -192,15 +193,33 @@ class ModuleWatch:
 
     def _count_steps(self) -> None:
         self._steps = 0
-        this = weakref.ref(self)
+        _COUNTING.add(self)
+        _hear_of_steps()
 
-        def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            watch = this()
-            if watch is not None and watch._steps is not None:
-                trained = (_address(tensor) for group in optimizer.param_groups for tensor in group["params"])
-                watch._steps += not watch._addresses.isdisjoint(trained)
+    def stepped(self, trained: Collection[int]) -> None:
+        """Count a step of an optimizer that holds tensors at these addresses."""
+        if self._steps is not None:
+            self._steps += not self._addresses.isdisjoint(trained)
 
-        weakref.finalize(self, register_optimizer_step_post_hook(after_step).remove)
+
+_COUNTING: weakref.WeakSet[ModuleWatch] = weakref.WeakSet()
+"""Watches that count the steps of optimizers."""
+
+
+@functools.cache
+def _hear_of_steps() -> None:
+    """Have PyTorch tell of the steps of all optimizers, once and for good.
+
+    A hook that went with its watch would be taken out while PyTorch goes through them, as Python collects at any time.
+    """
+
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if watches := list(_COUNTING):
+            trained = {_address(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+            for watch in watches:
+                watch.stepped(trained)
+
+    register_optimizer_step_post_hook(after_step)
 
 
 def _structure_of(module: torch.nn.Module | None) -> list[object]:
