@@ -15,8 +15,9 @@ from torchwise.errors import PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
 from torchwise.realize.capture import CAPTURES, pieces
 from torchwise.realize.capture import branches as branches_file
-from torchwise.realize.capture.branches import MOST_PATHS, Branches, BranchingCall
+from torchwise.realize.capture.branches import MOST_PASSED, MOST_PATHS, Branches, BranchingCall
 from torchwise.realize.capture.frozen import hold
+from torchwise.realize.capture.host_values import HostValues
 from torchwise.realize.capture.pieces import Path, _asking, record_path
 from torchwise.realize.watch import ModuleWatch
 from torchwise.trial.inspection import _compatible, _watched
@@ -275,17 +276,36 @@ def test_a_training_step_is_not_captured_in_branches() -> None:
         (lambda x: x * 2 if (x > 0).sum() else x, {"questions"}),
         (lambda x: x * 2 if x.any().item() else x, {"questions"}),
         (lambda x: x * x.sum().item(), {"numbers"}),
-        (lambda x: x * x.int().sum().item(), set()),
+        (lambda x: x * x.int().sum().item(), {"questions"}),
+        (lambda x: torch.ops.aten.index(x, [x > 0]), {"questions"}),
+        (lambda x: torch.ops.aten.nonzero(x > 0), {"questions"}),
+        (lambda x: torch.unique(x), {"questions"}),
+        (lambda x: torch.ops.aten.index(x, [x.long()]), set()),
+        (lambda x: x.cpu(), set()),
         (lambda x: x * 2, set()),
     ],
-    ids=["if", "if float", "if integer", "item of a bool", "number", "integer", "none"],
+    ids=[
+        "if",
+        "if float",
+        "if integer",
+        "item of a bool",
+        "number",
+        "integer",
+        "mask",
+        "positions",
+        "unique",
+        "index",
+        "copy",
+        "none",
+    ],
 )
 def test_the_inspection_finds_what_is_asked_of_the_gpu(
     call: Callable[[torch.Tensor], object], traits: set[str], gpu: FakeTensorMode
 ) -> None:
     with gpu:
-        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        there = torch.ones(3, device="cuda")
         assert _watched(lambda: call(there))[0] & {"questions", "numbers"} == traits
+        here = torch.ones(3)
         assert not _watched(lambda: call(here))[0] & {"questions", "numbers"}, (
             "what the CPU has is not asked of the GPU"
         )
@@ -458,8 +478,8 @@ def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Branches]
     def make(call: Callable[..., Any], module: torch.nn.Module | None = None, x: torch.Tensor = UP) -> Branches:
         made: Any = BranchingCall.__new__(BranchingCall)
         made._call, made._module, made._borrow, made._pool, made._side = call, module, False, None, books
-        made._device, made._watch = -1, ModuleWatch(module)
-        branches = made._replays((x.clone(),), {}, lambda: True, lambda: None)
+        made._device, made._watch, made._host = -1, ModuleWatch(module), {}
+        branches = made._replays(("a signature", None, False), (x.clone(),), {}, lambda: True, lambda: None)
         branches.warmed = warmed
         return branches  # type: ignore[no-any-return]
 
@@ -530,3 +550,131 @@ def test_a_way_is_recorded_on_the_gpu_of_the_others_alone(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     with pytest.raises(UnsupportedError, match="not the current one"):
         branches._record()
+
+
+# ---- how many there are
+
+
+def test_a_path_is_cut_where_it_asks_and_where_an_operator_waits(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "DEVICE", "cpu")
+    x = UP.clone()
+    host = HostValues("cpu")
+
+    def call() -> torch.Tensor:
+        return x.masked_select(x > 1.5) * 2 if x.sum() > 0 else x[:1]
+
+    with host.noting():
+        call()
+    books.log.clear()
+    path = record_path(call, pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    assert books.log == ["wait", *["begin", "end", "replay"] * 3, "wait"]
+    assert (path.answers[0], path.computing) == (True, {1})
+    x[3] = 9.0
+    assert path.read[1]() == path.answers[1], "as many as before"
+    x[0] = 9.0
+    assert path.read[1]() == path.answers[1], "the mask lies in a piece, which is not replayed here"
+
+
+def test_what_an_operator_found_is_left_where_the_next_piece_reads_it(
+    books: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "DEVICE", "cpu")
+    x, found = torch.tensor([0.0, 0.0, 3.0, 4.0]), []
+    host = HostValues("cpu")
+
+    def call() -> torch.Tensor:
+        found.append(x.nonzero())
+        return x
+
+    with host.noting():
+        call()
+    path = record_path(call, pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    assert found[-1].tolist() == [[2], [3]]
+    x.copy_(torch.tensor([5.0, 0.0, 0.0, 5.0]))
+    path.read[0]()
+    assert found[-1].tolist() == [[0], [3]]
+    x.copy_(torch.ones(4))
+    path.read[0]()
+    assert found[-1].tolist() == [[0], [3]], "what another way needs is no matter here"
+
+
+def test_a_number_is_no_answer_and_the_recording_ends(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "DEVICE", "cpu")
+    x, host = UP.clone(), HostValues("cpu")
+    with pytest.raises(UnsupportedError, match=r"test_capture_branches\.py:\d+.*waits for the GPU to read a number"):
+        record_path(lambda: x * x.sum().item(), pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    assert books.log == ["wait", "begin", "end", "settle"]
+    whole = record_path(lambda: x * int((x > 1).sum()), pool=None, stream=books, host=host)  # type: ignore[arg-type]
+    assert whole.answers == (((int, 3),),)
+
+
+class Counts:
+    """Records paths of "as many as are positive", of which the first question computes and the second is read."""
+
+    def __init__(self) -> None:
+        self.inputs = [torch.zeros(4)]
+        self.log: list[str] = []
+        self.recorded = self.original = 0
+
+    def record(self) -> Path:
+        self.recorded += 1
+        number, outputs = self.recorded, torch.empty(2)
+
+        def many() -> int:
+            self.log.append(f"{number} counts")
+            return int((self.inputs[0] > 0).sum())
+
+        def large() -> bool:
+            self.log.append(f"{number} reads")
+            return bool(self.inputs[0].sum() > 10)
+
+        def ends() -> None:
+            outputs.copy_(torch.tensor([float(many()), float(large())]))
+
+        ends()
+        return Path((many(), large()), [lambda: None, lambda: None, ends], [many, large], outputs, frozenset({0}))
+
+    def call(self, x: torch.Tensor) -> torch.Tensor:
+        self.original += 1
+        return torch.tensor([float((x > 0).sum()), float(x.sum() > 10)])
+
+
+def test_paths_are_found_by_numbers_and_what_computes_is_run_again_although_it_is_known() -> None:
+    counts = Counts()
+    branches = Branches(counts.inputs, counts.record(), counts.record, counts.call, lambda: True)
+    for x in (UP, -UP, UP * 9, UP, UP - 2, UP * 9):
+        assert torch.equal(branches((x,), {}), counts.call(x))
+    assert counts.recorded == 4  # zeros lay there at first, as -UP has it
+    branches((UP,), {})
+    counts.log.clear()
+    branches((UP * 9,), {})
+    assert counts.log[:4] == ["2 counts", "2 reads", "3 counts", "3 counts"], "and what is only read is not read again"
+
+
+def test_where_most_calls_have_their_own_number_the_model_answers_at_once() -> None:
+    def counts(x: torch.Tensor) -> Generator[torch.Tensor, bool, torch.Tensor]:
+        for place in range(12):
+            if (yield (x[0].int() >> place) % 2 == 1):
+                x = x + place
+        return x
+
+    machine = Machine(counts)
+    branches = machine.branches()
+    for number in range(MOST_PATHS + 1000):
+        x = torch.full((4,), float(number))
+        machine.log.clear()
+        assert torch.equal(branches((x,), {}), plainly(counts, x))
+    assert machine.recorded == MOST_PATHS
+    replayed = 0
+    for number in range(1000):
+        machine.log.clear()
+        branches((torch.full((4,), float(2000 + number)),), {})
+        replayed += bool(machine.log)
+    assert 1 <= replayed <= 1000 // MOST_PASSED + 1, "paths are still looked for, now and then"
+    seen = torch.full((4,), float(MOST_PATHS // 2))
+    for _ in range(MOST_PASSED + 1):
+        branches((seen,), {})
+    machine.log.clear()
+    branches((seen,), {})
+    branches((seen,), {})
+    assert machine.log, "and a call that a path answers has the next ones answered by paths again"

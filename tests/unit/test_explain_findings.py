@@ -227,7 +227,7 @@ PIECES = Plan(backend="inductor", capture="branches")
 STAYING = Plan(capture="call", transforms=("numbers_on_gpu",))
 
 
-@pytest.mark.parametrize(("reads", "plan"), [("yes or no", PIECES), ("number", STAYING)])
+@pytest.mark.parametrize(("reads", "plan"), [("yes or no", PIECES), ("how many", PIECES), ("number", STAYING)])
 def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, plan: Plan) -> None:
     prices = FixedPrices(price(60e-6))
     seen = asking(reads, reads)
@@ -241,7 +241,7 @@ def test_a_wait_that_a_capture_can_do_without_is_priced_captured(reads: str, pla
     assert (failed.answer, failed.reasons[-1]) == (False, "it failed")
 
 
-@pytest.mark.parametrize("reads", [("yes or no", ""), ("number", "yes or no"), ("",)])
+@pytest.mark.parametrize("reads", [("yes or no", ""), ("number", "yes or no"), ("number", "how many"), ("",)])
 def test_waits_of_which_one_must_be_answered_are_not_captured(reads: tuple[str, ...]) -> None:
     prices = FixedPrices(None)
     assert {one.plan for one in waiting.find(asking(*reads), prices)} == {None}

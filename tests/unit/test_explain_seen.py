@@ -184,7 +184,7 @@ def test_the_plain_model_is_watched_operator_by_operator() -> None:
     number, question, count, half = seen.waits
     assert (number.times, number.place.excerpt) == (2, "x.sum().item()  # here")
     assert number.place.file == __file__
-    assert (number.reads, question.reads, count.reads, half.reads) == ("number", "yes or no", "", "")
+    assert (number.reads, question.reads, count.reads, half.reads) == ("number", "yes or no", "how many", "")
     assert seen.work["aten::mm", ((4, 8), (8, 2))] == Work((32 + 16 + 8) * 4, 2 * 4 * 8 * 2)
     assert seen.complex_operators == 1
 

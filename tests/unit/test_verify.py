@@ -84,6 +84,30 @@ def test_an_answer_that_lies_otherwise_and_is_else_eagers_is_told_apart(net: Wor
     assert "strides" not in {check.name for check in wrong.checks}, "its dtype is what is wrong first"
 
 
+class Above(torch.nn.Module):
+    """Returns as many numbers as are above a threshold, of which float64 finds another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("least", torch.linspace(0.5, 3, 64) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = x * 0.1
+        return scaled[scaled >= self.least]
+
+
+def test_where_float64_finds_another_number_of_elements_only_eagers_own_answer_is_right() -> None:
+    workload = Workload(above := Above(), (Example((torch.linspace(0.5, 3, 64),)),))
+    own = judge(workload, lambda x: above(x))
+    assert own.outcome is Outcome.PASS
+    (values,) = {check.detail for check in own.checks if check.name == "values" and "bit by bit" in check.detail}
+    assert "has no counterpart in the reference" in values
+    near = judge(workload, lambda x: above(x) * (1 + 1e-7))
+    assert near.outcome is Outcome.NOT_COMPARABLE
+    assert "counterpart" in near.reason
+    assert "shape" in failing(judge(workload, lambda x: above(x)[1:]))
+
+
 @pytest.mark.parametrize(("name", "check"), [("output[1]", "strides"), ("buffer cache after the call", "structure")])
 def test_only_outputs_can_be_laid_out_anew(name: str, check: str) -> None:
     ours, theirs = (

@@ -30,6 +30,8 @@ WAITING = {
     "aten::equal": "torch.equal()",
     "aten::repeat_interleave": "repeat_interleave() with a tensor of repeats",
 }
+READS_ONE = "aten::_local_scalar_dense"
+"""The operator by which Python reads one number; all others tell it how many there are, or whether."""
 """Operators whose answer, or whose output's size, lies in the data: the host must have it to go on."""
 _MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, torchwise.__file__))
 _ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
@@ -43,7 +45,8 @@ class Wait:
         what: makes it wait.
         place: the line.
         times: in one call.
-        reads: what Python is told there: "yes or no", "number" (of float32 or float64), or something else, "".
+        reads: what Python is told there: "yes or no", "how many" (a whole number, or a size), "number" (of float32 or
+            float64), or something else, "".
     """
 
     what: str
@@ -114,7 +117,8 @@ class _Watching(TorchDispatchMode):
 
     def read(self, tensor: torch.Tensor) -> Any:
         """Note that Python reads a number, and leave it to PyTorch."""
-        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.dtype in WIDE else ""
+        whole = "" if tensor.is_floating_point() or tensor.is_complex() else "how many"
+        self._reads = "yes or no" if tensor.dtype is torch.bool else "number" if tensor.dtype in WIDE else whole
         return NotImplemented
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,7 +133,7 @@ class _Watching(TorchDispatchMode):
         seen.work[name, shapes_of(tensors)] = Work(float(sum(map(size_of, (*tensors, *outputs)))), flops)
         reads, self._reads = self._reads, ""
         if (what := self._wait(name, tensors, result)) and (place := users_place()):
-            wait = what, reads, place
+            wait = what, "how many" if name in WAITING and name != READS_ONE else reads, place
             self.waits[wait] = self.waits.get(wait, 0) + 1
         return result
 

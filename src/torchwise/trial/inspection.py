@@ -9,6 +9,8 @@ from typing import Any
 from torchwise.measure import Clock, Mix, Precision, measure_pair, peak_memory, profile_of
 from torchwise.realize import is_plain
 from torchwise.realize.asked import answering
+from torchwise.realize.capture.operators import reads_numbers, waits
+from torchwise.realize.capture.situation import DEVICE
 from torchwise.realize.rolled import periods
 from torchwise.realize.scope import repeated_blocks
 from torchwise.realize.transforms.isolate_rnn import has_rnn
@@ -125,7 +127,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
 
     It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; rows
     of a few elements are read again and again; a mean is taken over labels of which some may be ignored, or weigh
-    more than others; or Python asks the GPU yes or no, or reads numbers from it.
+    more than others; or Python asks the GPU yes or no, or how many, or reads numbers from it.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -136,8 +138,9 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal is_complex, has_short_rows, has_uneven_mean, operators
+            nonlocal is_complex, has_short_rows, has_uneven_mean, asks, operators
             operators += 1
+            asks = asks or (waits(func, args, kwargs or {}, DEVICE) and not reads_numbers(func, args))
             result = func(*args, **(kwargs or {}))
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))

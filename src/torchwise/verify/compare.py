@@ -59,7 +59,25 @@ def compare(
     structure = check_structure(candidate, native)
     if structure.outcome is not Outcome.PASS:
         return [structure]
-    return [structure, _values(candidate, native, floor, reference, epsilon)]
+    values = _values(candidate, native, floor, reference, epsilon)
+    if values.outcome is Outcome.NOT_COMPARABLE and is_eagers_own(candidate, native):
+        values = Check("values", Outcome.PASS, f"equal to eager bit by bit, where {values.detail}", 0.0, 0.0)
+    return [structure, values]
+
+
+def is_eagers_own(candidate: Observation, native: Observation) -> bool:
+    """Whether every value is eager's, bit by bit: where the model decides by rounding (how many boxes are above a
+    threshold), float64 may decide otherwise, and no other yardstick is left.
+    """
+    import torch
+
+    pairs = zip(candidate.leaves, native.leaves, strict=True)
+    return all(
+        ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+        if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
+        else is_value(ours) and type(ours) is type(theirs) and ours == theirs
+        for (_, ours), (_, theirs) in pairs
+    )
 
 
 def check_structure(candidate: Observation, native: Observation) -> Check:

@@ -66,12 +66,12 @@ class Evidence:
     def captured(self) -> Plan | None:
         """The plan that captures the call, by what Python reads from the GPU in it; None where the run is captured.
 
-        Questions cut it into pieces. Numbers can stay on the GPU, but only in eager.
+        Questions, yes or no or how many, cut it into pieces. Numbers can stay on the GPU, but only in eager.
         """
         if self.device != "cuda" or self.base.capture != "none":
             return None
         reads = {wait.reads for wait in self.observed.waits}
-        if reads == {"yes or no"}:
+        if reads and reads <= {"yes or no", "how many"}:
             return self.with_choice("capture", "branches")
         if reads == {"number"}:
             base, transforms = self.base, ("numbers_on_gpu",)

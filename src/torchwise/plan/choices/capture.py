@@ -25,8 +25,8 @@ register(
         "branches",
         Legality.EXACT,
         complexity=3,
-        summary="the call is captured in pieces, cut where the model asks the GPU yes or no (an `if` on a tensor): one "
-        "CUDA graph from each question to the next, for each way that the answers lead",
+        summary="the call is captured in pieces, cut where the model asks the GPU yes or no (an `if` on a tensor), or "
+        "how many (`x[mask]`): one CUDA graph from each question to the next, for each way that the answers lead",
         devices=("cuda",),
         modes=("inference",),
         needs=("questions",),

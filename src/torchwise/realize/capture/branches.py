@@ -1,4 +1,4 @@
-"""A call that asks the GPU yes or no on its way, as one CUDA graph between each question and the next.
+"""A call that asks the GPU on its way, yes or no or how many, as one CUDA graph between each question and the next.
 
 `if x.mean() > 0:` makes the host wait for the GPU, so that one graph cannot hold the call. But what lies between two
 such questions can be recorded, and a path of pieces answers every call that is answered alike: a piece is replayed, its
@@ -6,8 +6,10 @@ question read, the next piece replayed, and no Python of the model runs. Another
 recorded when it is first met. Paths share nothing but the inputs: a call that leaves one in its middle runs the other
 from the start, whose first questions it has answered already. So the path of the last call is tried first.
 
-Only yes and no can be followed so. A number that is read (`.item()`, sizes that depend on data) is another one on
-nearly every call, and is refused, unless it can stay where it is (`transforms/numbers_on_gpu.py`).
+How many elements there are (`x[mask]`, `nonzero`), and whole numbers that are read, are questions like these: after as
+many boxes as before comes what came before. Where nearly every call has its own number, there are too many paths: the
+model itself answers then, and paths are looked for more and more seldom. A number that is no whole one is refused,
+unless it can stay where it is (`transforms/numbers_on_gpu.py`).
 
 Sources: PyTorch's CUDA-graph trees (`torch/_inductor/cudagraph_trees.py`), which cut where Dynamo breaks the graph and
 run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded as they are met.
@@ -16,7 +18,7 @@ run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose pa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +28,9 @@ from torchwise.realize.capture.buffers import KeptBuffer, buffers_of
 from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.frozen import is_held
 from torchwise.realize.capture.graph import copied, copy_each, static_inputs, tensors_of, warm_up
-from torchwise.realize.capture.obstacle import is_of_capture, refused
+from torchwise.realize.capture.host_values import HostValues
 from torchwise.realize.capture.pieces import Path, record_path
+from torchwise.realize.capture.situation import Situation
 from torchwise.workload import trees
 
 logger = logging.getLogger("torchwise")
@@ -36,6 +39,8 @@ MOST_PATHS = 32
 """Paths that one signature may have; the model itself answers calls that would need another."""
 MOST_REFUSED = 1024
 """Ways that are remembered as ones that cannot be recorded."""
+MOST_PASSED = 255
+"""Calls in a row that the model answers at once, after as many had taken ways that there are no graphs of."""
 _WRITES = (
     "the call writes to its inputs or its module, and asks the GPU on its way: what is replayed again after another "
     "answer would write twice"
@@ -82,14 +87,25 @@ class Branches:
         self._call = call
         self._borrow = borrow
         self.paths = [first]  # the one that was taken last comes first
-        self._refused: set[tuple[bool, ...]] = set()
+        self._refused: set[tuple[Hashable, ...]] = set()
+        self._passed = self._to_pass = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: object = None) -> Any:  # noqa: ARG002
-        """Answer by the path that the answers lead to, or, where there is none and none can be made, by the call."""
+        """Answer by the path that the answers lead to, or, where there is none and none can be made, by the call.
+
+        A call that no path answers has replayed in vain what lies before its last question: so the more of them come
+        one after the other, the more are answered by the call at once before paths are tried again.
+        """
+        if self._to_pass:
+            self._to_pass -= 1
+            return self._call(*args, **kwargs)
         copy_each(self._inputs, tensors_of(args, kwargs))
         path = self._follow()
         if path is None:
+            self._to_pass = self._passed
+            self._passed = min(2 * self._passed + 1, MOST_PASSED)
             return self._call(*args, **kwargs)
+        self._passed = 0
         return path.outputs if self._borrow else copied(path.outputs)
 
     def drop(self) -> None:
@@ -100,9 +116,9 @@ class Branches:
     def _follow(self) -> Path | None:
         """Replay, piece by piece, until a path is at its end; None where the one that is needed cannot be had."""
         path = self.paths[0]
-        answers: tuple[bool, ...] = ()
-        while (differs := _replay(path, answers)) is not None:
-            answers = (*path.answers[:differs], not path.answers[differs])
+        answers: tuple[Hashable, ...] = ()
+        while (other_answers := _replay(path, answers)) is not None:
+            answers = other_answers
             found = next((other for other in self.paths if other.answers[: len(answers)] == answers), None)
             if found is None:
                 return self._new(answers)
@@ -112,7 +128,7 @@ class Branches:
             self.paths.insert(0, path)
         return path
 
-    def _new(self, answers: tuple[bool, ...]) -> Path | None:
+    def _new(self, answers: tuple[Hashable, ...]) -> Path | None:
         if is_held() or answers in self._refused:
             return None
         if len(self.paths) >= MOST_PATHS:
@@ -126,19 +142,22 @@ class Branches:
         self.paths.insert(0, path)
         return path
 
-    def _give_up(self, answers: tuple[bool, ...], why: str) -> None:
+    def _give_up(self, answers: tuple[Hashable, ...], why: str) -> None:
         if not self._refused:
             logger.warning("torchwise: calls that take another way are answered without a graph, because %s", why)
         if len(self._refused) < MOST_REFUSED:
             self._refused.add(answers)
 
 
-def _replay(path: Path, known: tuple[bool, ...]) -> int | None:
-    """Replay a path whose first answers are known; return the place of the first one that differs, None at its end."""
+def _replay(path: Path, known: tuple[Hashable, ...]) -> tuple[Hashable, ...] | None:
+    """Replay a path whose first answers are known; return the answers up to the first other one, None at its end."""
     for place, piece in enumerate(path.pieces):
         piece()
-        if len(known) <= place < len(path.answers) and path.read[place]() != path.answers[place]:
-            return place
+        if place == len(path.answers) or (place < len(known) and place not in path.computing):
+            continue
+        answer = path.read[place]()
+        if answer != path.answers[place]:
+            return (*path.answers[:place], answer)
     return None
 
 
@@ -147,30 +166,35 @@ def _nothing_recorded() -> Path:
 
 
 class BranchingCall(CapturedCall):
-    """Replays `call` from the CUDA graphs between its yes-or-no questions to the GPU; else it is as `CapturedCall`.
+    """Replays `call` from the CUDA graphs between its questions to the GPU; else it is as `CapturedCall`.
 
     Not noticed, besides what is not noticed there: that the call writes to tensors in lists and dicts or closed over,
     which a piece that runs once more does again; and what it copies to the CPU without waiting, and reads after a
     question has waited for it. Each way is recorded with what globals, lists and dicts hold when it is first met.
 
     Raises (on call):
-        UnsupportedError: as there; or the call asks nothing, reads a number from the GPU, draws random numbers,
-            or writes to its inputs or its module.
+        UnsupportedError: as there; or the call asks nothing, reads a number from the GPU that is no whole one, draws
+            random numbers, or writes to its inputs or its module.
     """
 
     kind = "branches"
 
     def _replays(
         self,
+        key: Situation,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        settings: Callable[[], bool],
-        settled: Callable[[], None],
+        settled: Callable[[], bool],
+        warm: Callable[[], None],
     ) -> Branches:
         args, kwargs, inputs = static_inputs(args, kwargs)
-        warm_up(self._call, args, kwargs, inputs)
-        settled()
-        first = self._path(args, kwargs, inputs)
+
+        def path(host: HostValues | None) -> Path:
+            warm_up(self._call if host is None else host.around(self._call), args, kwargs, inputs)
+            warm()
+            return self._path(args, kwargs, inputs, host)
+
+        first = self._recorded(key, path)
         if not first.answers:
             raise UnsupportedError("the call asks the GPU nothing on its way: capture 'call' makes one graph of it")
 
@@ -178,31 +202,28 @@ class BranchingCall(CapturedCall):
             if torch.cuda.current_device() != self._device:
                 raise UnsupportedError(f"its graphs are on GPU {self._device}, which is not the current one")
             with self._quietly():
-                warm_up(self._call, args, kwargs, inputs)
-                return self._path(args, kwargs, inputs)
+                return self._recorded(key, path)
 
-        return Branches(inputs, first, record, self._call, settings, borrow=self._borrow)
+        return Branches(inputs, first, record, self._call, settled, borrow=self._borrow)
 
     def _drop(self) -> None:
         torch.cuda.synchronize(self._device)  # an answer may be on its way to memory that is then somebody else's
         super()._drop()
 
-    def _path(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[torch.Tensor]) -> Path:
+    def _path(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[torch.Tensor], host: HostValues | None
+    ) -> Path:
         before, buffers, drawn = self._versions(inputs), self._buffers(), _generators()
         if None in before:
             raise UnsupportedError(
                 "weights or inputs are of inference mode, where PyTorch does not count what is written"
             )
         try:
-            path = record_path(lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._side)
+            path = record_path(lambda: self._call(*args, **kwargs), pool=self._pool, stream=self._side, host=host)
             if self._versions(inputs) != before or any(not trees.equal(b.tensor, b.values) for b in buffers):
                 raise UnsupportedError(_WRITES)
             if not all(map(torch.equal, drawn, _generators())):
                 raise UnsupportedError(_DRAWS)
-        except RuntimeError as error:
-            if is_of_capture(error):
-                raise refused(error) from error
-            raise
         finally:
             torch.set_rng_state(drawn[0])
             torch.cuda.set_rng_state(drawn[1])

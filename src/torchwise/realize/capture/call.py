@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,7 +13,8 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.capture.buffers import kept_buffers
 from torchwise.realize.capture.direct import Answers, Recorded, Replays
 from torchwise.realize.capture.frozen import FrozenError, is_held
-from torchwise.realize.capture.graph import flat_places, overlap, record, record_in_place, tensors_of
+from torchwise.realize.capture.graph import Graph, flat_places, overlap, record, record_in_place, tensors_of
+from torchwise.realize.capture.host_values import HostValues
 from torchwise.realize.capture.obstacle import is_of_capture, refused
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, settings_now, situation_of
@@ -22,6 +23,8 @@ from torchwise.realize.recompiles import Recompiles
 from torchwise.realize.signature import signature_of
 from torchwise.realize.watch import ModuleWatch
 from torchwise.workload import trees
+
+T = TypeVar("T")
 
 
 class CapturedCall:
@@ -90,6 +93,7 @@ class CapturedCall:
         self._recompiles = recompiles
         self._watch = ModuleWatch(module, reads or (lambda: None))
         self._writes_state = False
+        self._host: dict[Situation, HostValues] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as `call` does, by replay."""
@@ -152,32 +156,33 @@ class CapturedCall:
             self._graphs.pop(key).drop()
             replays = None
         if replays is None:
-            replays = self._graphs[key] = self._capture(args, kwargs)
+            replays = self._graphs[key] = self._capture(key, args, kwargs)
         if replays.written and overlap(tensors_of(args, kwargs)):
             return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
-    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
+    def _capture(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
         versions: list[int | None] = []
-        settings = settings_now()
+        settings, hosts = settings_now(), self._host
+        hosts.pop(key, None)
         if not self._graphs:  # a pool whose graphs are gone takes no new ones while borrowed outputs lie in it
             self._pool = torch.cuda.graph_pool_handle()
         others = list(self._graphs.values())  # which hold the pool open until this graph is in it
 
-        def settled() -> None:
+        def warm() -> None:
             if self._watch.changed():  # lazy modules and caches took shape
                 self._graphs.clear()
                 self._look()
             versions[:] = self._watch.versions()
 
+        def settled() -> bool:  # holds no more than it needs, as a cycle would leave graphs to the garbage collector
+            host = hosts.get(key)
+            return settings() and (host is None or host.unchanged())
+
         try:
             with self._quietly():
-                replays = self._replays(args, kwargs, settings, settled)
+                replays = self._replays(key, args, kwargs, settled, warm)
                 now = self._watch.versions()
-        except RuntimeError as error:
-            if is_of_capture(error):
-                raise refused(error) from error
-            raise
         finally:
             if not self._graphs:
                 _dropped(others)
@@ -194,21 +199,47 @@ class CapturedCall:
 
     def _replays(
         self,
+        key: Situation,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        settings: Callable[[], bool],
-        settled: Callable[[], None],
+        settled: Callable[[], bool],
+        warm: Callable[[], None],
     ) -> Answers:
-        """Warm up, call `settled`, and record what answers calls like this one."""
-        graph = record(self._call, args, kwargs, pool=self._pool, stream=self._side, settled=settled)
-        return Replays(graph, settings, flat_places(args, kwargs), borrow=self._borrow)
+        """Warm up, call `warm`, and record what answers calls like this one for as long as `settled` says."""
+
+        def graph(host: HostValues | None) -> Graph:
+            call = self._call if host is None else host.around(self._call)
+            return record(call, args, kwargs, pool=self._pool, stream=self._side, settled=warm)
+
+        return Replays(self._recorded(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
+
+    def _recorded(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
+        """Record the call as it is; where that is no good, with what it brings over from the CPU.
+
+        Raises:
+            UnsupportedError: neither can be recorded.
+        """
+        host = self._host.get(key)
+        while True:
+            known = 0 if host is None else len(host.learnt)
+            try:
+                return record(host)
+            except RuntimeError as error:
+                if not is_of_capture(error):
+                    raise
+                if host is not None and len(host.learnt) == known:
+                    raise refused(error) from error
+            host = self._host.setdefault(key, HostValues())
+            self._pool = torch.cuda.graph_pool_handle()  # the other one may be let go, and not free yet
 
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
     ) -> Recorded:
         """Record once more, for calls whose inputs and outputs lie just there."""
+        host = self._host.get(situation_of(args, kwargs))
+        call = self._call if host is None else host.around(self._call)
         with self._quietly():
-            return record_in_place(self._call, args, kwargs, wanted, pool=self._pool, stream=self._side)
+            return record_in_place(call, args, kwargs, wanted, pool=self._pool, stream=self._side)
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:

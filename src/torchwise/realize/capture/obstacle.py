@@ -39,6 +39,7 @@ _REASONS = (
     ("depend on a capturing", "it uses another stream, to which the capture does not reach"),
     ("not in capture mode", "it draws from a torch.Generator of its own: only PyTorch's default one is registered"),
     ("without graph registration", "it draws from a torch.Generator of its own: only PyTorch's default is registered"),
+    ("during CUDA graph capture", "it copies from the CPU, or waits for the GPU: make it on the GPU, or keep it there"),
 )
 
 
@@ -99,7 +100,7 @@ def _reported_to(found: list[str]) -> Iterator[None]:
         def noted(message: Warning | str, *rest: object, **options: object) -> None:
             if _SYNCHRONISES in str(message):
                 if threading.get_ident() == me:  # a backward pass hands on what its threads said
-                    found.append(_place_of_caller())
+                    found.append(place_of_caller(2))
             elif not str(message).startswith("Synchronization debug mode is a prototype"):
                 shown(message, *rest, **options)  # type: ignore[arg-type]
 
@@ -119,9 +120,9 @@ def synchronises(found: list[str], what: str = "the call") -> UnsupportedError:
     return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[1][1]}")
 
 
-def _place_of_caller() -> str:
+def place_of_caller(above: int = 1) -> str:
     """Return the innermost line of the user's on the stack, with the part of PyTorch that it went through last."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(above)
     through = ""
     while frame is not None and not _is_users(frame.f_code.co_filename):
         if frame.f_code.co_filename.endswith("grad_scaler.py"):

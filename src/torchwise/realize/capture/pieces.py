@@ -2,13 +2,17 @@
 
 While it is recorded, `bool(tensor)` ends a piece, replays it, and answers by what it wrote to the host's memory; so the
 model's own Python goes on by the true answer. Later the pieces are replayed, and only their answers read.
+
+What gives as many elements as the data has (`x[mask]`, `nonzero`, `unique`) asks as well: how many. Such an operator
+runs between two pieces, on each replay, and what it gives is copied to where the next piece reads it. Where it gives
+another number of elements, that is another answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +23,12 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.asked import answering
 from torchwise.realize.capture.frozen import count_capture
 from torchwise.realize.capture.graph import check_outputs, recording_alone, recording_on, settle_generator
+from torchwise.realize.capture.host_values import HostValues, Operators
+from torchwise.realize.capture.obstacle import place_of_caller
+from torchwise.realize.capture.operators import known_of, reads_numbers
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import DEVICE
+from torchwise.workload import trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +40,25 @@ class Path:
         pieces: each replays what lies before a question; the last one what comes after all of them.
         read: each waits for the piece before it and returns its answer.
         outputs: what the call returned; the pieces overwrite its tensors.
+        computing: places of the questions whose answers are read by computing what the next piece needs.
     """
 
-    answers: tuple[bool, ...]
+    answers: tuple[Hashable, ...]
     pieces: Sequence[Callable[[], None]]
-    read: Sequence[Callable[[], bool]]
+    read: Sequence[Callable[[], Hashable]]
     outputs: Any
+    computing: frozenset[int] = frozenset()
 
 
-def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> Path:
-    """Record one call that is warm, piece by piece; each is replayed at once, as its question must be answered."""
+def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, host: HostValues | None = None) -> Path:
+    """Record one call that is warm, piece by piece; each is replayed at once, as its question must be answered.
+
+    Args:
+        call: what to record.
+        pool: the memory pool that the graphs of one plan share.
+        stream: the plan's own.
+        host: what the call brings over from the CPU; None to record it as it is.
+    """
     with recording_alone:
         try:
             with recording_on(stream) as ready, warnings.catch_warnings():
@@ -49,7 +66,8 @@ def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) 
                 warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
                 torch.cuda.synchronize()
                 recorder = _Recorder(stream, ready, stream.usable(pool))
-                with torch.cuda.stream(ready), recorder, _asking(recorder.ask):
+                seeing = contextlib.nullcontext() if host is None else host.answering(recorder.run_between)
+                with torch.cuda.stream(ready), recorder, _asking(recorder.ask), seeing as recorder.operators:
                     outputs = call()
                 torch.cuda.synchronize()
         except BaseException:  # raised again: only the generator must be settled first, whatever it was
@@ -57,7 +75,7 @@ def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) 
             raise
     count_capture()
     check_outputs(outputs)
-    return Path(tuple(recorder.answers), recorder.pieces, recorder.read, outputs)
+    return Path(tuple(recorder.answers), recorder.pieces, recorder.read, outputs, frozenset(recorder.computing))
 
 
 class _Recorder:
@@ -75,9 +93,11 @@ class _Recorder:
         self._pool = pool
         self._device = torch.cuda.current_device()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self.answers: list[bool] = []
+        self.operators: Operators | None = None
+        self.answers: list[Hashable] = []
         self.pieces: list[Callable[[], None]] = []
-        self.read: list[Callable[[], bool]] = []
+        self.read: list[Callable[[], Hashable]] = []
+        self.computing: set[int] = set()
 
     def __enter__(self) -> None:
         self._begin()
@@ -117,19 +137,65 @@ class _Recorder:
         Raises:
             UnsupportedError: it is asked on another stream or GPU than is recorded.
         """
-        elsewhere = torch.cuda.current_stream().cuda_stream != self._ready.cuda_stream
-        if elsewhere or question.get_device() != self._device:
+        same = None if self.operators is None else self.operators.constant(question)
+        if same is not None:
+            return bool(same)
+        self._check_place(question.get_device())
+        answer = self._answer
+        with contextlib.nullcontext() if self.operators is None else self.operators.paused():
+            question = question.detach().reshape(())
+            answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
+        self._end()
+        read = _reader(answer, self._device)
+        self._answered(read, found := read())
+        self._begin()
+        return found
+
+    def run_between(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that waits for the GPU between this piece and the next one, here and on each replay.
+
+        Raises:
+            UnsupportedError: it is on another stream or GPU than is recorded, or reads numbers.
+        """
+        for tensor in trees.tensors((args, kwargs)):
+            self._check_place(tensor.get_device() if tensor.device.type == DEVICE else self._device)
+        if reads_numbers(func, args):
+            raise UnsupportedError(
+                f"the call cannot be captured, because of {place_of_caller()}: it waits for the GPU to read a number, "
+                "which is another one on nearly every call: keep it there"
+            )
+        self._end()
+        result = func(*args, **kwargs)
+        self.computing.add(len(self.answers))
+        self._answered(_computer(func, args, kwargs, result), known_of(result, DEVICE))
+        self._begin()
+        return result
+
+    def _answered(self, read: Callable[[], Hashable], answer: Hashable) -> None:
+        self.read.append(read)
+        self.answers.append(answer)
+
+    def _check_place(self, device: int) -> None:
+        if torch.cuda.current_stream().cuda_stream != self._ready.cuda_stream or device != self._device:
             raise UnsupportedError(
                 "the call asks the GPU on a stream or a GPU of its own, which a replay does not wait for"
             )
-        question = question.detach().reshape(())
-        answer = self._answer
-        answer.copy_(question if question.dtype is torch.bool else question != 0, non_blocking=True)
-        self._end()
-        self.read.append(_reader(answer, self._device))
-        self.answers.append(self.read[-1]())
-        self._begin()
-        return self.answers[-1]
+
+
+def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Callable[[], Hashable]:
+    """Return what runs an operator once more, and leaves what it gives where it lay, if there is as much of it."""
+    into, known = trees.tensors(result), known_of(result, DEVICE)
+
+    def compute() -> Hashable:
+        with torch.no_grad():
+            found = func(*args, **kwargs)
+            if (now := known_of(found, DEVICE)) == known:
+                for place, value in zip(into, trees.tensors(found), strict=True):
+                    if place.data_ptr() != value.data_ptr():  # what it writes to may be what it returns
+                        place.copy_(value)
+        return now
+
+    return compute
 
 
 def _reader(answer: torch.Tensor, device: int) -> Callable[[], bool]:

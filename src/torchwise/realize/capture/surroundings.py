@@ -20,7 +20,12 @@ def surroundings_of(call: Callable[..., Any]) -> Surroundings:
     in its closure. What lies in lists, dicts and objects beyond is not.
     """
     found = {name: plain_key(value) for name, value in _values(call, nested=True) if is_plain(value)}
-    found["Python's random numbers"] = random.getstate()
+    return found | generators()
+
+
+def generators() -> Surroundings:
+    """Return the states of the generators of random numbers that are Python's and NumPy's."""
+    found: Surroundings = {"Python's random numbers": random.getstate()}
     if numpy := sys.modules.get("numpy"):
         found["NumPy's random numbers"] = pickle.dumps(numpy.random.get_state(legacy=False))
     return found

@@ -1,0 +1,65 @@
+"""Tensors that are the same on every call, as they are computed from numbers of Python alone."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+LIFT = torch.ops.aten.lift_fresh.default
+"""What `torch.tensor` gives its tensor to, and `torch.from_numpy`: nobody has seen it before."""
+
+
+class Made:
+    """The tensors that one call made, as they were when they were noted; one that was written to is none any more."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int | None]] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Note a tensor as it is now."""
+        self._known[id(tensor)] = (weakref.ref(tensor), version_of(tensor))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was noted, and not written to since."""
+        known, version = self._known.get(id(tensor), (None, None))
+        return known is not None and known() is tensor and version is not None and version == version_of(tensor)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was noted, whatever was written to it since."""
+        known, _ = self._known.get(id(tensor), (None, None))
+        return known is not None and known() is tensor
+
+
+class Constants(Made):
+    """Those that are the same on every call; not one that was written to, by whatever way to its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[int] = set()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the same on every call."""
+        return super().holds(tensor) and _memory_of(tensor) not in self._written
+
+    def note(self, func: Any, given: Sequence[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
+        """Note what an operator gave: it is the same on every call where all that it was given is."""
+        if func._schema.is_mutable:
+            self._written.update(map(_memory_of, given))  # which of them is written to, is no matter here
+        elif func is not LIFT and not all(map(self.holds, given)):
+            return
+        elif torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.__name__:
+            for tensor in results:
+                self.add(tensor)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Return what identifies the memory, which `tensor.data` shares although it counts its own writes."""
+    return tensor.untyped_storage()._cdata
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return PyTorch's count of writes to a tensor; None where it keeps none."""
+    return None if tensor.is_inference() else tensor._version
