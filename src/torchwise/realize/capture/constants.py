@@ -57,7 +57,7 @@ class Constants(Made):
 
 def _memory_of(tensor: torch.Tensor) -> int:
     """Return what identifies the memory, which `tensor.data` shares although it counts its own writes."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
