@@ -191,7 +191,9 @@ def _asked(
     from torchwise.runtime import unwrap
     from torchwise.study import Request
     from torchwise.trial import ProcessSettings
+    from torchwise.workload.differences import packed
     from torchwise.workload.identity import structure
+    from torchwise.workload.structure_details import details_of
 
     if isinstance(plans, Plan):
         raise InputError("plans is one Plan, but must be several, or one in a list: plans=[plan]")
@@ -214,8 +216,10 @@ def _asked(
     if workload is None:
         return request, None
     # The structure is read here, where the source of a script or notebook is at hand.
-    settings, code = ProcessSettings.of_this_process(), structure(workload.call)
-    return replace(request, settings=settings, structure=code), replace(workload, name=name)
+    code, details = structure(workload.call), packed(details_of(workload.call))
+    settings = ProcessSettings.of_this_process()
+    request = replace(request, settings=settings, structure=code, structure_details=details)
+    return request, replace(workload, name=name)
 
 
 @overload

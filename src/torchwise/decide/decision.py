@@ -34,6 +34,7 @@ def decide(history: History, environment: Environment) -> Decision:
         workload=history.workload,
         identity=history.inspection.identity,
         structure=history.inspection.structure,
+        structure_details=history.inspection.structure_details,
         inputs=history.inspection.inputs,
         environment=environment,
     )

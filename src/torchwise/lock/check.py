@@ -15,6 +15,7 @@ from torchwise.lock.judge import THRESHOLD, Judge
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS, Effort
+from torchwise.workload.differences import another_model
 
 LIMIT_S = 600.0
 """Seconds after which a worker is ended, as in a search of effort "standard"."""
@@ -140,7 +141,7 @@ class _Checks:
 def _changed(decision: Decision, inspection: Inspection) -> str:
     """Return in what the model or its inputs are others than the decision was made for; nothing where they are not."""
     if inspection.structure != decision.structure:
-        return "the model's code, mode or structure of weights is another"
+        return another_model(decision.structure_details, inspection.structure_details)
     if inspection.inputs != decision.inputs:
         return f"the inputs are others: {' | '.join(decision.inputs)} there, {' | '.join(inspection.inputs)} here"
     if inspection.identity != decision.identity:

@@ -53,6 +53,7 @@ class _Section:
     inputs: tuple[str, ...]
     identity: str
     structure: str
+    structure_details: str | None = None
     hardware: dict[str, str | int]
     software: dict[str, str | int]
 
@@ -86,6 +87,7 @@ def section_of(entry: Entry) -> dict[str, Any]:
         inputs=decision.inputs,
         identity=decision.identity,
         structure=decision.structure,
+        structure_details=decision.structure_details or None,
         hardware={name: environment[name] for name in HARDWARE if environment[name] is not None},
         software={name: environment[name] for name in SOFTWARE if environment[name] is not None},
     )
@@ -134,6 +136,7 @@ def _decision(key: Key, section: _Section, plan: Plan) -> Decision:
         workload=codec.from_builtins({"target": key[0], "mode": key[1], "device": device, **asked}, WorkloadSpec),
         identity=section.identity,
         structure=section.structure,
+        structure_details=section.structure_details or "",
         inputs=section.inputs,
         environment=codec.from_builtins({"hostname": "", **section.hardware, **section.software}, Environment),
         error=section.error,

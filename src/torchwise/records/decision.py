@@ -32,6 +32,8 @@ class Decision(Document):
         inputs: the signatures it was proven on, one line per example.
         environment: the machine and software it holds for.
         error: largest relative error of the plan against the float64 reference; None for eager.
+        structure_details: what the structure is made of, packed (`torchwise.workload.structure_details`), so that a
+            stale decision says what differs; "" in those of earlier versions.
     """
 
     plan: Plan
@@ -48,4 +50,5 @@ class Decision(Document):
     inputs: tuple[str, ...]
     environment: Environment
     error: float | None = None
+    structure_details: str = ""
     schema: str = SCHEMA

@@ -47,6 +47,7 @@ class Inspection:
         operators: how many a call runs, of the examples the most; None where they could not be counted.
         notes: what the user should know, such as a model left in training mode.
         work: of one step, where a training step is tuned.
+        structure_details: what the structure is made of, as decisions keep it.
     """
 
     identity: str
@@ -61,3 +62,4 @@ class Inspection:
     operators: int | None = None
     notes: tuple[str, ...] = ()
     work: StepWork | None = None
+    structure_details: str = ""

@@ -7,7 +7,9 @@ from typing import Any
 
 from torchwise import environment
 from torchwise.records import Decision
+from torchwise.workload.differences import another_model, packed
 from torchwise.workload.identity import structure
+from torchwise.workload.structure_details import details_of
 
 
 def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
@@ -15,5 +17,5 @@ def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
     if different := decision.environment.differences(environment.detect(decision.environment.device)):
         return "; ".join(different)
     if structure(model) != decision.structure:
-        return "the model's code, mode or structure of weights is another"
+        return another_model(decision.structure_details, packed(details_of(model)))
     return None

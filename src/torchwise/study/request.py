@@ -34,6 +34,7 @@ class Request:
         limit_s: seconds after which one trial is ended, and a duel of two plans after twice as many; None for the
             effort's own, or where plans are named for those of effort "thorough".
         structure: of a live Python model, worked out where its source code is; None for a target.
+        structure_details: what that is made of, packed; "" for a target.
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.
         fresh: forget the stored study, which targets of one structure share, and measure anew.
@@ -48,6 +49,7 @@ class Request:
     settings: ProcessSettings | None = None
     fresh: bool = False
     structure: str | None = None
+    structure_details: str = ""
     limit_s: float | None = None
 
     def __post_init__(self) -> None:

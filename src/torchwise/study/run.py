@@ -35,6 +35,7 @@ from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS as CARE
+from torchwise.workload.differences import another_model
 
 BUSY = 3.0
 """Times as long as now that eager took beside a stored plan, from which the machine was too busy to time that one."""
@@ -94,6 +95,7 @@ def _job(request: Request, task: str) -> Job:
         effort=CARE[request.effort],
         settings=request.settings,
         structure=request.structure,
+        structure_details=request.structure_details,
     )
 
 
@@ -308,7 +310,7 @@ class _Loop:
         if different := decision.environment.differences(self._here):
             return different[0]
         if decision.structure != self._inspection.structure:
-            return "the model's code or the structure of its weights changed"
+            return another_model(decision.structure_details, self._inspection.structure_details)
         if decision.identity != self._inspection.identity:
             return "the inputs changed"
         return None

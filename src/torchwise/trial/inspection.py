@@ -28,7 +28,9 @@ from torchwise.verify import is_stochastic
 from torchwise.verify.leaves import unread_note
 from torchwise.verify.trainee import Trainee
 from torchwise.workload import Workload, trees
+from torchwise.workload.differences import packed
 from torchwise.workload.identity import describe_example, identity, structure
+from torchwise.workload.structure_details import details_of
 
 SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
@@ -58,6 +60,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
     # Before the first call: a model that counts its calls in an attribute is another one after it.
     model = job.structure or structure(workload.call)
+    details = job.structure_details or packed(details_of(workload.call))
     named = job.identity_of(identity(workload, mode, model))
     stage("run eager")
     instruments = Instruments(lambda: check_plainly(workload))
@@ -89,6 +92,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     return Inspection(
         identity=named,
         structure=model,
+        structure_details=details,
         description=_describe(workload),
         inputs=tuple(describe_example(example) for example in workload.examples),
         traits=_compatible(

@@ -111,6 +111,7 @@ class Job:
         cache_dir: compile caches of this candidate alone.
         settings: of the user's process; None for PyTorch's own defaults.
         structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
+        structure_details: what that is made of, packed; "" for none.
         environment: variables to set in the worker, this process's own: the worker's server may be older than they.
         rival: the other plan of a duel.
         usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
@@ -127,6 +128,7 @@ class Job:
     cache_dir: str = ""
     settings: ProcessSettings | None = None
     structure: str | None = None
+    structure_details: str = ""
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     rival: Plan | None = None
     usual_s: tuple[float | None, float | None] = (None, None)

@@ -32,7 +32,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload.step import TrainStep
@@ -70,7 +70,7 @@ def identity(workload: Workload, mode: str, structure_digest: str | None = None)
 
 def structure(call: Callable[..., Any]) -> str:
     """Return 16 hex digits for the model alone: what must be equal for a plan to fit it, whatever the inputs."""
-    return _Structure().of(call)[:16]
+    return Describer().of(call)[:16]
 
 
 def describe_example(example: Example) -> str:
@@ -93,10 +93,10 @@ def _describe_leaf(leaf: Any) -> str:
         strides = tuple(leaf.stride()) if leaf.layout is torch.strided else leaf.layout
         return f"{dtype}{list(leaf.shape)} {strides}"
     by_repr = (*_PLAIN, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
-    return _text(leaf) if isinstance(leaf, by_repr) else type(leaf).__qualname__
+    return text_of(leaf) if isinstance(leaf, by_repr) else type(leaf).__qualname__
 
 
-class _Structure:
+class Describer:
     """Describes one callable, and what hangs on it, as digests; nothing is described twice, and cycles end."""
 
     def __init__(self) -> None:
@@ -104,6 +104,7 @@ class _Structure:
         self._done: dict[int, tuple[Any, str]] = {}  # the object is held, so that no other takes its address
 
     def of(self, thing: Any) -> str:
+        """Return the digest of a thing."""
         if id(thing) in self._done:
             return self._done[id(thing)][1]
         if id(thing) in self._open:
@@ -122,12 +123,12 @@ class _Structure:
         if isinstance(thing, TrainStep):
             return self._step(thing)
         if isinstance(thing, torch.Tensor):
-            return ["tensor", _describe_state(thing)]
+            return ["tensor", describe_state(thing)]
         if isinstance(thing, type):
             return [self._class(cls) for cls in thing.__mro__]
         if isinstance(thing, functools.partial):
-            bound = [[name, self._value(value)] for name, value in sorted(thing.keywords.items())]
-            return ["partial", self.of(thing.func), [self._value(value) for value in thing.args], bound]
+            bound = [[name, self.value(value)] for name, value in sorted(thing.keywords.items())]
+            return ["partial", self.of(thing.func), [self.value(value) for value in thing.args], bound]
         if isinstance(thing, types.MethodType):
             return ["method", self.of(thing.__func__), self.of(thing.__self__)]
         if isinstance(thing, types.FunctionType):
@@ -139,49 +140,46 @@ class _Structure:
         if isinstance(name := getattr(thing, "__qualname__", None), str):  # built in
             owner = getattr(thing, "__self__", None)
             of_object = owner is not None and not isinstance(owner, (type, types.ModuleType))
-            return [f"{thing.__module__}.{name}", self._value(owner) if of_object else None]
-        return ["object", self.of(type(thing)), _text(thing) if _is_torchs(type(thing)) else self._attributes(thing)]
+            return [f"{thing.__module__}.{name}", self.value(owner) if of_object else None]
+        return ["object", self.of(type(thing)), text_of(thing) if _is_torchs(type(thing)) else self._attributes(thing)]
 
-    def _value(self, value: Any) -> str:
+    def value(self, value: Any) -> str:
         """Describe what is bound to a name, such as a closure's variable: by content where that is plain or code."""
         import torch
 
         if isinstance(value, torch.nn.Module):
             return self.of(value)
         if isinstance(value, torch.Tensor):
-            return _describe_state(value)
+            return describe_state(value)
         if isinstance(value, tuple):
-            return f"({', '.join(self._value(item) for item in value)})"
+            return f"({', '.join(self.value(item) for item in value)})"
         if isinstance(value, (*_PLAIN, enum.Enum, torch.dtype, torch.device)):
-            return _text(value)
+            return text_of(value)
         return self.of(value) if callable(value) else type(value).__qualname__
 
     def _module(self, module: Any) -> list[Any]:
-        import torch
-
-        standard = {*vars(torch.nn.Module()), *(name for name in dir(torch.nn.Module) if name.startswith("_"))}
-        kinds = dict.fromkeys(_kind_of(part) for part in module.modules())
+        kinds = dict.fromkeys(kind_of(part) for part in module.modules())
         classes = [self.of(kind) for kind in kinds]
         tensors, named = [*module.named_parameters(), *module.named_buffers()], [*module.named_modules()]
-        state = [f"{name} {_describe_state(tensor)}" for name, tensor in tensors]
+        state = [f"{name} {describe_state(tensor)}" for name, tensor in tensors]
         # A frozen module of TorchScript has no mode.
         modes = [f"{name} training" for name, part in named if getattr(part, "training", False)]
-        parts = [[name, _script(part) or self._attributes(part, without=standard)] for name, part in named]
+        parts = [[name, script_of(part) or self._attributes(part)] for name, part in named]
         # A copy of a traced module is of another class.
-        text = re.sub(r"\b\w+\((\s*original_name=)", r"script(\1", _text(module))
+        text = re.sub(r"\b\w+\((\s*original_name=)", r"script(\1", text_of(module))
         return ["module", classes, text, state, modes, parts]
 
     def _step(self, step: TrainStep) -> list[Any]:
         """Describe a training step: not its rates and counts, which change from step to step."""
 
         def flags(group: dict[str, Any]) -> list[list[str]]:
-            return [[k, _text(v)] for k, v in sorted(group.items()) if v is None or isinstance(v, bool)]
+            return [[k, text_of(v)] for k, v in sorted(group.items()) if v is None or isinstance(v, bool)]
 
         groups = [[len(group["params"]), flags(group)] for group in step.optimizer.param_groups]
         trained = [p.requires_grad for p in step.model.parameters()]
-        numbers = [_text(n) for n in (step.autocast, step.accumulate, step.clip_norm, step.clip_value)]
+        numbers = [text_of(n) for n in (step.autocast, step.accumulate, step.clip_norm, step.clip_value)]
         others = [part for part in (step.optimizer, *step.schedulers, step.scaler, step.ema) if part is not None]
-        parts = [self._value(part) for part in (step.model, step.loss, *map(type, others))]
+        parts = [self.value(part) for part in (step.model, step.loss, *map(type, others))]
         return ["step", parts, groups, trained, numbers]
 
     def _form(self, thing: Any) -> list[str]:
@@ -197,16 +195,8 @@ class _Structure:
             return [f"static form: {type(error).__name__}"]
         return [] if form is thing else [self.of(form)]
 
-    def _attributes(self, thing: Any, without: Collection[str] = ()) -> list[list[str]]:
-        """List the attributes that are plain values, functions or modules; others may change from call to call."""
-        import torch
-
-        found = []
-        for name, value in sorted(getattr(thing, "__dict__", {}).items()):
-            plain = _is_plain(value) or isinstance(value, (*_CODE, torch.nn.Module, torch.dtype, enum.Enum))
-            if plain and name not in without:
-                found.append([name, self._value(value)])
-        return found
+    def _attributes(self, thing: Any) -> list[list[str]]:
+        return [[name, self.value(value)] for name, value in attributes_of(thing)]
 
     def _class(self, cls: type) -> list[Any]:
         if _is_torchs(cls) or _is_pythons(cls):  # the environment has their versions
@@ -224,23 +214,16 @@ class _Structure:
         if isinstance(member, (staticmethod, classmethod)):
             return [type(member).__name__, self.of(member.__func__)]
         if isinstance(member, property):
-            return ["property", [self._value(f) for f in (member.fget, member.fset, member.fdel)]]
+            return ["property", [self.value(f) for f in (member.fget, member.fset, member.fdel)]]
         if isinstance(member, functools.cached_property):
             return ["cached_property", self.of(member.func)]
-        return self._value(member)
+        return self.value(member)
 
     def _function(self, function: types.FunctionType) -> list[Any]:
         if _is_torchs(function):
             return [f"{function.__module__}.{function.__qualname__}", self._closure(function)]
-        code = function.__code__
-        try:
-            source = inspect.getsource(code)
-        except (OSError, TypeError):
-            source = None
-        # Several lambdas may share a line, so that their source alone does not tell them apart.
-        body = [source, _bytecode(code) if source is None or code.co_name == "<lambda>" else None]
         defaults = [function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items()))]
-        return [function.__qualname__, body, self._value(tuple(defaults)), self._closure(function)]
+        return [function.__qualname__, _body(function.__code__), self.value(tuple(defaults)), self._closure(function)]
 
     def _closure(self, function: types.FunctionType) -> list[str]:
         found = []
@@ -248,10 +231,45 @@ class _Structure:
             if name == "__class__":  # what `super()` needs
                 continue
             try:
-                found.append(f"{name} {self._value(cell.cell_contents)}")
+                found.append(f"{name} {self.value(cell.cell_contents)}")
             except ValueError:  # not bound yet
                 found.append(f"{name} empty")
         return found
+
+
+def attributes_of(thing: Any) -> list[tuple[str, Any]]:
+    """List the attributes that are plain values, functions or modules; others may change from call to call."""
+    import torch
+
+    found = [
+        (name, value)
+        for name, value in sorted(getattr(thing, "__dict__", {}).items())
+        if is_plain(value) or isinstance(value, (*_CODE, torch.nn.Module, torch.dtype, enum.Enum))
+    ]
+    if not isinstance(thing, torch.nn.Module):
+        return found
+    return [(name, value) for name, value in found if name not in _of_every_module()]
+
+
+@functools.cache
+def _of_every_module() -> frozenset[str]:
+    import torch
+
+    return frozenset({*vars(torch.nn.Module()), *(n for n in dir(torch.nn.Module) if n.startswith("_"))})
+
+
+def code_digest(function: types.FunctionType) -> str:
+    """Return a digest of what a function does, whatever it is bound to."""
+    return _digest(_body(function.__code__))[:8]
+
+
+def _body(code: types.CodeType) -> list[Any]:
+    try:
+        source = inspect.getsource(code)
+    except (OSError, TypeError):
+        source = None
+    # Several lambdas may share a line, so that their source alone does not tell them apart.
+    return [source, _bytecode(code) if source is None or code.co_name == "<lambda>" else None]
 
 
 def _is_torchs(thing: Any) -> bool:
@@ -264,34 +282,36 @@ def _is_pythons(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names and known is not None
 
 
-def _is_plain(value: Any) -> bool:
-    return all(_is_plain(item) for item in value) if isinstance(value, tuple) else isinstance(value, _PLAIN)
+def is_plain(value: Any) -> bool:
+    """Whether a value says everything about itself in its printed form."""
+    return all(is_plain(item) for item in value) if isinstance(value, tuple) else isinstance(value, _PLAIN)
 
 
-def _text(thing: Any) -> str:
+def text_of(thing: Any) -> str:
     """Return the printed form, without the addresses that differ from process to process."""
     return re.sub(r"\b0x[0-9a-fA-F]+", "0x", repr(thing)) if not isinstance(thing, (str, bytes)) else repr(thing)
 
 
-def _kind_of(part: torch.nn.Module) -> type:
+def kind_of(part: torch.nn.Module) -> type:
     """Return the class of a module; one for all of TorchScript, as a copy of a traced module is a scripted one."""
     import torch
 
     return torch.jit.ScriptModule if isinstance(part, torch.jit.ScriptModule) else type(part)
 
 
-def _script(part: torch.nn.Module) -> list[list[str]]:
+def script_of(part: torch.nn.Module) -> list[list[str]]:
     """Return the code of a module of TorchScript, whose class says nothing; without what a process numbers anew."""
     import torch
 
     if not isinstance(part, torch.jit.ScriptModule) or not hasattr(part, "forward"):
         return []
     code, constants = part.code_with_constants
-    held = [f"{name} {_describe_state(t)}" for name, t in sorted(constants.const_mapping.items())]
+    held = [f"{name} {describe_state(t)}" for name, t in sorted(constants.const_mapping.items())]
     return [["script", re.sub(r"___torch_mangle_\d+\.", "", code), *held]]
 
 
-def _describe_state(tensor: torch.Tensor) -> str:
+def describe_state(tensor: torch.Tensor) -> str:
+    """Return the form of a weight or buffer."""
     from torch.nn.parameter import is_lazy
 
     return "uninitialised" if is_lazy(tensor) else f"{tensor.dtype}{list(tensor.shape)}"

@@ -1,0 +1,73 @@
+"""In what two models differ, by what their structures are made of (`structure_details`). This loads no torch."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+
+Details = dict[str, str]
+"""What a structure is made of: a name for each part, and what it is."""
+CODE = "#"
+"""Begins what stands for code: a digest, which nobody can read."""
+MODE, TRAINING, EVAL = "'s mode", "training mode", "eval mode"
+MOST_NAMED = 3
+MOST_BYTES = 16 << 20
+"""Of details as they are written down; whatever unpacks to more was not written by Torchwise."""
+
+
+def packed(details: Details) -> str:
+    """Return details as one short word, for a file that people read for other reasons."""
+    return base64.b64encode(zlib.compress(json.dumps(details).encode(), 9)).decode()
+
+
+def unpacked(word: str) -> Details:
+    """Return what `packed` was given; nothing of what it did not write, as these serve a message alone."""
+    try:
+        unpack = zlib.decompressobj()
+        found = json.loads(unpack.decompress(base64.b64decode(word, validate=True), MOST_BYTES))
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        return {}
+    whole = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return found if whole else {}
+
+
+def another_model(before: str, now: str) -> str:
+    """Say that a model is another than the one that something was made for, and in what, as far as that was kept."""
+    named = differences(unpacked(before), unpacked(now))
+    return "the model's code, mode or structure of weights is another" + (f": {named}" if named else "")
+
+
+def differences(before: Details, now: Details) -> str:
+    """Say in what a model differs; nothing where either is not known, or it does not show there."""
+    if not before or not now:
+        return ""
+    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    whole = [name.removeprefix("part ") for name in names if name.startswith("part ") and not name.endswith(MODE)]
+    whole = [name for name in whole if f"part {name}" not in before or f"part {name}" not in now]
+    names = [name for name in names if not _follows(name, names, whole)]
+    named = [_difference(name, before.get(name), now.get(name)) for name in names[:MOST_NAMED]]
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return "; ".join([*named, *more])
+
+
+def _follows(name: str, names: list[str], whole: list[str]) -> bool:
+    """Whether it follows from what is named: a part's mode from the model's, what is in a part from its coming."""
+    what, _, path = name.partition(" ")
+    if what == "part" and path.endswith(MODE) and "the model's mode" in names:
+        return True
+    return any(path.startswith((f"{part}.", f"{part}'s")) for part in whole)
+
+
+def _difference(name: str, before: str | None, now: str | None) -> str:
+    if name.endswith(MODE):
+        whose = name.removesuffix(MODE)
+        return f"{whose} is in {now or EVAL}, and was in {before or EVAL}"
+    if before is None:
+        return f"{name} is new" if (now or "").startswith(CODE) else f"{name} is new ({now})"
+    if now is None:
+        return f"{name} is gone" if before.startswith(CODE) else f"{name} is gone ({before})"
+    if CODE in (before[:1], now[:1]):
+        return f"{name} is another"
+    return f"{name} is {now}, and was {before}"
