@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -133,3 +134,29 @@ def test_it_does_without_the_counts_of_writes(net: Net, monkeypatch: pytest.Monk
     assert unchanged()
     net.scale = 3.0
     assert not unchanged()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda net: setattr(net[0], "factor", 2.0), "`0.factor` on the model"),
+        (
+            lambda net: net[0].register_parameter("weight", torch.nn.Parameter(torch.ones(3, 4))),
+            "`0.weight` on the model",
+        ),
+        (lambda net: net[1].train(), "`1.training` on the model"),
+        (lambda net: net.train(), "`training` on the model"),
+        (lambda net: net.append(torch.nn.ReLU()), "the list of submodules of the model"),
+        (lambda net: setattr(net, "1", torch.nn.Tanh()), "the module `1` on the model"),
+        (lambda net: setattr(net[1], "__class__", torch.nn.Identity), "the module `1` on the model"),
+        (lambda net: net[0].register_forward_hook(lambda *_: None), "hooks"),
+    ],
+    ids=["attribute", "weight", "mode of a part", "mode", "submodule", "other submodule", "class", "hook"],
+)
+def test_a_change_is_named(change: Callable[[torch.nn.Sequential], Any], said: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()
+    net[0].factor = 1.0
+    look = ModuleWatch(net)
+    change(net)
+    assert look.changed()
+    assert said in look.difference().place

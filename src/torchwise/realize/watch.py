@@ -178,7 +178,18 @@ class ModuleWatch:
         for (holder, name), address in zip(self._places.tensors, self._seen[2] if self._seen else (), strict=False):
             if not isinstance(now := holder.get(name), torch.Tensor) or _address(now) != address:
                 return Varied(name, place(holder, name), WEIGHT)
-        return Varied("", "what the model is made of (its submodules, hooks or attributes)", STATE)
+        return Varied("", self._what_part(named), STATE)
+
+    def _what_part(self, named: list[tuple[str, torch.nn.Module]]) -> str:
+        """Name the first part that is of another class or mode, or is made of other parts."""
+        now = _structure_of(self._module)
+        for (path, _), before, after in zip(named, self._structure, now, strict=False):
+            if before != after and isinstance(before, tuple) and isinstance(after, tuple):
+                where = f"`{path}` on the model" if path else "the model"
+                if before[:2] != after[:2]:
+                    return f"the module {where}"
+                return f"the mode of {where}" if before[2] != after[2] else f"the list of submodules of {where}"
+        return "what the model is made of (its submodules, hooks or attributes)"
 
     def versions(self) -> list[int | None]:
         """Count the writes in place to each tensor of the last look; None for one of inference mode, without a count.

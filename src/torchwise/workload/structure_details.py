@@ -14,7 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 from torchwise.workload.differences import CODE, MODE, TRAINING, Details
-from torchwise.workload.identity import Describer, attributes_of, code_digest, describe_state, is_plain, kind_of, script_of, text_of
+from torchwise.workload.identity import (
+    Describer,
+    attributes_of,
+    code_digest,
+    describe_state,
+    is_plain,
+    kind_of,
+    script_of,
+    text_of,
+)
 from torchwise.workload.step import TrainStep
 
 LONGEST = 60
