@@ -19,9 +19,10 @@ from torchwise.verify import StepSubject, verify_step
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.observe import Observation
 from torchwise.verify.scales import Scales
-from torchwise.verify.step import _updates, _weights
+from torchwise.verify.step import _weights
 from torchwise.verify.trainee import After, Maker, ReferenceTrainee, Trainee
 from torchwise.verify.trajectory import FALSE_ALARM_RATE, check_trajectories
+from torchwise.verify.updates import Sides, compare_updates
 from torchwise.workload import Workload
 
 BUDGET_S = 0.2
@@ -481,7 +482,7 @@ def update(
 ) -> Outcome:
     marks = {} if quiet is None else {"weight": quiet}
     sides = [After({"w": value}, {"w": "weight"}, marks) for value in (ours, floor, exact)]
-    return _updates(*sides, rounding).outcome
+    return compare_updates(Sides(*sides), 4, rounding)[0].outcome
 
 
 def test_zeros_for_weights_that_the_loss_does_not_use_are_no_missing_gradients() -> None:
@@ -503,7 +504,7 @@ def test_an_update_left_out_is_caught_where_eager_is_far_off_too(taken: float, o
         After({"update of w": value}, {"update of w": "w"}, {})
         for value in (taken * (exact + 0.3 * mine), exact + 0.3 * theirs, exact)
     ]
-    assert _updates(*sides).outcome is outcome
+    assert compare_updates(Sides(*sides), 4)[0].outcome is outcome
 
 
 def test_what_is_infinite_in_the_reference_must_be_so_alike() -> None:
@@ -528,9 +529,9 @@ def test_the_sign_of_an_update_whose_gradient_is_a_rounding_is_nobodys_fault() -
 
 def test_state_on_one_side_alone_is_told() -> None:
     one, two = After({"a": torch.ones(1)}, {}, {}), After({"a": torch.ones(1), "b": 1}, {}, {})
-    check = _updates(one, two, two)
+    check, _ = compare_updates(Sides(one, two, two), 4)
     assert check.detail == "b is there on one side alone"
-    assert _updates(*(After({"a": value}, {}, {}) for value in (2, 1, 1))).outcome is Outcome.FAIL
+    assert compare_updates(Sides(*(After({"a": value}, {}, {}) for value in (2, 1, 1))), 4)[0].outcome is Outcome.FAIL
 
 
 def test_an_update_that_is_all_rounding_in_eager_too_need_only_be_finite() -> None:

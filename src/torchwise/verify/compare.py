@@ -1,43 +1,24 @@
 """Two observations against a third: is the candidate no further from the reference than eager is?
 
-Error is relative, in the root mean square over a tensor and in the worst element (scaled by the reference's own root
-mean square). A candidate passes when each error is within a stated factor of eager's, plus a few roundings.
+A candidate passes when each tensor's error is within a stated factor of eager's, plus a few roundings (`deviation`),
+where eager's error is that of rounding (`yardstick`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
 from torchwise.records.verdict import STRIDES
+from torchwise.verify.deviation import Errors
 from torchwise.verify.leaves import is_same_code, is_unread, is_value
 from torchwise.verify.observe import Observation
+from torchwise.verify.yardstick import Bounds, Sensitivity, judge
 
 if TYPE_CHECKING:
     import torch
-
-RMS_FACTOR = 4.0
-"""Times eager's error that a candidate's error may be. PyTorch's own benchmarks use 2 to 3, and 10 for small tensors;
-reordering a sum legitimately moves its error by such factors, a wrong answer moves it by hundreds."""
-WORST_FACTOR = 10.0
-ROUNDINGS = 32.0
-"""Roundings of the candidate's dtype that are always granted: eager may hit the reference exactly, by luck."""
-ROUNDINGS_WITHOUT_REFERENCE = 1024.0
-"""The same where eager itself is the reference, whose own error is then unknown (1e-4 in float32, as PyTorch's own
-benchmarks tolerate)."""
-MOST_GRANTED = 1e-3
-"""Yet never more than this, or two roundings: 32 roundings of bfloat16 would be a quarter of the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """How far a tensor is from the reference, relative to the reference's root mean square."""
-
-    rms: float
-    worst: float
 
 
 def compare(
@@ -46,6 +27,7 @@ def compare(
     floor: Observation,
     reference: Observation | None,
     epsilon: float | None,
+    moved: Sensitivity,
 ) -> list[Check]:
     """Hold a candidate's observation against the others.
 
@@ -55,11 +37,12 @@ def compare(
         floor: eager at the candidate's precision: decides how large an error is normal.
         reference: the model in float64; None where it cannot run, then `native` stands in for it.
         epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
+        moved: how far eager at the candidate's precision moves by rounding.
     """
     structure = check_structure(candidate, native)
     if structure.outcome is not Outcome.PASS:
         return [structure]
-    values = _values(candidate, native, floor, reference, epsilon)
+    values = _values(candidate, native, floor, reference, epsilon, moved)
     if values.outcome is Outcome.NOT_COMPARABLE and is_eagers_own(candidate, native):
         values = Check("values", Outcome.PASS, f"equal to eager bit by bit, where {values.detail}", 0.0, 0.0)
     return [structure, values]
@@ -153,11 +136,13 @@ def _values(
     floor: Observation,
     reference: Observation | None,
     epsilon: float | None,
+    moved: Sensitivity,
 ) -> Check:
     import torch
 
     worst: Errors | None = None
     normal, unseen = Errors(0.0, 0.0), ""
+    void: Check | None = None
     plain, floors, references = dict(native.leaves), dict(floor.leaves), dict((reference or native).leaves)
     for name, leaf in candidate.leaves:
         if not isinstance(leaf, torch.Tensor):
@@ -169,13 +154,19 @@ def _values(
         against = references.get(name)
         if not isinstance(against, torch.Tensor) or against.shape != leaf.shape:
             return Check("values", Outcome.NOT_COMPARABLE, f"{name} has no counterpart in the reference")
-        granted = granted_for(leaf, epsilon, has_reference=reference is not None)
-        problem, errors, usual = _tensor_problem(leaf, floors[name], against, granted)
-        if problem:
-            return Check("values", Outcome.FAIL, f"{name} {problem}", errors.rms, usual.rms)
-        if worst is None or errors.rms > worst.rms:
-            worst, normal = errors, usual
-    if unseen:  # said last: what can be compared may be wrong, which says more
+        bounds = Bounds.of(leaf, epsilon, has_reference=reference is not None)
+        found = judge(name, leaf, floors[name], against, bounds, moved)
+        if found.outcome is not Outcome.PASS:
+            check = Check("values", found.outcome, f"{name} {found.detail}", found.errors.rms, found.usual.rms)
+            if found.outcome is Outcome.FAIL:
+                return check
+            void = void or check
+        if worst is None or found.errors.rms > worst.rms:
+            worst, normal = found.errors, found.usual
+    # Said last: what can be compared may be wrong, which says more.
+    if void:
+        return void
+    if unseen:
         return Check("values", Outcome.NOT_COMPARABLE, unseen)
     if worst is None:
         return Check("values", Outcome.PASS, "every value is equal (there is no tensor among them)")
@@ -190,16 +181,6 @@ def _why_unseen(leaf: Any) -> str:
     return "cannot be looked into: return a dataclass, tensors or arrays"
 
 
-def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
-    """Return the relative error that a tensor may have, whatever eager's is; `epsilon` as `compare` takes it."""
-    import torch
-
-    if epsilon is None:
-        epsilon = torch.finfo(leaf.dtype).eps if leaf.is_floating_point() or leaf.is_complex() else 0.0
-    granted = epsilon * (ROUNDINGS if has_reference else ROUNDINGS_WITHOUT_REFERENCE)
-    return max(2 * epsilon, min(granted, MOST_GRANTED))
-
-
 def _plain_problem(ours: Any, theirs: Any) -> str | None:
     if isinstance(ours, float) and isinstance(theirs, float):
         close = math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-16) or (math.isnan(ours) and math.isnan(theirs))
@@ -207,70 +188,3 @@ def _plain_problem(ours: Any, theirs: Any) -> str | None:
     if is_value(ours) and ours != theirs:
         return f"is {ours!r}, in eager {theirs!r}"
     return None
-
-
-def _tensor_problem(
-    ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor, granted: float
-) -> tuple[str | None, Errors, Errors]:
-    if not (ours.is_floating_point() or ours.is_complex()):
-        return _discrete_problem(ours, floor, reference)
-    if problem := finiteness_problem(ours, floor, reference):
-        return problem, Errors(1.0, 1.0), errors_of(floor, reference)
-    errors, normal = errors_of(ours, reference), errors_of(floor, reference)
-    if errors.rms > RMS_FACTOR * normal.rms + granted:
-        return f"is off by {errors.rms:.2g} (root mean square), eager by {normal.rms:.2g}", errors, normal
-    if errors.worst > WORST_FACTOR * (normal.worst + granted):
-        return f"is off by {errors.worst:.2g} in its worst element, eager by {normal.worst:.2g}", errors, normal
-    return None, errors, normal
-
-
-def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> str | None:
-    """Say what is wrong with the infinities and NaN of a tensor, if anything is."""
-    wrong = reference.isfinite() & ~ours.isfinite()
-    if bool(wrong.any()):
-        return f"is not finite in {int(wrong.sum())} of {wrong.numel()} elements where the reference is"
-    if bool(_other_infinity(ours, floor, reference).any()):
-        return "has other infinities or NaN than eager and the reference"
-    return None
-
-
-def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return where the reference is not finite, and the candidate of another kind than it and eager: as in a mask."""
-    import torch
-
-    def kind(tensor: torch.Tensor) -> torch.Tensor:
-        real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        kinds = real.isnan() * 1 + real.isposinf() * 2 + real.isneginf() * 3
-        return kinds.sum(-1) if tensor.is_complex() else kinds
-
-    mine = kind(ours)
-    return ~reference.isfinite() & (mine != kind(reference)) & (mine != kind(floor))
-
-
-def _discrete_problem(
-    ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor
-) -> tuple[str | None, Errors, Errors]:
-    """Judge whole numbers and booleans: a rounding may flip an argmax, but not more often than eager's own does."""
-    reference = reference.to(ours.dtype)
-    count = max(ours.numel(), 1)
-    wrong = float((ours != reference).sum()) / count
-    normal = float((floor != reference).sum()) / count
-    if wrong > min(RMS_FACTOR * normal, (1 + normal) / 2):  # or where eager errs often, anything would pass
-        return f"differs in {wrong:.2%} of its elements, eager in {normal:.2%}", Errors(wrong, 1), Errors(normal, 1)
-    return None, Errors(wrong, 0), Errors(normal, 0)
-
-
-def errors_of(tensor: torch.Tensor, reference: torch.Tensor) -> Errors:
-    """Return the errors of `tensor` over the elements where both are finite.
-
-    Where the reference is zero throughout, errors are absolute.
-    """
-    from torchwise.verify.reference import widened
-
-    both = tensor.isfinite() & reference.isfinite()
-    exact = widened(reference)[both]
-    if exact.numel() == 0:
-        return Errors(0.0, 0.0)
-    off = (widened(tensor)[both] - exact).abs()
-    scale = float(exact.abs().square().mean().sqrt()) or 1.0
-    return Errors(float(off.square().mean().sqrt()) / scale, float(off.max()) / scale)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchwise.records import Check, Outcome
-from torchwise.verify.compare import errors_of
+from torchwise.verify.deviation import errors_of
 from torchwise.verify.observe import Observation
 from torchwise.verify.reference import widened
 from torchwise.workload.workload import Example
@@ -68,7 +68,7 @@ def doubted(
     check: Check,
     ours: Callable[[], Observation],
     here: Callable[[], Observation | None],
-    elsewhere: Callable[[], Observation],
+    elsewhere: Callable[[], Observation | None],
 ) -> Check:
     """Return a failed check, with what the CPU says to it where that is against the device.
 

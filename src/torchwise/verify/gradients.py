@@ -16,20 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwise.records import Check, Outcome
-from torchwise.verify.compare import (
-    RMS_FACTOR,
-    WORST_FACTOR,
-    Errors,
-    check_structure,
-    errors_of,
-    finiteness_problem,
-    granted_for,
-)
+from torchwise.verify.compare import check_structure
+from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
 from torchwise.verify.observe import Observation
 from torchwise.verify.scales import TINY, Scales, is_rounding
+from torchwise.verify.yardstick import Bounds, Sensitivity, why_in_doubt
 
 NEGLIGIBLE = 1e-5
 """Size, beside that of the whole gradient, up to which a gradient that is all rounding in eager may be any rounding."""
+MOST_ASKED = 3
+"""Draws on which it is asked whether eager's error of a gradient is rounding."""
 IDLE = (
     ": a compiled model gives zeros to weights that the loss does not use, and weight decay then acts on them; with "
     "scope 'loss' it does not"
@@ -38,11 +34,15 @@ IDLE = (
 
 @dataclass(slots=True)
 class _Seen:
-    """One gradient on all draws: the error that is granted in any case, the candidate's errors, and eager's."""
+    """One gradient on all draws: the error that is granted in any case, the candidate's errors, and eager's.
+
+    And why eager's tell nothing, on the draws where that was asked for: not once they have told something.
+    """
 
     granted: float
     ours: list[Errors] = field(default_factory=list)
     usual: list[Errors] = field(default_factory=list)
+    void: list[str | None] = field(default_factory=list)
 
     def off(self, of: Callable[[Iterable[float]], float]) -> tuple[float, float] | None:
         """Return the candidate's and eager's error, root mean square, where the candidate's is too large."""
@@ -52,6 +52,19 @@ class _Seen:
     def off_in_worst_element(self) -> tuple[float, float] | None:
         ours, usual = (max(one.worst for one in side) for side in (self.ours, self.usual))
         return None if ours <= WORST_FACTOR * (usual + self.granted) else (ours, usual)
+
+    @property
+    def is_open_to_doubt(self) -> bool:
+        return len(self.void) < MOST_ASKED and None not in self.void
+
+    @property
+    def why_void(self) -> str | None:
+        """Why eager's errors tell nothing, where that is so on every draw that was asked, and on most of all."""
+        return (
+            self.void[0]
+            if self.void and None not in self.void and 2 * len(self.void) > min(len(self.usual), 3)
+            else None
+        )
 
     @property
     def is_off_always(self) -> bool:
@@ -74,7 +87,14 @@ class Gradients:
         self._rounding = Counter[str]()
         self._draws = 0
 
-    def add(self, ours: Observation, native: Observation, floor: Observation, reference: Observation | None) -> None:
+    def add(
+        self,
+        ours: Observation,
+        native: Observation,
+        floor: Observation,
+        reference: Observation | None,
+        moved: Sensitivity | None = None,
+    ) -> None:
         """Add a draw.
 
         Args:
@@ -82,6 +102,7 @@ class Gradients:
             native: eager's: decides structure, dtypes and shapes.
             floor: eager's at the candidate's precision: decides how large an error is normal.
             reference: in float64; None where there is none, then `native` stands in for it.
+            moved: how far rounding moves eager's at the candidate's precision.
         """
         structure = check_structure(ours, native)
         if structure.outcome is not Outcome.PASS:
@@ -94,27 +115,34 @@ class Gradients:
         self._draws += 1
         for name, leaf in _without_roundings(ours, usual, exact, rounding).leaves:
             if (true := exact[name]) is not None:
-                self._compare(name, leaf, usual[name], true, has_reference=reference is not None)
+                bounds = Bounds.of(leaf, self._epsilon, has_reference=reference is not None)
+                self._compare(name, leaf, usual[name], true, bounds, moved or Sensitivity())
         self._scales.add(dict(ours.leaves), usual, exact)
 
-    def _compare(self, name: str, ours: Any, usual: Any, exact: Any, *, has_reference: bool) -> None:
-        if problem := finiteness_problem(ours, usual, exact):
+    def _compare(self, name: str, ours: Any, floor: Any, exact: Any, bounds: Bounds, moved: Sensitivity) -> None:
+        if problem := finiteness_problem(ours, floor, exact):
             self._problem = Check("gradients", Outcome.FAIL, f"{name} {problem}")
-        seen = self._seen.setdefault(name, _Seen(granted_for(ours, self._epsilon, has_reference=has_reference)))
-        seen.ours.append(errors_of(ours, exact))
-        seen.usual.append(errors_of(usual, exact))
+        seen = self._seen.setdefault(name, _Seen(bounds.granted))
+        errors, usual = errors_of(ours, exact), errors_of(floor, exact)
+        if bounds.is_own and problem_of(ours, errors, usual, bounds.granted):
+            usual = usual.or_larger(moved.of_roundings(name, exact))
+        is_asked = usual.rms > bounds.plausible or problem_of(ours, errors, usual, bounds.granted)
+        if is_asked and seen.is_open_to_doubt:
+            seen.void.append(why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved))
+        seen.ours.append(errors)
+        seen.usual.append(usual)
 
     def checks(self) -> list[Check]:
         """Judge all draws together; the last check is the one that fails, if any does."""
         if self._problem:
             return [self._problem]
         values = self._values()
-        return [values] if values.outcome is Outcome.FAIL else [values, self._scales.check()]
+        return [values] if values.outcome is not Outcome.PASS else [values, self._scales.check()]
 
     @property
     def is_open(self) -> bool:
         """Whether the candidate fails, but further draws might show that eager does the same."""
-        fails = self.checks()[-1].outcome is not Outcome.PASS
+        fails = self.checks()[-1].outcome is Outcome.FAIL
         return fails and self._problem is None and not any(seen.is_off_always for seen in self._seen.values())
 
     @property
@@ -130,6 +158,8 @@ class Gradients:
 
     def _values(self) -> Check:
         for name, seen in self._seen.items():
+            if seen.why_void:
+                continue
             for found, where in (
                 (seen.off(statistics.median), "(root mean square)"),
                 (seen.off(max), "(root mean square) on its worst draw"),
@@ -138,6 +168,9 @@ class Gradients:
                 if found:
                     detail = f"{name} is off by {found[0]:.2g} {where}, eager by {found[1]:.2g}"
                     return Check("gradients", Outcome.FAIL, detail, *found)
+        for name, seen in self._seen.items():
+            if why := seen.why_void:
+                return Check("gradients", Outcome.NOT_COMPARABLE, f"{name} {why}", seen.ours[0].rms, seen.usual[0].rms)
         worst = max(self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
         ours, usual = (max(one.rms for one in side) for side in (worst.ours, worst.usual))
         detail = f"{len(self._seen)} values are off by {ours:.2g} at most over {len(worst.ours)} draws, eager's by "

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchwise.verify.deviation import errors_of, granted_for, is_rounded
+from torchwise.verify.observe import Observation, observe
+from torchwise.verify.perturbation import Perturbed
 from torchwise.workload.copying import deep_copy
 from torchwise.workload.workload import Example
 
@@ -20,6 +24,103 @@ if TYPE_CHECKING:
 
 WIDE_ARRAYS = {"f": "float64", "c": "complex128"}
 """Dtype of the reference for arrays of NumPy, by the kind of theirs."""
+
+
+class Reference:
+    """A call in float64, observed as it answers where no dispatch mode is in the way.
+
+    Some operators answer otherwise under one (complex `linalg.pinv` and `linalg.lstsq`,
+    https://github.com/pytorch/pytorch/issues/198118). So the mode that draws eager's random numbers is left out where
+    nothing needs it. Where something does, there is no reference unless eager answers the same under a mode. A call
+    that is in float64 already, and draws, is its own reference: no other would draw the same.
+
+    Args:
+        call: a module or a function.
+        training: whether to observe gradients too.
+        device: where it is to run; None for where it does.
+    """
+
+    def __init__(self, call: Callable[..., Any], *, training: bool = False, device: str | None = None) -> None:
+        try:
+            self._call: Callable[..., Any] | None = float64_of(call, device)
+        except Exception:  # a module may refuse to be copied or widened in any way it likes
+            self._call = None
+        self._eager = call if device is None else self._call
+        self._training = training
+        self._around: Callable[[], AbstractContextManager[None]] | None = None
+        self._is_void = False
+
+    def on(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
+        """Observe successive calls of the reference on an example, or return None where there is none."""
+        wide = widen(example)
+        if self._around is None:
+            is_own = is_wide(example.tensors(), self._eager)
+            self._around = needed_around(
+                lambda mode: self._observed(self._call, wide, seed, calls, mode), is_wide=is_own
+            )
+            self._is_void = self._around is as_reference and not self._is_alike_under_a_mode(example, seed, calls)
+        return None if self._is_void else self._observed(self._call, wide, seed, calls, self._around())
+
+    def _is_alike_under_a_mode(self, example: Example, seed: int, calls: int) -> bool:
+        plain, inside = (
+            self._observed(self._eager, example, seed, calls, under)
+            for under in (contextlib.nullcontext(), Perturbed(0.0))
+        )
+        return plain is None or inside is None or is_alike(plain, inside)
+
+    def _observed(
+        self,
+        call: Callable[..., Any] | None,
+        example: Example,
+        seed: int,
+        calls: int,
+        under: AbstractContextManager[Any],
+    ) -> Observation | None:
+        if call is None:
+            return None
+        try:
+            return observe(call, call, example, seed=seed, training=self._training, under=under, calls=calls)
+        except Exception:  # float64 is a courtesy of the model: it may hard-code a dtype anywhere
+            return None
+
+
+def needed_around(
+    run: Callable[[AbstractContextManager[None]], Any], *, is_wide: bool
+) -> Callable[[], AbstractContextManager[None]]:
+    """Run a reference once, and return what it has to run in: the least that it needs.
+
+    Args:
+        run: runs it in a context.
+        is_wide: whether it computes in float64 as it is written.
+    """
+    noise = MatchedNoise()
+    run(as_reference(noise))
+    if noise.has_drawn and is_wide:
+        return contextlib.nullcontext
+    return as_reference if noise.has_drawn or noise.has_widened else in_float64
+
+
+def is_wide(tensors: Iterable[torch.Tensor], *modules: Any) -> bool:
+    """Whether all of these are in float64 already, and there are any."""
+    import torch
+
+    state = (t for m in modules if isinstance(m, torch.nn.Module) for t in (*m.parameters(), *m.buffers()))
+    used = [t for t in (*tensors, *state) if is_rounded(t)]
+    return bool(used) and all(widened(t).dtype is t.dtype for t in used)
+
+
+def is_alike(plain: Observation, inside: Observation) -> bool:
+    """Whether two observations of one call differ by no more than rounding: that under a mode, and that without."""
+    import torch
+
+    found = dict(inside.leaves)
+    return all(
+        isinstance(other := found.get(name), torch.Tensor)
+        and other.shape == leaf.shape
+        and errors_of(other, leaf).rms <= granted_for(leaf, None, has_reference=False)
+        for name, leaf in plain.leaves
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    )
 
 
 def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[..., Any]:
@@ -61,15 +162,25 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def as_reference() -> Iterator[None]:
-    """Run what is inside in float64 throughout, with random numbers drawn in float32 and then widened."""
+def as_reference(noise: MatchedNoise | None = None) -> Iterator[None]:
+    """Run what is inside in float64 throughout, with random numbers drawn in float32 and then widened.
+
+    Args:
+        noise: the mode that draws; None for one of its own.
+    """
+    with in_float64(), noise or MatchedNoise():
+        yield
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Have PyTorch make tensors in float64 where nothing else is asked for."""
     import torch
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with MatchedNoise():  # type: ignore[no-untyped-call]
-            yield
+        yield
     finally:
         torch.set_default_dtype(before)
 
@@ -84,31 +195,46 @@ class MatchedNoise(TorchDispatchMode):
     would round the reference, or leave it in two dtypes that no backward pass takes.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.has_drawn = self.has_widened = False
+        """Whether anything was drawn otherwise, and whether anything asked for a narrower dtype."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Redirect the operators that draw; pass every other on."""
-        import torch
-
         kwargs = kwargs or {}
-        name = func._schema.name.removeprefix("aten::")
-        if name in _LIKE and (asked := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
-            return widened(func(args[0], *args[1:], **{**kwargs, "dtype": _drawn_in(asked)}))
-        if name in _IN_PLACE and args[0].dtype is torch.float64:
-            drawn = func(args[0].float(), *_narrowed(args[1:]), **kwargs)
-            return args[0].copy_(drawn)
-        if name == "normal" and "dtype" not in [argument.name for argument in func._schema.arguments]:
-            return widened(func(*_narrowed(args), **kwargs))
-        if name in _FACTORIES and (asked := kwargs.get("dtype") or torch.float64) in (torch.float64, *_wide()):
-            return widened(func(*args, **{**kwargs, "dtype": _drawn_in(asked)}))
-        if name == "bernoulli" and args[0].dtype is torch.float64:
-            return func(args[0].float(), *args[1:], **kwargs).double()
-        if name == "native_dropout" and args[0].dtype is torch.float64:
-            kept, mask = func(args[0].float(), *args[1:], **kwargs)
-            del kept
-            scale = 1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0
-            return args[0] * mask * scale, mask
+        drawn = _drawn(func, args, kwargs)
+        if drawn is not None:
+            self.has_drawn = True
+            return drawn
         if kwargs.get("dtype") in _wide():
+            self.has_widened = True
             kwargs = {**kwargs, "dtype": _wide()[kwargs["dtype"]]}
         return func(*args, **kwargs)
+
+
+def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator that draws gives where it draws in float32; None where it is another."""
+    import torch
+
+    name = func._schema.name.removeprefix("aten::")
+    if name in _LIKE and (asked := kwargs.get("dtype") or args[0].dtype) in (torch.float64, *_wide()):
+        return widened(func(args[0], *args[1:], **{**kwargs, "dtype": _drawn_in(asked)}))
+    if name in _IN_PLACE and args[0].dtype is torch.float64:
+        drawn = func(args[0].float(), *_narrowed(args[1:]), **kwargs)
+        return args[0].copy_(drawn)
+    if name == "normal" and "dtype" not in [argument.name for argument in func._schema.arguments]:
+        return widened(func(*_narrowed(args), **kwargs))
+    if name in _FACTORIES and (asked := kwargs.get("dtype") or torch.float64) in (torch.float64, *_wide()):
+        return widened(func(*args, **{**kwargs, "dtype": _drawn_in(asked)}))
+    if name == "bernoulli" and args[0].dtype is torch.float64:
+        return func(args[0].float(), *args[1:], **kwargs).double()
+    if name == "native_dropout" and args[0].dtype is torch.float64:
+        kept, mask = func(args[0].float(), *args[1:], **kwargs)
+        del kept
+        scale = 1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0
+        return args[0] * mask * scale, mask
+    return None
 
 
 _LIKE = {"randn_like", "rand_like"}

@@ -7,7 +7,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome
-from torchwise.verify.compare import errors_of
+from torchwise.verify.deviation import errors_of
 
 if TYPE_CHECKING:
     import torch

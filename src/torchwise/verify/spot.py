@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from torchwise.records import Outcome
-from torchwise.verify.compare import RMS_FACTOR, WORST_FACTOR, check_structure, errors_of, granted_for
+from torchwise.verify.compare import check_structure
+from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, errors_of, granted_for
 from torchwise.verify.observe import Observation
 
 FLIPPED = 0.05

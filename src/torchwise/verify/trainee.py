@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchwise.verify.observe import Observation
-from torchwise.verify.reference import as_reference, widen, widened
+from torchwise.verify.perturbation import Perturbed
+from torchwise.verify.reference import as_reference, is_alike, is_wide, needed_around, widen, widened
 from torchwise.workload import layouts, trees
 from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
@@ -20,6 +22,9 @@ MOST_SKIPPED = 40
 """Times that a scale may be halved: 2 to this power is beyond what scalers begin with."""
 QUIET = 1e-3
 """Relative size of an element of a gradient up to which its sign may be that of a rounding."""
+
+Slot = tuple[int, str]
+"""Which parameter's state, and under which key of it."""
 
 Maker = Callable[[TrainStep], Callable[..., Any]]
 """Makes of a step, which it may change, what takes its steps by a plan."""
@@ -34,11 +39,24 @@ class After:
         of: for some of it the parameter that it belongs to.
         quiet: for each parameter the elements whose gradients were nearly nothing at some step: an optimizer that
             divides by their size makes of a rounding an update of either sign.
+        slots: for what the optimizer keeps, which parameter's it is, and under which key: `{name: (0, "exp_avg")}`.
     """
 
     state: dict[str, Any]
     of: dict[str, str]
     quiet: dict[str, torch.Tensor]
+    slots: dict[str, Slot] = field(default_factory=dict)
+
+    def forms(self) -> dict[Slot, str]:
+        """Return what each slot is but for the numbers in it: which tensors of which shape, and counts."""
+        found: dict[Slot, list[str]] = {}
+        for name, slot in self.slots.items():
+            found.setdefault(slot, []).append(f"{name} {_form(self.state[name])}")
+        return {slot: ", ".join(parts) for slot, parts in found.items()}
+
+    def leaves(self) -> dict[str, Any]:
+        """Return the state by name, with the form of each slot."""
+        return {**self.state, **{form_of(slot): form for slot, form in self.forms().items()}}
 
 
 class Trainee:
@@ -56,6 +74,7 @@ class Trainee:
     def __init__(self, base: TrainStep, make: Maker | None = None) -> None:
         self.step = base.copy()
         self.call: Callable[..., Any] = make(self.step) if make else self.step
+        self._context: AbstractContextManager[Any] | None = None
         self._restore = self.step.snapshot()
         self._start = {name: p.detach().clone() for name, p in self._named(averages=True)}
 
@@ -144,6 +163,7 @@ class Trainee:
                 quiet[name] = quiet.get(name, False) | _is_quiet(gradient)
         found: dict[str, Any] = {}
         of: dict[str, str] = {}
+        slots: dict[str, Slot] = {}
         for name, parameter in self._named(averages=True):
             if id(parameter) in trained or name.startswith("ema."):
                 found[f"update of {name}"] = _dense(parameter).double() - _dense(self._start[name]).double()
@@ -155,10 +175,11 @@ class Trainee:
             found |= {f"{name} buffer {part}": tensor.clone() for part, tensor in parts}
         names = {trained[id(p)]: name for name, p in self._named() if id(p) in trained}
         for number, parameter in enumerate(self.step.trained()):
-            for path, value in trees.named_leaves(self.step.optimizer.state.get(parameter, {})):
-                key = f"optimizer's {trees.readable(path)} of parameter {number}"
-                found[key], of[key] = _copied(value), names.get(number, "")
-        return After(found, of, quiet)
+            for key, held in self.step.optimizer.state.get(parameter, {}).items():
+                for path, value in trees.named_leaves(held, str(key)):
+                    leaf = f"optimizer's {path} of parameter {number}"
+                    found[leaf], of[leaf], slots[leaf] = _copied(value), names.get(number, ""), (number, str(key))
+        return After(found, of, quiet, slots)
 
     def _moved(self, name: str, parameter: torch.Tensor) -> bool:
         return not trees.equal(parameter, self._start[name])
@@ -187,8 +208,16 @@ class Trainee:
         ]
 
     @contextlib.contextmanager
-    def _around(self) -> Iterator[None]:
-        yield
+    def inside(self, context: AbstractContextManager[Any]) -> Iterator[Trainee]:
+        """Take steps inside a context, such as a mode."""
+        self._context = context
+        try:
+            yield self
+        finally:
+            self._context = None
+
+    def _around(self) -> AbstractContextManager[Any]:
+        return self._context or contextlib.nullcontext()
 
 
 class ReferenceTrainee(Trainee):
@@ -204,15 +233,47 @@ class ReferenceTrainee(Trainee):
 
     def __init__(self, base: TrainStep, device: str | None = None) -> None:
         super().__init__(_float64_of(base, device))
+        self._needed: Callable[[], AbstractContextManager[Any]] = as_reference
+
+    @classmethod
+    def of(cls, base: TrainStep, example: Example, device: str | None = None) -> ReferenceTrainee | None:
+        """Return the step in float64, in no mode that it can do without (see `verify.reference.Reference`).
+
+        Args:
+            base: copied.
+            example: on which it is tried.
+            device: where it is taken; None for where it is.
+
+        Returns:
+            None where it cannot be taken, or needs a mode in which eager answers otherwise.
+        """
+        try:
+            found = cls(base, device)
+            is_own = base.autocast is None and is_wide(example.tensors(), *base.modules().values())
+            found._needed = needed_around(lambda mode: found._tried(example, mode), is_wide=is_own)
+            found.gradients(example, seed=0)
+            if found._needed is as_reference and not (device or _is_alike_under_a_mode(Trainee(base), example)):
+                return None
+        except Exception:  # a model may refuse float64 in any way; the most precise eager stands in
+            return None
+        return found
 
     def take(self, example: Example) -> torch.Tensor:
         """Take one step in float64; return its loss."""
         return super().take(widen(example))
 
-    @contextlib.contextmanager
-    def _around(self) -> Iterator[None]:
-        with as_reference():
-            yield
+    def _around(self) -> AbstractContextManager[Any]:
+        return self._context or self._needed()
+
+    def _tried(self, example: Example, mode: AbstractContextManager[Any]) -> None:
+        with self.inside(mode):
+            self.gradients(example, seed=0)
+
+
+def _is_alike_under_a_mode(eager: Trainee, example: Example) -> bool:
+    plain = eager.gradients(example, seed=0)
+    with eager.inside(Perturbed(0.0)):
+        return is_alike(plain, eager.gradients(example, seed=0))
 
 
 def _float64_of(base: TrainStep, device: str | None) -> TrainStep:
@@ -238,6 +299,20 @@ def quiet(base: TrainStep) -> tuple[TrainStep, bool]:
                 found |= getattr(module, name) > 0
                 setattr(module, name, 0.0)
     return step, found
+
+
+def form_of(slot: Slot) -> str:
+    """Return the name of the form of a slot."""
+    return f"the form of optimizer's {slot[1]} of parameter {slot[0]}"
+
+
+def _form(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        is_count = value.numel() == 1 and not (value.is_floating_point() or value.is_complex())
+        return f"{value.item()}" if is_count else f"of shape {tuple(value.shape)}"
+    return repr(value) if isinstance(value, (bool, int, str, type(None))) else type(value).__name__
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

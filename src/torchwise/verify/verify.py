@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchwise.records import Check, Outcome, Verdict
-from torchwise.verify.compare import check_structure, compare, errors_of
+from torchwise.verify.compare import check_structure, compare
+from torchwise.verify.deviation import errors_of
 from torchwise.verify.draws import draws
 from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
 from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe
-from torchwise.verify.reference import as_reference, float64_of, widen
+from torchwise.verify.reference import Reference
 from torchwise.verify.stochastic import check_noise
+from torchwise.verify.yardstick import Sensitivity
 from torchwise.workload.state import from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
 
@@ -59,6 +63,10 @@ class Subject:
         """The model, where it is a module."""
         return self.workload.module
 
+    def reference(self, device: str | None = None) -> Reference:
+        """Return the model in float64, on another device where one is given."""
+        return Reference(self.workload.call, training=self.training, device=device)
+
 
 def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.0) -> Verdict:
     """Judge a candidate; nothing of the model is changed by it.
@@ -87,7 +95,7 @@ def _checks(subject: Subject, extra_draws: int, noise_budget_s: float) -> Iterat
 
 
 def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
-    reference = _Reference(subject)
+    reference = subject.reference()
     for position, example in enumerate(inputs):
         native = _run(subject, subject.workload.call, example, position)
         if native is None:
@@ -101,25 +109,29 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
             return
         ours = _observed(subject, candidate, example, position, native.calls)
         exact = reference.on(example, position, native.calls)
-        checks = compare(ours, native, floor, exact, EPSILON.get(subject.precision))
+        moved = Sensitivity(partial(_inside, subject, example, position, native.calls))
+        checks = compare(ours, native, floor, exact, EPSILON.get(subject.precision), moved)
         yield from (_asked_elsewhere(subject, check, reference, example, position) for check in checks)
+        if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
+            return  # there is no yardstick, and finding that out takes many runs
 
 
-def _asked_elsewhere(subject: Subject, check: Check, reference: _Reference, example: Example, seed: int) -> Check:
+def _inside(subject: Subject, example: Example, seed: int, calls: int, under: AbstractContextManager[Any]) -> Any:
+    """Return what eager makes of an example in a context, by name."""
+    return dict(_observed(subject, subject.floor, example, seed, calls, under).leaves)
+
+
+def _asked_elsewhere(subject: Subject, check: Check, reference: Reference, example: Example, seed: int) -> Check:
     """Ask the model in float64 on the CPU who is right, where a check failed on another device.
 
     Random numbers are others there, and functions may keep tensors from one call to the next.
     """
-    import torch
-
     module = subject.module
     if subject.stochastic or module is None or not is_doubtful(check, example, _tensors_of(module)):
         return check
 
-    def elsewhere() -> Observation:
-        copied, given = float64_of(subject.workload.call, "cpu"), widen(on_cpu(example))
-        assert isinstance(copied, torch.nn.Module)
-        return observe(copied, copied, given, seed=seed, training=subject.training, under=as_reference())
+    def elsewhere() -> Observation | None:
+        return subject.reference("cpu").on(on_cpu(example), seed)
 
     def ours() -> Observation:
         return _observed(subject, subject.candidate, example, seed)
@@ -181,7 +193,7 @@ def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Ex
 
 
 def _noise_is_matched(subject: Subject, example: Example) -> bool:
-    native, reference = _run(subject, subject.workload.call, example, 0), _Reference(subject).on(example, 0)
+    native, reference = _run(subject, subject.workload.call, example, 0), subject.reference().on(example, 0)
     if native is None or reference is None:
         return False
     pairs = zip(native.leaves, reference.leaves, strict=False)
@@ -199,33 +211,13 @@ def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int
         return None
 
 
-def _observed(subject: Subject, call: Callable[..., Any], example: Example, seed: int, calls: int = 1) -> Observation:
-    return observe(call, subject.workload.call, example, seed=seed, training=subject.training, calls=calls)
-
-
-class _Reference:
-    """The model in float64, made once; where it cannot be made or run, the reference is eager itself."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        try:
-            self._call: Callable[..., Any] | None = float64_of(subject.workload.call)
-        except Exception:  # a module may refuse to be copied or widened in any way it likes
-            self._call = None
-
-    def on(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
-        """Observe the reference on an example, or return None where it cannot run."""
-        if self._call is None:
-            return None
-        try:
-            return observe(
-                self._call,
-                self._call,
-                widen(example),
-                seed=seed,
-                training=self._subject.training,
-                under=as_reference(),
-                calls=calls,
-            )
-        except Exception:  # float64 is a courtesy of the model: it may hard-code a dtype anywhere
-            return None
+def _observed(
+    subject: Subject,
+    call: Callable[..., Any],
+    example: Example,
+    seed: int,
+    calls: int = 1,
+    under: AbstractContextManager[Any] | None = None,
+) -> Observation:
+    original = subject.workload.call
+    return observe(call, original, example, seed=seed, training=subject.training, under=under, calls=calls)

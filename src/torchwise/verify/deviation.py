@@ -1,0 +1,140 @@
+"""How far one tensor is from another, and how far a candidate's may be: by eager's own error, and a few roundings.
+
+Error is relative, in the root mean square over a tensor and in the worst element (scaled by the reference's own root
+mean square). Of whole numbers and booleans it is the share of elements that differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+RMS_FACTOR = 4.0
+"""Times eager's error that a candidate's error may be. PyTorch's own benchmarks use 2 to 3, and 10 for small tensors;
+reordering a sum legitimately moves its error by such factors, a wrong answer moves it by hundreds."""
+WORST_FACTOR = 10.0
+ROUNDINGS = 32.0
+"""Roundings of the candidate's dtype that are always granted: eager may hit the reference exactly, by luck."""
+ROUNDINGS_WITHOUT_REFERENCE = 1024.0
+"""The same where eager itself is the reference, whose own error is then unknown (1e-4 in float32, as PyTorch's own
+benchmarks tolerate)."""
+MOST_GRANTED = 1e-3
+"""Yet never more than this, or two roundings: 32 roundings of bfloat16 would be a quarter of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far a tensor is from the reference, relative to the reference's root mean square."""
+
+    rms: float
+    worst: float
+
+    def or_larger(self, other: Errors) -> Errors:
+        """Return the larger of each."""
+        return Errors(max(self.rms, other.rms), max(self.worst, other.worst))
+
+
+def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
+    """Return the relative error that a tensor may have, whatever eager's is; `epsilon` as `compare` takes it."""
+    import torch
+
+    if epsilon is None:
+        epsilon = torch.finfo(leaf.dtype).eps if is_rounded(leaf) else 0.0
+    granted = epsilon * (ROUNDINGS if has_reference else ROUNDINGS_WITHOUT_REFERENCE)
+    return max(2 * epsilon, min(granted, MOST_GRANTED))
+
+
+def is_rounded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers that can be off by a little."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def problem_of(ours: torch.Tensor, errors: Errors, usual: Errors, granted: float) -> str | None:
+    """Say what is wrong with a tensor that has these errors where eager's has those, or return None."""
+    if not is_rounded(ours):
+        if errors.rms > most_flipped(usual):
+            return f"differs in {errors.rms:.2%} of its elements, eager in {usual.rms:.2%}"
+        return None
+    if errors.rms > RMS_FACTOR * usual.rms + granted:
+        return f"is off by {errors.rms:.2g} (root mean square), eager by {usual.rms:.2g}"
+    if errors.worst > WORST_FACTOR * (usual.worst + granted):
+        return f"is off by {errors.worst:.2g} in its worst element, eager by {usual.worst:.2g}"
+    return None
+
+
+def most_flipped(usual: Errors) -> float:
+    """Return the share of whole numbers that may differ: a rounding may flip an argmax, as it does in eager.
+
+    Where eager errs often anything would pass at several times as often, so that what is left is halved instead.
+    """
+    return min(RMS_FACTOR * usual.rms, (1 + usual.rms) / 2)
+
+
+def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> str | None:
+    """Say what is wrong with the infinities and NaN of a tensor, if anything is."""
+    if not is_rounded(ours):
+        return None
+    wrong = reference.isfinite() & ~ours.isfinite()
+    if bool(wrong.any()):
+        return f"is not finite in {int(wrong.sum())} of {wrong.numel()} elements where the reference is"
+    if bool(_other_infinity(ours, floor, reference).any()):
+        return "has other infinities or NaN than eager and the reference"
+    return None
+
+
+def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return where the reference is not finite, and the candidate of another kind than it and eager: as in a mask."""
+    import torch
+
+    def kind(tensor: torch.Tensor) -> torch.Tensor:
+        real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        kinds = real.isnan() * 1 + real.isposinf() * 2 + real.isneginf() * 3
+        return kinds.sum(-1) if tensor.is_complex() else kinds
+
+    mine = kind(ours)
+    return ~reference.isfinite() & (mine != kind(reference)) & (mine != kind(floor))
+
+
+def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None = None) -> Errors:
+    """Return the errors of `tensor` over the elements where both are finite.
+
+    Where the reference is zero throughout, errors are absolute.
+
+    Args:
+        tensor: what is judged.
+        reference: what it should be.
+        scale: to which errors are relative; None for the reference's root mean square.
+    """
+    if not is_rounded(tensor):
+        return Errors(float((tensor != reference.to(tensor.dtype)).sum()) / max(tensor.numel(), 1), 0.0)
+    off, exact = _off(tensor, reference)
+    if exact.numel() == 0:
+        return Errors(0.0, 0.0)
+    scale = scale or scale_of(exact)
+    return Errors(float(off.square().mean().sqrt()) / scale, float(off.max()) / scale)
+
+
+def scale_of(reference: torch.Tensor) -> float:
+    """Return what errors are relative to: the root mean square over what is finite, or 1 where that is nothing."""
+    from torchwise.verify.reference import widened
+
+    finite = widened(reference)[reference.isfinite()]
+    return (float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0) or 1.0
+
+
+def median_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float) -> float:
+    """Return the error of the middle element, which a few that decide otherwise do not move."""
+    off, _ = _off(tensor, reference)
+    return float(off.median()) / scale if off.numel() else 0.0
+
+
+def _off(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return absolute errors and exact values, where both are finite."""
+    from torchwise.verify.reference import widened
+
+    both = tensor.isfinite() & reference.isfinite()
+    exact = widened(reference)[both]
+    return (widened(tensor)[both] - exact).abs(), exact

@@ -1,0 +1,180 @@
+"""How far rounding alone moves an answer: a program run again, with each of its roundings perturbed at random.
+
+Monte Carlo arithmetic (Parker 1997): the result of every operator that rounds is moved by up to a rounding of the
+precision that it computes in. How far the answer moves shows the program's condition, whatever it is made of.
+Perturbing inputs alone would not do: rounding breaks what no other input does, such as the symmetry of a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+if TYPE_CHECKING:
+    import torch
+
+_EXACT = """
+abs absolute alias amax amin aminmax angle arange argmax argmin argsort as assert bernoulli bucketize cat cauchy ceil
+channel clamp clip clone complex conj constant contiguous copy copysign count cummax cummin detach diag diagonal
+dropout embedding empty eq equal exponential eye fill flip floor fmax fmin frac frexp full gather ge geometric gt
+hardtanh heaviside histc im2col imag index isin item kthvalue ldexp le leaky lift local lt masked max maximum median
+min minimum mode multinomial nan nanmedian narrow ne neg new nextafter nonzero normal one ones permute pin pixel
+poisson positive print put rand randint randn randperm real reflection relu repeat replication resize roll rot90 round
+scalar scatter searchsorted select set sgn sign slice sort split squeeze stack take threshold topk tril triu trunc
+unfold uniform unique unique2 unsafe view where zero zeros
+"""
+EXACT = frozenset(_EXACT.split())
+"""First words of the names of operators that copy, choose, compare, draw or make numbers, and round nothing."""
+PRODUCTS = ("mm", "mv", "dot", "conv", "attention", "linear", "lstm", "gru", "rnn")
+"""Parts of the names of operators that add up products, which PyTorch may compute in a lower precision."""
+SUMS = ("sum", "mean", "norm", "var", "std", "loss", "dist", "prod", "trace")
+"""Parts of the names of operators that add up all of a tensor where they are given no dimensions."""
+SUM_ROUNDINGS = 0.25
+"""Roundings that a sum of n terms is off by when they are added one by one, in units of the square root of n."""
+MAX_CHANGE = 0.5
+"""Relative change of a number beyond which nothing would be learnt from it."""
+SEED = 20_261_125
+"""Beside seeds that programs use: noise from the same numbers as the data would not be independent of it."""
+
+
+class Perturbed(TorchDispatchMode):
+    """Moves the result of every operator that rounds by up to `roundings` of its precision, at random.
+
+    What sums or solves is moved further, the longer its sums are, and so are its inputs: where terms cancel, a rounding
+    is large beside what is left. Small whole numbers stay: they are exact for the most part, and become indices.
+
+    Args:
+        roundings: in units of the spacing of numbers at 1; 0 to run a program as it is, but under this mode.
+        seed: of the perturbation; the program's own random numbers stay what they are.
+    """
+
+    def __init__(self, roundings: float, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._roundings = roundings
+        self._seed = SEED + seed
+        self._generators: dict[Any, torch.Generator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and move what it returns or writes."""
+        import torch
+
+        kwargs = kwargs or {}
+        if not self._roundings or not isinstance(func, torch._ops.OpOverload) or _is_exact(func):
+            return func(*args, **kwargs)
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        written = list(_written(func, given))
+        length = 0
+        if not _is_pointwise(func):
+            length = _length(func, given)
+            kept = {id(tensor) for tensor in written}
+
+            def moved(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor if id(tensor) in kept else self._moved(tensor, func, length)
+
+            args, kwargs = tree_map_only(torch.Tensor, moved, (args, kwargs))
+        result = func(*args, **kwargs)
+        for tensor in written:
+            tensor.copy_(self._moved(tensor, func, length))
+        if any(returned.alias_info is not None for returned in func._schema.returns):
+            return result
+        return tree_map_only(torch.Tensor, lambda tensor: self._moved(tensor, func, length), result)
+
+    def _moved(self, tensor: torch.Tensor, func: Any, length: int) -> torch.Tensor:
+        import torch
+
+        if not _is_rounded(tensor):
+            return tensor
+        values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        spacing, in_sums = _spacings(tensor, func)
+        change = min(self._roundings * (spacing + in_sums * SUM_ROUNDINGS * math.sqrt(length)), MAX_CHANGE)
+        wide = values.double()
+        noise = torch.empty_like(wide).uniform_(-change, change, generator=self._generator(tensor.device))
+        is_whole = (wide == wide.round()) & (wide.abs() < 0.5 / spacing)
+        found = (wide + torch.where(is_whole, 0.0, wide * noise)).to(values.dtype)
+        return torch.view_as_complex(found) if tensor.is_complex() else found
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        import torch
+
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+def _name(func: Any) -> str:
+    """Return an operator's name without what marks its variants."""
+    name: str = func._schema.name.partition("::")[2]
+    return name.strip("_")
+
+
+def _is_exact(func: Any) -> bool:
+    name = _name(func)
+    return func.is_view or (name.partition("_")[0] in EXACT and "_add" not in name)
+
+
+def _is_pointwise(func: Any) -> bool:
+    import torch
+
+    name = _name(func)
+    return torch.Tag.pointwise in func.tags or name.startswith(("foreach", "fused_a", "fused_s", "to_copy"))
+
+
+def _is_rounded(tensor: torch.Tensor) -> bool:
+    import torch
+
+    is_floating = tensor.is_floating_point() or tensor.is_complex()
+    return is_floating and tensor.layout is torch.strided and tensor.element_size() > 1 and tensor.numel() > 0
+
+
+def _written(func: Any, given: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator writes to."""
+    import torch
+
+    for argument in func._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from (t for t in tree_leaves(given.get(argument.name)) if isinstance(t, torch.Tensor))
+
+
+def _length(func: Any, given: dict[str, Any]) -> int:
+    """Return about how many terms an operator adds up for each number that it returns."""
+    import torch
+
+    tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor) and _is_rounded(t) and t.dim()]
+    if not tensors:
+        return 1
+    name, longest = _name(func), max(tensors, key=lambda tensor: tensor.numel())
+    dims = given.get("dim")
+    if isinstance(dims, int) or dims:
+        over = [dims] if isinstance(dims, int) else dims
+        return math.prod(longest.shape[d] for d in over)
+    if "normalized_shape" in given:
+        return math.prod(given["normalized_shape"])
+    if "mm" in name and len(tensors) > 1:
+        return tensors[-2].shape[-1]
+    return longest.numel() if any(word in name for word in SUMS) else max(longest.shape)
+
+
+def _spacings(tensor: torch.Tensor, func: Any) -> tuple[float, float]:
+    """Return the spacing of numbers at 1 in which a result is computed, and of those in which its sums run."""
+    import torch
+
+    spacing = torch.finfo(tensor.dtype).eps
+    if tensor.dtype in (torch.float32, torch.complex64) and any(word in _name(func) for word in PRODUCTS):
+        spacing = max(spacing, _spacing_of_products(tensor.device))
+    return spacing, min(spacing, torch.finfo(torch.float32).eps)
+
+
+def _spacing_of_products(device: torch.device) -> float:
+    """Return the spacing at 1 of the numbers that float32 is rounded to before it is multiplied, as PyTorch is set."""
+    import torch
+
+    try:
+        found = {"high": 2.0**-10, "medium": 2.0**-7}.get(torch.get_float32_matmul_precision(), 0.0)
+    except RuntimeError:  # it was set through the newer `fp32_precision`, which this reading refuses to mix with
+        found = 2.0**-10
+    is_tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return max(found, 2.0**-10 if is_tf32 else 0.0)

@@ -1,0 +1,220 @@
+"""What a few steps made of all state: how parameters moved, buffers, and what the optimizer keeps.
+
+What an optimizer keeps may depend on rounding in more than its numbers: L-BFGS leaves out directions that are too
+short, and a line search takes as many evaluations as it takes. Whether that is so is asked of eager, whose roundings
+are perturbed (`yardstick`). Where it is, the state of that parameter is no answer, and is held to its effect: on the
+parameters, also after further steps, and on the losses (`trajectory`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchwise.records import Check, Outcome
+from torchwise.verify.deviation import RMS_FACTOR, Errors
+from torchwise.verify.trainee import After, form_of
+from torchwise.verify.yardstick import Bounds, Sensitivity, why_unexplained, why_unsteady
+from torchwise.workload import trees
+
+if TYPE_CHECKING:
+    import torch
+
+GRANTED, GRANTED_IN_FLOAT64 = 1e-3, 1e-10
+"""Relative error of state that is granted, and where everything is in float64, without anything more precise."""
+ASTRAY = 0.5
+"""Relative error of an update's size along the reference's that no rounding explains: one that is left out has 1."""
+
+
+def bounds_of(*, is_own: bool, in_float64: bool) -> Bounds:
+    """Return what is granted.
+
+    Args:
+        is_own: whether eager is its own reference.
+        in_float64: whether the step computes in float64.
+    """
+    granted = GRANTED_IN_FLOAT64 if in_float64 else GRANTED
+    return Bounds(granted, 10 * granted, is_own or in_float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What some steps made.
+
+    Attributes:
+        ours: the candidate's.
+        floor: eager's at its precision.
+        reference: in float64.
+    """
+
+    ours: After
+    floor: After
+    reference: After
+
+    def without_slots(self) -> Sides:
+        """Return what can be compared where the optimizer's state cannot."""
+        return Sides(*(_without_slots(side) for side in (self.ours, self.floor, self.reference)))
+
+
+def compare_updates(
+    sides: Sides,
+    steps: int,
+    rounding: Collection[str] = (),
+    bounds: Bounds | None = None,
+    moved: Sensitivity | None = None,
+) -> tuple[Check, bool]:
+    """Compare what some steps made of all state.
+
+    Args:
+        sides: what they made.
+        steps: how many there were.
+        rounding: parameters whose gradients are nothing but roundings: where those are much of an update in eager too,
+            it need only be finite.
+        bounds: what is granted.
+        moved: how far rounding moves what eager makes.
+
+    Returns:
+        What was found, and whether state was left out whose form is decided by rounding.
+    """
+    comparison = _Comparison(
+        sides, steps, rounding, bounds or bounds_of(is_own=False, in_float64=False), moved or Sensitivity()
+    )
+    return comparison.check(), bool(comparison.undecided)
+
+
+class _Comparison:
+    def __init__(self, sides: Sides, steps: int, rounding: Collection[str], bounds: Bounds, moved: Sensitivity) -> None:
+        self.undecided: set[int] = set()
+        self._sides = sides
+        self._after = f"after {steps} steps"
+        self._rounding = rounding
+        self._bounds = bounds
+        self._moved = moved
+        self._worst, self._usual = 0.0, 0.0
+
+    def check(self) -> Check:
+        ours, reference = self._sides.ours, self._sides.reference
+        self.undecided = {number for number, _ in self._decided_by_rounding()}
+        mine, names = ([name for name in side.state if not self._is_left_out(name, side)] for side in (ours, reference))
+        if missing := set(mine) ^ set(names):
+            return Check("state", Outcome.FAIL, f"{min(missing)} is there on one side alone")
+        void = None
+        for name in names:
+            found = self._judged(name, reference.state[name])
+            if found and found.outcome is Outcome.FAIL:
+                return found
+            void = void or found
+        if void:
+            return void
+        detail = f"{self._after} {len(names)} tensors of state are off by {self._worst:.2g} at most, eager's by "
+        detail += f"{self._usual:.2g}"
+        if self.undecided:
+            detail += ", and what the optimizer keeps, which rounding decides, is held to its effect"
+        return Check("state", Outcome.PASS, detail, self._worst, self._usual)
+
+    def _decided_by_rounding(self) -> set[tuple[int, str]]:
+        """Return the slots whose form is not the same everywhere, where rounding alone explains that."""
+        ours, floor, reference = (side.forms() for side in (self._sides.ours, self._sides.floor, self._sides.reference))
+        return {
+            slot
+            for slot in {*ours, *floor, *reference}
+            if floor.get(slot) != reference.get(slot)
+            or (ours.get(slot) != reference.get(slot) and self._moved.is_decided_by_rounding(form_of(slot)))
+        }
+
+    def _is_left_out(self, name: str, side: After) -> bool:
+        return name in side.slots and side.slots[name][0] in self.undecided
+
+    def _judged(self, name: str, exact: Any) -> Check | None:
+        """Return what speaks against a leaf, or None."""
+        import torch
+
+        value, eagers = self._sides.ours.state[name], self._sides.floor.state.get(name)
+        if not isinstance(exact, torch.Tensor) or not (exact.is_floating_point() or exact.is_complex()):
+            same = _equal(value, exact)
+            return None if same else Check("state", Outcome.FAIL, f"{name} is {value}, in the reference {exact}")
+        parameter = self._sides.reference.of.get(name, "")
+        quiet = self._sides.reference.quiet.get(parameter)
+        off, normal = (_off(side, exact, quiet) for side in (value, eagers))
+        if parameter in self._rounding and normal >= 10 * GRANTED and not math.isnan(off):
+            return None
+        if math.isnan(off) and not math.isnan(normal):
+            detail = f"{name} is not finite just where the reference is not"
+            return Check("state", Outcome.FAIL, detail, off, normal)
+        slot = self._sides.reference.slots.get(name)
+        if self._is_off(off, normal) and (self._bounds.is_own or self.undecided or slot):
+            by_rounding = self._moved.of_roundings(name, exact).rms
+            if slot and not self._is_off(off, by_rounding):
+                self.undecided.add(slot[0])
+                return None
+            normal = normal if slot else max(normal, by_rounding)
+        if eagers is not None and (why := self._why_in_doubt(name, exact, (off, normal), _off(value, eagers, quiet))):
+            return Check("state", Outcome.NOT_COMPARABLE, f"{self._after} {name} {why}", off, normal)
+        if self._is_off(off, normal):
+            detail = f"{self._after} {name} is off by {off:.2g} (root mean square), eager by {normal:.2g}"
+            return Check("state", Outcome.FAIL, detail, off, normal)
+        if off > self._worst:
+            self._worst, self._usual = off, normal
+        return self._astray(name, value, eagers, exact) if parameter not in self._rounding else None
+
+    def _why_in_doubt(self, name: str, exact: torch.Tensor, errors: tuple[float, float], apart: float) -> str | None:
+        off, normal = errors
+        if normal > self._bounds.plausible and not apart <= self._bounds.plausible:
+            return why_unexplained(name, exact, Errors(normal, 0.0), self._bounds, self._moved)
+        is_off = self._is_off(off, normal)
+        return why_unsteady(name, exact, Errors(off, 0.0), self._bounds, self._moved) if is_off else None
+
+    def _is_off(self, off: float, normal: float) -> bool:
+        return off > RMS_FACTOR * normal + self._bounds.granted
+
+    def _astray(self, name: str, value: Any, eagers: Any, exact: torch.Tensor) -> Check | None:
+        if not name.startswith("update of"):
+            return None
+        moved, normally = (_along(side, exact) for side in (value, eagers))
+        if not abs(normally - 1) < ASTRAY / 2 or abs(moved - 1) < ASTRAY:
+            return None
+        detail = f"{self._after} {name} is {moved:.2g} times the reference's, eager's {normally:.2g}"
+        return Check("state", Outcome.FAIL, detail, abs(moved - 1), abs(normally - 1))
+
+
+def _without_slots(side: After) -> After:
+    return replace(side, state={n: leaf for n, leaf in side.state.items() if n not in side.slots}, slots={})
+
+
+def _along(update: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return how large an update is along the reference's; 1 where that is nothing."""
+    from torchwise.verify.scales import along
+
+    return along(update, exact) if bool(exact.any()) else 1.0
+
+
+def _equal(value: Any, exact: Any) -> bool:
+    import torch
+
+    if isinstance(exact, torch.Tensor):
+        return isinstance(value, torch.Tensor) and bool(torch.equal(value.to(exact.device), exact))
+    return bool(value == exact) or not isinstance(exact, (bool, int, float, str))
+
+
+def _off(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None) -> float:
+    """Return the relative error, root mean square, over the elements that are not quiet.
+
+    NaN where it is finite elsewhere than the reference: a mask of infinities must be the same one.
+    """
+    import torch
+
+    from torchwise.verify.reference import widened
+
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != exact.shape:
+        return math.nan
+    target, value = widened(exact), widened(tensor).to(exact.device)
+    finite = target.isfinite()
+    if not torch.equal(value.isfinite(), finite) or not trees.equal(value[~finite], target[~finite]):
+        return math.nan
+    judged = finite if quiet is None or quiet.shape != finite.shape else finite & ~quiet.to(finite.device)
+    if not bool(judged.any()):
+        return 0.0
+    scale = float(target[finite].abs().square().mean().sqrt()) or 1.0
+    return float((value - target)[judged].abs().square().mean().sqrt()) / scale

@@ -1,0 +1,302 @@
+"""Whether eager may be the yardstick of a candidate: its error has to be no larger than rounding explains.
+
+An error of eager's own is granted a candidate several times over. That is right where rounding makes it. Where
+something else does, it would let wrong answers pass: a float64 reference or a kernel that is wrong, or state that a
+call leaves behind. So it would where rounding moves answers as far as anything could, as in chaos. So a large error is
+held against the moves of eager under perturbed roundings (`perturbation`). Unless those explain it, and would be
+noticed if they were many times as coarse, nothing can be compared.
+
+Where there is nothing more precise than eager, as for a model in float64, its own error is what perturbed roundings do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchwise.records import Outcome
+from torchwise.verify.deviation import (
+    RMS_FACTOR,
+    WORST_FACTOR,
+    Errors,
+    errors_of,
+    finiteness_problem,
+    granted_for,
+    is_rounded,
+    median_error,
+    most_flipped,
+    problem_of,
+    scale_of,
+)
+from torchwise.verify.perturbation import Perturbed
+
+if TYPE_CHECKING:
+    import torch
+
+RUNS = 3
+"""Perturbed runs of each kind at most."""
+EXPLAINED = 16.0
+"""Times what perturbed roundings do that eager's error may be: an operator may round many times inside."""
+COARSE = 128.0
+"""Roundings at once that have to be noticed, or the yardstick is too long to tell anything."""
+NOTICED_IN_THE_MIDDLE = 16.0
+"""Times eager's error in the middle element from which that is noticed, where a few elements decide otherwise."""
+FLIPPED = 0.05
+"""Share of whole numbers and booleans that eager may have otherwise than the reference without a question."""
+BLIND = 0.25
+"""Error of eager's own from which zeros would pass, where perturbed runs are not to be had."""
+
+PLAIN = (bool, int, float, str, tuple)
+"""Leaves that are no tensors, and are equal or not."""
+
+Run = Callable[[AbstractContextManager[Any]], Mapping[str, Any]]
+"""Runs eager inside a context, from one state; returns what it made by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How far a tensor moved: as errors are counted, and in its middle element."""
+
+    errors: Errors
+    middle: float
+
+
+class Sensitivity:
+    """How far eager moves when its roundings are perturbed: measured when it is asked for, and not before.
+
+    Args:
+        run: runs eager at the candidate's precision, each time from the same state; None where that cannot be.
+    """
+
+    def __init__(self, run: Run | None = None) -> None:
+        self.is_known = run is not None
+        self._run = run
+        self._base: Mapping[str, Any] | None = None
+        self._moves: dict[tuple[float, int], dict[str, Move] | None] = {}
+
+    def move(self, name: str, roundings: float, run: int, scale: float) -> Move | None:
+        """Return how far a tensor moves in one run; None where eager cannot be run so, or has another form then.
+
+        Args:
+            name: of the tensor.
+            roundings: by how much each rounding is perturbed; 0 to see whether eager answers the same again.
+            run: which run, from 1.
+            scale: to what moves are relative, unless they are shares.
+        """
+        found = (self._of(roundings, run) or {}).get(name)
+        if found is None or self._base is None:
+            return None
+        if not _is_rounded(self._base[name]):
+            return found
+        return Move(Errors(found.errors.rms / scale, found.errors.worst / scale), found.middle / scale)
+
+    def of_roundings(self, name: str, exact: torch.Tensor) -> Errors:
+        """Return the farthest that a tensor moves by single roundings; nothing where eager cannot be run so."""
+        found = (self.move(name, 1.0, run, scale_of(exact)) for run in range(1, RUNS + 1))
+        return functools.reduce(Errors.or_larger, (move.errors for move in found if move), Errors(0.0, 0.0))
+
+    def is_decided_by_rounding(self, name: str) -> bool:
+        """Whether what is no number of a tensor, such as a count, is another one after single roundings."""
+        found = (self.move(name, 1.0, run, 1.0) for run in range(1, RUNS + 1))
+        return any(move.errors.rms > 0 for move in found if move)
+
+    def _of(self, roundings: float, run: int) -> dict[str, Move] | None:
+        key = roundings, run
+        if self._run is None:
+            return None
+        if key not in self._moves:
+            try:
+                self._base = self._base or self._run(Perturbed(0.0))
+                self._moves[key] = _moves(self._base, self._run(Perturbed(roundings, run)))
+            except Exception:  # eager runs as it is, but inside our mode it may raise anything
+                self._moves[key] = None
+        return self._moves[key]
+
+
+def _moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Move]:
+    import torch
+
+    found = {}
+    for name, one in before.items():
+        other = after.get(name)
+        if isinstance(one, PLAIN):
+            found[name] = Move(Errors(float(one != other), 0.0), 0.0)
+        elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+            middle = median_error(other, one, 1.0) if is_rounded(one) else 0.0
+            found[name] = Move(errors_of(other, one, 1.0), middle)
+    return found
+
+
+def _is_rounded(leaf: Any) -> bool:
+    import torch
+
+    return isinstance(leaf, torch.Tensor) and is_rounded(leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a tensor is judged by beside eager's error.
+
+    Attributes:
+        granted: relative error that it may have in any case.
+        plausible: error of eager's own up to which no question is asked.
+        is_own: whether eager is its own reference, so that its error is unknown and not zero; never where a rounding is
+            so coarse that several would let much pass.
+    """
+
+    granted: float
+    plausible: float
+    is_own: bool
+
+    @classmethod
+    def of(cls, leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> Bounds:
+        """Return those of a tensor; `epsilon` as `compare` takes it."""
+        import torch
+
+        granted = granted_for(leaf, epsilon, has_reference=has_reference)
+        if not is_rounded(leaf):
+            return cls(granted, FLIPPED, is_own=False)
+        plausible = granted_for(leaf, epsilon, has_reference=False)
+        precise = torch.float64, torch.complex128
+        own = precise if has_reference else (*precise, torch.float32, torch.complex64)
+        return cls(granted, plausible, is_own=epsilon is None and leaf.dtype in own)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found of one tensor: in words, with the candidate's errors and eager's."""
+
+    outcome: Outcome
+    detail: str
+    errors: Errors
+    usual: Errors
+
+
+def judge(
+    name: str, ours: torch.Tensor, floor: torch.Tensor, exact: torch.Tensor, bounds: Bounds, moved: Sensitivity
+) -> Judgement:
+    """Judge one tensor of a candidate.
+
+    Args:
+        name: of the tensor.
+        ours: the candidate's.
+        floor: eager's at the candidate's precision.
+        exact: the reference's.
+        bounds: what is granted.
+        moved: how far eager moves by rounding.
+    """
+    errors, usual = errors_of(ours, exact), errors_of(floor, exact)
+    if problem := finiteness_problem(ours, floor, exact):
+        return Judgement(Outcome.FAIL, problem, Errors(1.0, 1.0), usual)
+    problem = problem_of(ours, errors, usual, bounds.granted)
+    if bounds.is_own and problem:
+        usual = usual.or_larger(moved.of_roundings(name, exact))
+        problem = problem_of(ours, errors, usual, bounds.granted)
+    why = why_in_doubt(name, ours, floor, exact, (errors, usual), bounds, moved)
+    outcome = Outcome.NOT_COMPARABLE if why else Outcome.FAIL if problem else Outcome.PASS
+    return Judgement(outcome, why or problem or "", errors, usual)
+
+
+def why_in_doubt(
+    name: str,
+    ours: torch.Tensor,
+    floor: torch.Tensor,
+    exact: torch.Tensor,
+    errors: tuple[Errors, Errors],
+    bounds: Bounds,
+    moved: Sensitivity,
+) -> str | None:
+    """Say why a tensor cannot be judged, or return None where it can; eager is run for it only where there is doubt.
+
+    Args:
+        name: of the tensor.
+        ours: the candidate's.
+        floor: eager's at the candidate's precision.
+        exact: the reference's.
+        errors: the candidate's, and eager's.
+        bounds: what is granted.
+        moved: how far eager moves by rounding.
+    """
+    mine, usual = errors
+    if usual.rms > bounds.plausible and not _is_near(ours, floor, bounds):
+        return why_void(name, floor, exact, usual, bounds, moved)
+    return why_unsteady(name, exact, mine, bounds, moved) if problem_of(ours, mine, usual, bounds.granted) else None
+
+
+def _is_near(ours: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bool:
+    """Whether a tensor is eager's own but for roundings, so that it needs no yardstick."""
+    apart = errors_of(ours, floor)
+    return apart.rms <= bounds.plausible and apart.worst <= WORST_FACTOR * bounds.plausible
+
+
+def why_void(
+    name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity
+) -> str | None:
+    """Say why eager's error tells nothing of a candidate's, or return None where it does.
+
+    Args:
+        name: of the tensor.
+        floor: eager's at the candidate's precision.
+        exact: the reference's.
+        usual: eager's errors.
+        bounds: what is granted.
+        moved: how far eager moves by rounding.
+    """
+    return why_unexplained(name, exact, usual, bounds, moved) or _why_blind(name, floor, exact, usual, moved)
+
+
+def why_unexplained(name: str, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity) -> str | None:
+    """Say why eager's error is not that of rounding, or return None where it is; arguments as `why_void` takes them."""
+    scale, own = _scale_of(exact), f"cannot be judged: eager itself is off by {usual.rms:.2g}"
+    if not moved.is_known:
+        return None
+    if why := why_unsteady(name, exact, usual, bounds, moved):
+        return why
+    explained = 0.0
+    for move in _runs(moved, name, 1.0, scale):
+        explained = max(explained, EXPLAINED * move.errors.rms)
+        if usual.rms <= explained + bounds.plausible:
+            return None
+    if not explained:  # it does not run in our mode, or is computed where no mode sees it
+        return f"{own}, and how much of that is rounding cannot be measured" if usual.rms >= BLIND else None
+    return f"{own} from its reference, and rounding explains no more than {explained:.1g} of it: one of them is wrong"
+
+
+def why_unsteady(name: str, exact: torch.Tensor, off: Errors, bounds: Bounds, moved: Sensitivity) -> str | None:
+    """Say that eager is another each time, by as much as an error `off` that this might explain, where that is so."""
+    again = moved.move(name, 0.0, 1, _scale_of(exact))
+    if again is None or again.errors.rms <= max(bounds.plausible, off.rms / EXPLAINED):
+        return None
+    apart = f"{again.errors.rms:.2g}"
+    return f"cannot be judged: eager itself is off by {apart} when it is run again: it keeps state that is not put back"
+
+
+def _why_blind(name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, moved: Sensitivity) -> str | None:
+    """Say why no wrong answer would be noticed, or return None where one would be."""
+    scale = _scale_of(exact)
+    first = next(_runs(moved, name, 1.0, scale), None)
+    if first is None or not first.errors.rms or (not is_rounded(floor) and usual.rms < BLIND):
+        return None
+    most, most_in_middle = most_flipped(usual), math.inf
+    if is_rounded(floor):
+        most = RMS_FACTOR * max(usual.rms, first.errors.rms)
+        most_in_middle = NOTICED_IN_THE_MIDDLE * max(median_error(floor, exact, scale), first.middle)
+    if any(move.errors.rms > most or move.middle > most_in_middle for move in _runs(moved, name, COARSE, scale)):
+        return None
+    return (
+        f"cannot be judged: eager itself is off by {usual.rms:.2g}, rounding alone moves it by {first.errors.rms:.2g}, "
+        f"and rounding {COARSE:.0f} times as coarse is not told from that: nor would a wrong answer be"
+    )
+
+
+def _scale_of(exact: torch.Tensor) -> float:
+    return scale_of(exact) if is_rounded(exact) else 1.0
+
+
+def _runs(moved: Sensitivity, name: str, roundings: float, scale: float) -> Iterator[Move]:
+    found = (moved.move(name, roundings, run, scale) for run in range(1, RUNS + 1))
+    return (move for move in found if move is not None)

@@ -1,0 +1,353 @@
+"""Eager's own error as the yardstick: what makes it void, and what a model without anything more precise is held to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torchwise.records import Check, Outcome, Verdict
+from torchwise.verify import Subject, verify
+from torchwise.verify.reference import Reference
+from torchwise.workload import Example, Workload
+
+Call = Callable[..., Any]
+DOUBLE = torch.float64
+
+
+def judged(call: Call, candidate: Call, *args: torch.Tensor, **how: Any) -> Verdict:
+    return verify(Subject(Workload(call, (Example(args),)), candidate, call, **how), extra_draws=1)
+
+
+def values(verdict: Verdict) -> Check:
+    return next(check for check in reversed(verdict.checks) if check.name == "values")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+# Operators that answer otherwise under a dispatch mode.
+
+
+def weights(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.pinv(x).abs()
+
+
+def fitted(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.lstsq(x, x[:, :1] + 1).solution.abs()
+
+
+class Steered(torch.nn.Module):
+    """A filter bank that inverts a complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steer = torch.nn.Parameter(drawn(6, 4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ torch.linalg.pinv(self.steer).mT).abs()
+
+
+@pytest.mark.parametrize("call", [weights, fitted, Steered()], ids=["pinv", "lstsq", "weight"])
+def test_the_reference_is_not_asked_under_a_mode_that_it_answers_otherwise_in(call: Call) -> None:
+    x = drawn(6, 6 if isinstance(call, Steered) else 4, dtype=torch.complex64)
+    eager = call(x)
+    seen = Reference(call).on(Example((x,)), seed=0)
+    assert seen is not None
+    assert torch.allclose(dict(seen.leaves)["output"], eager.double(), rtol=1e-4)
+    assert judged(call, call, x).outcome is Outcome.PASS
+    wrong = judged(call, lambda x: call(x) * 1.2, x)
+    assert wrong.outcome is Outcome.FAIL
+    assert "eager by" in wrong.reason
+
+
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return weights(x) + 1e-3 * torch.rand(x.shape[::-1])
+
+
+def narrowed(x: torch.Tensor) -> torch.Tensor:
+    return weights(x.to(torch.complex64)).to(torch.float32)
+
+
+@pytest.mark.parametrize("call", [noisy, narrowed])
+def test_where_the_mode_is_needed_and_in_the_way_eager_is_its_own_reference(call: Call) -> None:
+    x = drawn(6, 4, dtype=torch.complex64)
+    assert Reference(call).on(Example((x,)), seed=0) is None
+    assert judged(call, lambda x: call(x) * 1.1, x).outcome is Outcome.FAIL
+    right = judged(call, call, x)
+    assert right.outcome is Outcome.PASS
+    assert "there is no float64 reference" in values(right).detail
+
+
+def test_noise_that_no_mode_is_in_the_way_of_keeps_its_reference() -> None:
+    seen = Reference(lambda x: x + torch.rand(4)).on(Example((drawn(4),)), seed=0)
+    assert seen is not None
+    assert dict(seen.leaves)["output"].dtype is DOUBLE
+
+
+# Errors of eager's own that rounding does not explain.
+
+
+def off_in_float64(by: float) -> Call:
+    """Return what is wrong in float64 alone, as a kernel may be."""
+    return lambda x: torch.tanh(x) * (1 + by if x.dtype is DOUBLE else 1)
+
+
+@pytest.mark.parametrize("by", [2e-3, 0.1, 0.7, 5.0])
+def test_a_reference_that_is_wrong_is_no_licence(by: float) -> None:
+    call = off_in_float64(by)
+    verdict = judged(call, lambda x: call(x) * (1 + by / 2), drawn(64))
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
+    assert "rounding explains" in verdict.reason
+    assert judged(call, call, drawn(64)).outcome is Outcome.PASS, (
+        "what is eager's own but for roundings needs no yardstick"
+    )
+
+
+def test_a_call_that_is_another_each_time_is_said_to_keep_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLS", "0")  # state that is not looked for
+
+    def drifting(x: torch.Tensor) -> torch.Tensor:
+        os.environ["CALLS"] = str(int(os.environ["CALLS"]) + 1)
+        return x * (1 + 0.3 * int(os.environ["CALLS"]))
+
+    for candidate in (drifting, lambda x: 2 * x):
+        verdict = judged(drifting, candidate, drawn(64))
+        assert verdict.outcome is Outcome.NOT_COMPARABLE
+        assert "keeps state" in verdict.reason
+
+
+def logistic(x: torch.Tensor) -> torch.Tensor:
+    return 3.9 * x * (1 - x)
+
+
+def kicked(x: torch.Tensor) -> torch.Tensor:
+    """A rotor that is kicked hard (the standard map)."""
+    angle, momentum = x.unbind(-1)
+    momentum = momentum + 6 * torch.sin(angle)
+    return torch.stack([torch.remainder(angle + momentum, 2 * torch.pi), momentum], -1)
+
+
+def henon(x: torch.Tensor) -> torch.Tensor:
+    p, q = x.unbind(-1)
+    return torch.stack([1 - 1.4 * p * p + q, 0.3 * p], -1)
+
+
+def rollout(step: Call, steps: int, far: float = 0.0) -> Call:
+    def roll(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(steps):
+            x = step(x)
+        return x + far
+
+    return roll
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize(
+    ("step", "steps", "size", "far"),
+    [(logistic, 60, 1, 0.0), (logistic, 60, 1, 100.0), (kicked, 40, 2, 0.0), (henon, 90, 2, 0.0)],
+    ids=["logistic", "far from zero", "kicked", "henon"],
+)
+def test_chaos_is_not_comparable(step: Call, steps: int, size: int, far: float, dtype: torch.dtype) -> None:
+    x = 0.1 + 0.5 * torch.rand(100, size, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    roll = rollout(step, steps if dtype is torch.float32 else 2 * steps, far)
+    for nudge in (1e-3, torch.finfo(dtype).eps):
+        verdict = judged(roll, lambda x, nudge=nudge: roll(x * (1 + nudge)), x)
+        assert verdict.outcome is Outcome.NOT_COMPARABLE, verdict.reason
+        assert "rounding alone moves it" in verdict.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_a_short_rollout_is_compared(dtype: torch.dtype) -> None:
+    x = torch.rand(100, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    roll = rollout(logistic, 20 if dtype is torch.float32 else 60)
+    reordered = rollout(lambda x: 3.9 * (x - x * x), 20 if dtype is torch.float32 else 60)
+    assert judged(roll, reordered, x).outcome is Outcome.PASS
+    assert judged(roll, lambda x: roll(x * (1 + 1e3 * torch.finfo(dtype).eps)), x).outcome is Outcome.FAIL
+
+
+# What must not be refused for it.
+
+
+def hilbert(x: torch.Tensor) -> torch.Tensor:
+    """Solve with a matrix that is all but singular."""
+    places = torch.arange(6, dtype=x.dtype)
+    return torch.linalg.solve(1 / (places[:, None] + places + 1), x)
+
+
+def cancelled(x: torch.Tensor) -> torch.Tensor:
+    """What is left of large terms."""
+    return (10 * x + 10).square() - 100 * (x + 1).square() + 1e-3 * x
+
+
+def residual(x: torch.Tensor) -> torch.Tensor:
+    """What should be zero, and is rounding."""
+    square = x @ x.mT + torch.eye(len(x), dtype=x.dtype)
+    return square @ torch.linalg.solve(square, x) - x
+
+
+def ranked(x: torch.Tensor) -> torch.Tensor:
+    """Which of many that are nearly alike is the largest."""
+    return (1 + 1e-6 * x).argmax(-1)
+
+
+def routed(x: torch.Tensor) -> torch.Tensor:
+    """Send each row through the one of two branches that a score picks, with near ties."""
+    score = (1 + 2e-5 * x).sum(-1, keepdim=True)
+    return torch.where(score > score.mean(), x, -x)
+
+
+def equalled(x: torch.Tensor) -> torch.Tensor:
+    """Keep the largest of each row, by equality."""
+    x = torch.tanh(1e-3 * x)
+    return torch.where(x == x.amax(-1, keepdim=True), 1e3 * x, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "reordered"),
+    [
+        (hilbert, lambda x: hilbert(x.flip(-1)).flip(-1).mT.contiguous().mT * (1 + 2e-6)),
+        (cancelled, lambda x: (10 * (x + 1)) ** 2 - (10 * x + 10) ** 2 + 1e-3 * x),
+        (residual, lambda x: (x @ x.mT) @ (y := torch.linalg.solve(x @ x.mT + torch.eye(len(x)), x)) + y - x),
+        (ranked, lambda x: (x * 1e-6 + 1).argmax(-1)),
+        (routed, lambda x: torch.where((s := (1 + 2e-5 * x).flip(-1).sum(-1, keepdim=True)) > s.mean(), x, -x)),
+        (equalled, lambda x: equalled(x) * (1 + 1e-6)),
+    ],
+    ids=["hilbert", "cancelled", "residual", "ranked", "routed", "equalled"],
+)
+def test_ill_conditioned_and_discontinuous_models_are_compared(call: Call, reordered: Call) -> None:
+    x = drawn(6 if call is hilbert else 400, 40)
+    right = judged(call, reordered, x)
+    assert right.outcome is Outcome.PASS, right.reason
+    wrong = judged(call, lambda x: call(x) * 2 + 1, x)
+    assert wrong.outcome is Outcome.FAIL, wrong.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_deep_models_of_low_precision_are_compared(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    blocks = [(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)) for _ in range(12)]
+    model = torch.nn.Sequential(*(layer for block in blocks for layer in block)).to(dtype).eval()
+    x = drawn(16, 64).to(dtype)
+
+    def reordered(x: torch.Tensor) -> torch.Tensor:
+        for linear, act, norm in blocks:
+            x = norm(act((linear.weight.flip(1) @ x.flip(1).mT).mT + linear.bias))
+        return x
+
+    right = judged(model, reordered, x, training=True)
+    assert right.outcome is Outcome.PASS, right.reason
+    assert judged(model, lambda x: reordered(x) * 1.2, x).outcome is Outcome.FAIL
+
+
+# Models of the highest precision there is.
+
+
+class Likelihood(torch.nn.Module):
+    """The marginal likelihood of a Gaussian process, whose matrix has a condition of some thousands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = torch.nn.Parameter(torch.tensor([0.3, 1.0], dtype=DOUBLE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kernel = self.raw[1] * torch.exp(-0.5 * (x[:, None] - x).square() / self.raw[0] ** 2)
+        factor = torch.linalg.cholesky(kernel + 1e-2 * torch.eye(len(x), dtype=x.dtype))
+        y = torch.sin(6 * x)[:, None]
+        return (0.5 * (y * torch.cholesky_solve(y, factor)).sum() + factor.diagonal().log().sum()).reshape(1)
+
+
+def solved(x: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(len(x), dtype=x.dtype)
+    return torch.linalg.solve(1 / (places[:, None] + places + 1), x)
+
+
+def solved_otherwise(x: torch.Tensor) -> torch.Tensor:
+    """Solve with rows and columns in another order."""
+    places = torch.arange(len(x), dtype=x.dtype).flip(0)
+    return torch.linalg.solve(1 / (places[:, None] + places + 1), x.flip(0)).flip(0)
+
+
+def one_by_one(x: torch.Tensor) -> torch.Tensor:
+    """Add up as plain compiled loops do."""
+    return x.view(-1, 8).cumsum(0)[-1].sum()
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()).sum()
+
+
+def iterated(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(10):
+        x = torch.sin(3 * x) + 0.1 * x.roll(1)
+    return x
+
+
+def iterated_otherwise(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(10):
+        x = 0.1 * x.roll(1) + 3 * x.sin() - 4 * x.sin() ** 3
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "reordered", "shape", "fault"),
+    [
+        (model := Likelihood(), lambda x: model(x.flip(0)), (40,), lambda y: y * (1 + 1e-9)),
+        (solved, solved_otherwise, (8, 3), lambda y: y * (1 + 1e-5)),
+        (torch.sum, one_by_one, (400_000,), lambda y: y * (1 + 1e-9)),
+        (
+            lambda x: (x - x.mean()).sum(),
+            lambda x: one_by_one(x - one_by_one(x) / len(x)),
+            (400_000,),
+            lambda y: y + 1e-6,
+        ),
+        (iterated, iterated_otherwise, (64,), lambda y: y * (1 + 1e-9)),
+    ],
+    ids=["likelihood", "solve", "sum", "cancelling sum", "iterated"],
+)
+def test_in_float64_another_order_passes_and_a_fault_does_not(
+    call: Call, reordered: Call, shape: tuple[int, ...], fault: Call
+) -> None:
+    x = drawn(*shape, dtype=DOUBLE)
+    training = isinstance(call, torch.nn.Module)
+    right = judged(call, reordered, x, training=training)
+    assert right.outcome is Outcome.PASS, right.reason
+    assert values(right).error or right.error, "the other order is no other, so that nothing was tried"
+    wrong = judged(call, lambda x: fault(reordered(x)), x, training=training)
+    assert wrong.outcome is Outcome.FAIL, wrong.reason
+
+
+class Amplified(torch.autograd.Function):
+    """Gives a gradient that is too large by one in 10⁹."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (1 + 1e-9)
+
+
+def test_a_fault_in_a_gradient_of_float64_is_found() -> None:
+    model, x = Likelihood(), drawn(40, dtype=DOUBLE)
+    wrong = judged(model, lambda x: Amplified.apply(model(x.flip(0))), x, training=True)
+    assert wrong.outcome is Outcome.FAIL
+    assert "gradient of raw" in wrong.reason
+
+
+def test_perturbed_runs_are_made_where_they_decide_something_and_not_else() -> None:
+    calls: list[int] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(0)
+        return torch.tanh(x)
+
+    for x in (drawn(64), drawn(64, dtype=DOUBLE)):
+        calls.clear()
+        verify(Subject(Workload(counted, (Example((x,)),)), torch.tanh, counted), extra_draws=0)
+        assert len(calls) <= 4, "eager, the reference twice, and the check of held outputs"
