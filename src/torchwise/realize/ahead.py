@@ -28,7 +28,7 @@ from torchwise.realize import private
 from torchwise.realize.backends.inductor import ahead_backend, while_compiling
 from torchwise.realize.glance import glance_at
 from torchwise.realize.lean import Aimed, Straight, aim, fast_path
-from torchwise.realize.signature import Signature, signature_of
+from torchwise.realize.signature import Signature, overlap_in, signature_of
 
 _GLOBAL = re.compile(r"G\['(?:__import_(?P<module>\w+)'\]\.(?P<name>\w+)|(?P<own>\w+)'\])")
 UNWRITABLE = ("torch._dynamo.guards", "CheckFunctionManager")
@@ -122,6 +122,7 @@ class Maker:
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             if (signature := signature_of(args, kwargs)) not in seen:
+                _check_apart(signature)
                 seen.add(signature)
                 self.made.append(_made(call, plan, args, kwargs))
             return call(*args, **kwargs)
@@ -171,6 +172,7 @@ class _Loaded:
         signature = signature_of(args, kwargs)
         way = self._ways.get(signature)
         if way is None:
+            _check_apart(signature)
             way = self._ways[signature] = self._found(args, kwargs)
         if not torch.is_grad_enabled():
             return way(*args, **kwargs)
@@ -249,6 +251,16 @@ def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         is_straight = not straight.obstacle(args, kwargs) and not straight.uncovered(args, kwargs, asked)
         hooks = _hooks_of(getattr(call, "__self__", None))
         return Code(_bytes_of(function), is_straight, tuple(dict.fromkeys(constants.values())), hooks)
+
+
+def _check_apart(signature: Signature) -> None:
+    """Refuse inputs that share memory: code for such would not be told from code for others, as no guard says so.
+
+    Raises:
+        UnsupportedError: they do.
+    """
+    if overlap_in(signature) is not None:
+        raise UnsupportedError("inputs share memory, which code that is compiled ahead does not notice")
 
 
 def _hooks_of(owner: Any) -> tuple[int, ...]:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.workload import trees
+from torchwise.workload.memory import Overlap, are_apart, overlap_of, reach_of
 from torchwise.workload.trees import PLAIN
 
 Signature = tuple[Any, ...]
 
+_address = torch.Tensor.data_ptr
 _NONE: Mapping[str, Any] = {}
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
 
-    Whether a tensor is negated or conjugated lazily counts, too: compiled code and graphs read memory as it is.
+    How tensors lie that share memory counts (`overlap_of`): what was compiled for `f(x, x)` reads one input and not
+    two, and what is written to one of two views must be read from the other. So does whether a tensor is negated or
+    conjugated lazily: compiled code and graphs read memory as it is.
 
     Dataclasses and kinds of dict count by what is in them, public attributes included, other objects by their type
     alone: nothing may be concluded from two calls that have one and share a signature (`opaque_leaves`). Flat
@@ -40,12 +44,18 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
             else:
                 break
         else:
-            return (*keys, _same(tensors)) if len(tensors) > 1 else tuple(keys)
+            return (*keys, overlap_of(tensors)) if len(tensors) > 1 else tuple(keys)
     around: list[Any] = []
     tensors = []
     if _sort((args, kwargs), tensors, around):
-        return (*around, *map(_tensor_key, tensors), _same(tensors))
-    return (_tree_key((args, kwargs)), _same(trees.tensors((args, kwargs))))
+        return (*around, *map(_tensor_key, tensors), overlap_of(tensors))
+    return (_tree_key((args, kwargs)), overlap_of(trees.tensors((args, kwargs))))
+
+
+def overlap_in(signature: Signature) -> Overlap | None:
+    """Return how the tensors of a call with this signature share memory; None where they lie apart."""
+    found = signature[-1] if signature else None
+    return found if isinstance(found, Overlap) else None
 
 
 def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -82,17 +92,6 @@ def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any
     return True
 
 
-def _same(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
-    """Tell which tensors are one and the same: for each the position of its first mention; None where all differ.
-
-    What was compiled for `f(x, x)` reads one input and not two.
-    """
-    if len(tensors) == len(set(map(id, tensors))):
-        return None
-    places: dict[int, int] = {}
-    return tuple(places.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
-
-
 def plain_key(leaf: Any) -> Any:
     """Tell 1 from 1.0 and True, and 0.0 from -0.0; every NaN is the same."""
     kind = type(leaf)
@@ -122,7 +121,7 @@ class Recognizer:
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> None:
         tensors: list[torch.Tensor] = []
         self._around: list[Any] = []
-        if not _sort((args, dict(kwargs)), tensors, self._around) or not tensors or _same(tensors) is not None:
+        if not _sort((args, dict(kwargs)), tensors, self._around) or not 0 < len(tensors) == len(set(map(id, tensors))):
             raise UnsupportedError(
                 "it is recognised by its signature: there are other than distinct strided tensors and values"
             )
@@ -131,7 +130,8 @@ class Recognizer:
         self._given, self._names = len(args), tuple(kwargs)
         self._places = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.Tensor]
         self._plain = [(place, plain_key(leaf)) for place, leaf in enumerate(leaves) if type(leaf) in PLAIN]
-        self._length = len(tensors)
+        self._reaches, self._overlap = [*map(reach_of, tensors)], overlap_of(tensors)
+        self._addresses = [*map(_address, tensors)]
         self._check = guards_of(tensors)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
@@ -147,12 +147,25 @@ class Recognizer:
             for tensor in given:
                 if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on one
                     return False
-            return self._check(*given) and len(set(map(id, given))) == self._length
+            return self._check(*given) and self._lie_alike(given)
         tensors: list[torch.Tensor] = []
         around: list[Any] = []
         if not _sort((args, kwargs), tensors, around) or around != self._around:
             return False
-        return self._check(*tensors) and len(set(map(id, tensors))) == self._length
+        return self._check(*tensors) and self._lie_alike(tensors)
+
+    def _lie_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors, each of which is like one of the call seen, share memory as those do, or none."""
+        if len(self._reaches) == 1:
+            return True
+        addresses = [*map(_address, tensors)]
+        if addresses == self._addresses:  # a program in its stride gives the same addresses again and again
+            return True
+        is_apart = self._overlap is None and are_apart(addresses, self._reaches)
+        if not is_apart and overlap_of(tensors) != self._overlap:
+            return False
+        self._addresses = addresses
+        return True
 
 
 def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchwise.realize import Recognizer, Signature, signature_of
+from torchwise.workload.identity import MEMORY
 
 Known = tuple[Recognizer, Callable[..., Any]]
 """What tells whether a call is like one that was answered, and what answers it then."""
@@ -29,5 +30,15 @@ def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[...
 
 
 def ranks(description: str) -> str:
-    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks."""
-    return re.sub(r"\d+(?=[,\]\)])", "·", description)
+    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks; memory is left out."""
+    return re.sub(r"\d+(?=[,\]\)])", "·", without_memory(description))
+
+
+def without_memory(description: str) -> str:
+    """Leave out of a description of inputs how they share memory."""
+    return description.partition(MEMORY)[0]
+
+
+def memory(description: str) -> str:
+    """Return what a description of inputs says of how they share memory: nothing where they lie apart."""
+    return description.partition(MEMORY)[2]

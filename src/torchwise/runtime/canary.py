@@ -11,11 +11,10 @@ import torch
 
 from torchwise.alerts import alert
 from torchwise.errors import InputError, is_count
-from torchwise.realize.signature import is_strided
 from torchwise.records import Decision
 from torchwise.runtime.statistics import Statistics
 from torchwise.verify import Observation, mismatch, observation_of, state_leaves
-from torchwise.workload import Example, trees
+from torchwise.workload import Example
 from torchwise.workload.state import State
 
 logger = logging.getLogger("torchwise")
@@ -26,8 +25,8 @@ class Canary:
 
     The original starts from the state of the model and of the inputs that the plan started from, and what both did to
     it is compared, too. A model that draws random numbers cannot be compared: at the first difference the canary is
-    switched off. So it is where an input cannot be copied, or the model's state cannot be put back. Calls whose inputs
-    share memory are passed over. What else keeps it from comparing does so, too, and never reaches the caller.
+    switched off. So it is where an input cannot be copied, or the model's state cannot be put back. What else keeps it
+    from comparing does so, too, and never reaches the caller.
 
     Args:
         every: calls per comparison.
@@ -71,9 +70,9 @@ class Canary:
         return watched
 
     def _compared(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return call(*args, **kwargs)
         try:
-            if not self._may_compare(args, kwargs):
-                return call(*args, **kwargs)
             copied, model, inputs = Example(args, kwargs).clone(), State({"": self._original}), _inputs(args, kwargs)
         except Exception as error:  # whatever cannot be looked at or copied cannot be compared
             self._switch_off(f"inputs or state cannot be copied ({error})", error)
@@ -90,12 +89,6 @@ class Canary:
         model.restore()
         inputs.restore()
         return self._original(*args, **kwargs)
-
-    def _may_compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            return False
-        memory = [t.untyped_storage().data_ptr() for t in trees.tensors((args, kwargs)) if is_strided(t)]
-        return len(set(memory)) == len(memory)
 
     def _judged(self, ours: Observation, copied: Example, model: State) -> str | None:
         """Return what is wrong with what the plan did, if anything is; the model's state is left as the plan left it.

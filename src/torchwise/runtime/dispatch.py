@@ -19,7 +19,7 @@ from torchwise.realize.capture.graph import collect_garbage
 from torchwise.realize.recompiles import RecompileLimitError, Recompiles
 from torchwise.realize.varying import ChangedModelError, Varied
 from torchwise.records import Decision
-from torchwise.runtime.alike import Known, is_of, ranks, recognized
+from torchwise.runtime.alike import Known, is_of, ranks, recognized, without_memory
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.circuit import Circuit
@@ -28,6 +28,7 @@ from torchwise.runtime.frames import without_frames
 from torchwise.runtime.latency import EVERY, Latency
 from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.runtime.undo import Undo
+from torchwise.runtime.writes import OVERLAPS, OverlapError, Writes
 from torchwise.workload import Example, trees
 from torchwise.workload.identity import describe_example
 
@@ -99,6 +100,7 @@ class Dispatcher:
         self._realized: Realized | None = None
         self._changed_since: Varied | None = None  # what, so that the plan must be made anew
         self._served: set[Signature] = set()  # signatures that the plan has answered, whatever became of it since
+        self._writes = Writes(original, decision.inputs, dynamic=decision.plan.shapes == "dynamic")
         self._circuits: dict[Signature, Circuit] = {}
         self._refused: dict[Any, Circuit] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
         self._memory = Circuit(failures=1, first_wait_s=MEMORY_WAIT_S)
@@ -157,7 +159,11 @@ class Dispatcher:
         refusal = refusal or self._waits(key)
         if refusal is not None:
             return self._original(refusal, args, kwargs)
-        start, undo = time.perf_counter(), Undo(self.original, args, kwargs) if key not in self._served else None
+        is_first = key not in self._served
+        if not (self._lies_as_proven if is_first else self._writes.may_go_on)(key, args, kwargs):
+            return self._writes.learning(key, self._original, OVERLAPS, args, kwargs)
+        look = self._writes.look(args, kwargs) if is_first else None
+        start, undo = time.perf_counter(), Undo(self.original, args, kwargs) if is_first else None
         try:
             realized, result = self._answered(args, kwargs)
         except Exception as error:  # as above: compiling happens here too, and may fail in any way
@@ -171,12 +177,16 @@ class Dispatcher:
         self.statistics.optimized += 1
         # Another thread may have given the plan up, and the call may have changed what it was given.
         if self._refusal is None and self._realized is realized and is_of(key, args, kwargs):
-            if key not in self._served:
+            if is_first:
                 self._served.add(key)
+                self._writes.note(key, look)
                 self.statistics.first_calls += 1
                 self.statistics.first_calls_s += time.perf_counter() - start
             self._shorten(realized, key, args, kwargs)
         return result
+
+    def _lies_as_proven(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self._writes.is_proven(key, describe_example(Example(args, kwargs)), args, kwargs)
 
     def _answered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Realized, Any]:
         with self._lock:  # two first calls at once would compile twice
@@ -191,7 +201,7 @@ class Dispatcher:
             logger.debug("torchwise: no shorter way for calls of this signature", exc_info=error)
             return
         with self._lock:  # or a freeze meanwhile would pass this way by
-            self._proven[key] = lean = self._watched(self._held(lean))
+            self._proven[key] = lean = self._watched(self._held(self._writes.apart(key, lean)))
             self._last = recognized(args, kwargs, lean)
 
     def _timed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -217,8 +227,10 @@ class Dispatcher:
 
     def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer by the original; where that raises too, the fault was the call's, and is not the plan's."""
+        if isinstance(error, OverlapError):  # which is no fault
+            return self._original(OVERLAPS, args, kwargs)
         is_stale = isinstance(error, ChangedModelError)
-        if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # which is no fault
+        if isinstance(error, FrozenError) or (self.is_frozen and is_stale):  # nor is that
             waits = Circuit(1, REFUSED_WAIT_S, longest_wait_s=LONGEST_REFUSED_WAIT_S)
             self._refused.setdefault((key, is_grad_enabled()), waits).failed()
             self._proven.pop(key, None)
@@ -398,8 +410,8 @@ class Dispatcher:
         elsewhere = {t.device.type for t in trees.tensors((args, kwargs))} - {self.decision.workload.device}
         if elsewhere:
             return f"an input lies on {elsewhere.pop()}, and the plan was proven on {self.decision.workload.device}"
-        given = describe_example(Example(args, kwargs))
-        if given in self.decision.inputs:
+        given = without_memory(describe_example(Example(args, kwargs)))
+        if given in map(without_memory, self.decision.inputs):
             return None
         if self.decision.plan.shapes == "dynamic" and ranks(given) in {ranks(i) for i in self.decision.inputs}:
             return None

@@ -17,12 +17,14 @@ from torchwise.realize.recompiles import RecompileLimitError, Recompiles
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.step import RealizedStep
 from torchwise.records import Decision
+from torchwise.runtime.alike import without_memory
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.dispatch import NOT_PROVEN
 from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.stale import stale_because
 from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.runtime.undo import Undo
+from torchwise.runtime.writes import OVERLAPS, Writes
 from torchwise.workload import Example
 from torchwise.workload.identity import describe_example
 from torchwise.workload.step import TrainStep, unwrapped
@@ -76,6 +78,7 @@ class OptimizedStep:
         self._fallbacks = Fallbacks(decision, "a training step is taken as written")
         self._recompiles = Recompiles(told=self._recompiled, give_up=self._limit_reached, is_part=True)
         self._limit: RecompileLimitError | None = None
+        self._writes = Writes(None, decision.inputs, dynamic=False)  # to batches; the model is written to by every step
         self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
@@ -93,6 +96,9 @@ class OptimizedStep:
         if taken is None:
             if not self._is_proven(batch):
                 return self._as_written(NOT_PROVEN, batch)
+            if not self._lies_as_proven(key, batch):
+                loss: torch.Tensor = self._writes.learning(key, self._as_written_with, OVERLAPS, batch, {})
+                return loss
             taken = 0
         undo = self._snapshot(batch) if taken < FIRST_CALLS else None
         try:
@@ -158,7 +164,11 @@ class OptimizedStep:
     def _is_proven(self, batch: tuple[Any, ...]) -> bool:
         if any(p.device.type != self.decision.workload.device for p in self.original.trained()):
             return False
-        return describe_example(Example(batch)) in self.decision.inputs and not opaque_leaves(batch)
+        given = without_memory(describe_example(Example(batch)))
+        return given in map(without_memory, self.decision.inputs) and not opaque_leaves(batch)
+
+    def _lies_as_proven(self, key: Signature, batch: tuple[Any, ...]) -> bool:
+        return self._writes.is_proven(key, describe_example(Example(batch)), batch, {})
 
     def _set_anew(self) -> str | None:
         """Return the name of a part that the plan was not made of, and does not look at."""
@@ -210,6 +220,9 @@ class OptimizedStep:
         self._refusal = reason
         self._fallbacks.said.add(reason)
         logger.warning("torchwise: training goes on as written, because %s%s", reason, details)
+
+    def _as_written_with(self, reason: str, batch: tuple[Any, ...], _named: Mapping[str, Any]) -> torch.Tensor:
+        return self._as_written(reason, batch)
 
     def _as_written(self, reason: str, batch: tuple[Any, ...]) -> torch.Tensor:
         self._fallbacks.count(reason, self.statistics)

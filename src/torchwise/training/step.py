@@ -140,7 +140,8 @@ class RankedStep(OptimizedStep):
         return False  # `_taken` holds the kind that the ranks met on, and none may begin another alone
 
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
-        holds, can_try = ranks.everywhere(self._refusal is None, super()._is_proven(batch))
+        is_proven = super()._is_proven(batch) and self._lies_as_proven(signature_of(batch, {}), batch)
+        holds, can_try = ranks.everywhere(self._refusal is None, is_proven)
         if not holds:
             self._end_meeting(self._refusal or ELSEWHERE)
         elif can_try:

@@ -12,8 +12,8 @@ In the structure of a callable:
 - of a training step: model and loss, the classes of optimizer, schedulers, scaler and averages, the groups of the
   optimizer with their flags, what is trained, autocast, accumulation and clipping.
 
-In the identity, besides: shapes, dtypes and strides of the inputs, plain input values, the weights of the mix, and
-the mode.
+In the identity, besides: shapes, dtypes and strides of the inputs and how they share memory, plain input values, the
+weights of the mix, and the mode.
 
 Never: the values of weights or tensors, learning rates and other numbers of an optimizer, the name of the target or of
 the module that code lies in, the seed, the number of calls, the machine (`Environment` has that). Neither do globals
@@ -35,6 +35,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchwise.workload.memory import overlap_of
 from torchwise.workload.step import TrainStep
 from torchwise.workload.trees import named_leaves
 from torchwise.workload.workload import Example, Workload
@@ -42,6 +43,8 @@ from torchwise.workload.workload import Example, Workload
 if TYPE_CHECKING:
     import torch
 
+MEMORY = "; memory: "
+"""What a description of inputs says before it says how they share memory."""
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _OF_THE_INTERPRETER = (
@@ -74,9 +77,22 @@ def structure(call: Callable[..., Any]) -> str:
 
 
 def describe_example(example: Example) -> str:
-    """Describe the inputs in a line: "path dtype[shape] strides" or "path value" for each leaf."""
+    """Describe the inputs in a line: "path dtype[shape] strides" or "path value" for each leaf, and shared memory."""
     leaves = named_leaves((example.args, dict(sorted(example.kwargs.items()))))
-    return "; ".join(f"{path} {_describe_leaf(leaf)}" for path, leaf in leaves)
+    return "; ".join(f"{path} {_describe_leaf(leaf)}" for path, leaf in leaves) + _describe_memory(leaves)
+
+
+def _describe_memory(leaves: list[tuple[str, Any]]) -> str:
+    """Say how far each tensor begins behind another one that it overlaps with; nothing where all lie apart."""
+    import torch
+
+    tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    overlap = overlap_of([tensor for _, tensor in tensors])
+    if overlap is None:
+        return ""
+    places = enumerate(zip(tensors, overlap, strict=True))
+    behind = [(path, tensors[first][0], by) for at, ((path, _), (first, by)) in places if first != at]
+    return MEMORY + ", ".join(f"{path} is {first} {by:+d} bytes" for path, first, by in behind)
 
 
 def _digest(facts: object) -> str:

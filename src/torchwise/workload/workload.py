@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchwise.errors import WorkloadError
 from torchwise.workload import trees
 from torchwise.workload.copying import deep_copy
+from torchwise.workload.memory import overlap_of
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +202,12 @@ def as_kwargs(kwargs: Any) -> dict[str, Any]:
 
 
 def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
-    return tuple(example.map_tensors(lambda t: _move(t, device)) for example in examples)
+    def moved(example: Example) -> Example:
+        if overlap_of(example.tensors()) is not None:  # so that they go on sharing memory there
+            return example.clone(lambda tensor: tensor.to(device))
+        return example.map_tensors(lambda tensor: _move(tensor, device))
+
+    return tuple(map(moved, examples))
 
 
 def _move(tensor: torch.Tensor, device: str) -> torch.Tensor:

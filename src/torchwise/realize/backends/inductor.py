@@ -21,10 +21,11 @@ from torchwise.realize.cache_key import tell_autocasts_apart
 from torchwise.realize.glance import Reads
 from torchwise.realize.lean import Straight
 from torchwise.realize.recompiles import Recompiles
-from torchwise.realize.signature import Signature, is_plain, opaque_leaves, signature_of
+from torchwise.realize.signature import Signature, is_plain, opaque_leaves, overlap_in, signature_of
 from torchwise.realize.transforms import GRAPH_PASSES, GRAPH_TRANSFORMS
 from torchwise.realize.transforms.complex_to_real import ComplexToReal
 from torchwise.workload import trees
+from torchwise.workload.memory import Overlap
 
 MOST_STRAIGHT = 256
 """Kinds of call that go past Dynamo's guards; with 100 parameters each keeps some 100 kB."""
@@ -37,13 +38,19 @@ def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         UnsupportedError: this torch has no such mode or option, or lacks what a transform or the scope needs.
     """
     tell_autocasts_apart()
+    return _compiled(call, plan, lambda: _compiled(call, plan, None))
+
+
+def _compiled(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
+    """Return `call` compiled as `plan` says; without `alone`, apart from whatever else is compiled of it."""
     options, straight = _options(plan), Straight(call)
     backend = _backend(plan, options)
-    apart = _apart(plan, call, lambda: backend or rolled.inductor(tuple(sorted(options.items()))))
+    apart = _apart(plan, call, lambda: backend or rolled.inductor(tuple(sorted(options.items()))), alone is None)
     used = apart or backend or torch._TorchCompileInductorWrapper("default", options, None)
     settings = functools.partial(while_compiling, plan)
     steady, callback = compile_with(call, used, straight, settings, is_dynamic=plan.shapes == "dynamic")
-    made = Compiled(steady, callback, straight, plan, [used for used in (backend, apart) if hasattr(used, "effective")])
+    effective = [used for used in (backend, apart) if hasattr(used, "effective")]
+    made = Compiled(steady, callback, straight, plan, effective, alone)
     if isinstance(apart, Freezing):
         weakref.finalize(made, apart.release).atexit = False
     return made
@@ -91,6 +98,7 @@ class Compiled:
         straight: Straight,
         plan: Plan,
         backends: Sequence[Any] = (),
+        alone: Callable[[], Compiled] | None = None,
     ) -> None:
         functools.update_wrapper(self, steady)
         self._compiled = steady
@@ -102,6 +110,9 @@ class Compiled:
         self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
         self._compiler: int | None = None  # the thread that compiles
         self._nested = False
+        self._alone = alone
+        self._by_overlap: dict[Overlap, Compiled] = {}
+        self._reading: set[Signature] = set()  # signatures of calls that write nothing, without how their inputs lie
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer, compiling first where there was no such call before."""
@@ -112,6 +123,9 @@ class Compiled:
         if self._compiler == threading.get_ident():  # the model calls itself
             self._nested = True
             return self._steady(*args, **kwargs)
+        overlap = overlap_in(signature)
+        if overlap is not None and self._alone is not None and signature[:-1] not in self._reading:
+            return self._overlapping(overlap, self._alone, signature, args, kwargs)
         with self._lock:
             self._compiler, self._nested = threading.get_ident(), False
             try:
@@ -121,11 +135,32 @@ class Compiled:
 
     def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return what answers calls of this signature, which was called before, without looking it up."""
-        return self._ways.get(signature_of(args, dict(kwargs)), self)
+        found = self._ways.get(signature_of(args, dict(kwargs)), self)
+        return found.way(args, kwargs) if isinstance(found, Compiled) and found is not self else found
+
+    def _overlapping(
+        self, overlap: Overlap, make: Callable[[], Compiled], signature: Signature, args: Any, kwargs: Any
+    ) -> Any:
+        """Answer by what is compiled for inputs that lie so: where a call writes to them, nothing else would do.
+
+        Dynamo's guards do not look at how they lie. A call that is seen to write nothing needs nothing of its own.
+        """
+        with self._lock:
+            if overlap not in self._by_overlap:
+                self._by_overlap[overlap] = make()
+                self._by_overlap[overlap].count_in(self._callback.recompiles)
+        given = [(tensor, tensor.detach().clone()) for tensor in trees.tensors((args, kwargs))]
+        result = self._by_overlap[overlap](*args, **kwargs)
+        if all(trees.equal(tensor, before) for tensor, before in given):
+            self._reading.add(signature[:-1])
+        self._ways[signature] = self._by_overlap[overlap]
+        return result
 
     def count_in(self, recompiles: Recompiles) -> None:
         """Have it counted there how often something is compiled anew, and what varies."""
         self._callback.recompiles = recompiles
+        for compiled in self._by_overlap.values():
+            compiled.count_in(recompiles)
 
     def reads(self) -> Reads | None:
         """Return the attributes of the module that what is compiled depends on; None where it may be any."""
@@ -197,7 +232,9 @@ def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | rolled.Roll
     return rolled.around(transform or rolled.inductor(tuple(sorted(options.items()))))
 
 
-def _apart(plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]]) -> Callable[..., Any] | None:
+def _apart(
+    plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]], is_alone: bool
+) -> Callable[..., Any] | None:
     """Return a backend that Dynamo tells from all others, or None where the options say all that the plan does.
 
     What Dynamo compiled of a function answers every call of it under an equal backend, whatever was set globally when
@@ -207,6 +244,8 @@ def _apart(plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]]) -> 
     if plan.option("freezing"):
         inside = getattr(call, "inside", call)
         return Freezing(backend(), getattr(inside, "__self__", inside))
+    if is_alone:
+        return functools.partial(backend())
     return _dynamic(backend()) if plan.shapes == "dynamic" else None
 
 

@@ -1,0 +1,272 @@
+"""Inputs that share memory, with each other or with the model, where a plan was proven on others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from live_decisions import decided
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.realize import Recognizer, ahead, realize, signature_of
+from torchwise.realize.backends import inductor
+from torchwise.realize.ahead import Loader, Maker
+from torchwise.records import Outcome
+from torchwise.runtime import Dispatcher
+from torchwise.runtime.step import OptimizedStep
+from torchwise.runtime.writes import OVERLAPS
+from torchwise.verify import Subject, verify
+from torchwise.workload import Example, Workload
+from torchwise.workload.identity import describe_example
+from torchwise.workload.step import TrainStep
+
+pytestmark = pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled")
+
+PLAN = Plan(backend="inductor")
+
+
+@pytest.fixture
+def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plans' compiler do all that it does but generate code."""
+    real, plain = inductor.compile_with, torch._dynamo.lookup_backend("aot_eager")
+    ours: dict[int, Any] = {}
+
+    def compile_with(call: Any, backend: Any, *others: Any, **options: Any) -> Any:
+        stand_in = ours.setdefault(id(backend), (functools.partial(plain), backend))[0]
+        return real(call, stand_in, *others, **options)
+
+    monkeypatch.setattr(inductor, "compile_with", compile_with)
+
+
+def wave(u: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
+    older.mul_(-1).add_(2 * u).add_(u.roll(1, 0))
+    return older.sum(1) + u.sum(1)
+
+
+def reading(u: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
+    return (u * 2 + older).sum(1)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def apart() -> tuple[torch.Tensor, ...]:
+    return drawn(4, 4), drawn(5, 4)[1:].clone()
+
+
+def shifted() -> tuple[torch.Tensor, ...]:
+    whole = drawn(6, 4)
+    return whole[:4], whole[2:]
+
+
+def same() -> tuple[torch.Tensor, ...]:
+    return (drawn(4, 4),) * 2
+
+
+def seen_twice() -> tuple[torch.Tensor, ...]:
+    whole = drawn(4, 4)
+    return whole, whole.view(4, 4)
+
+
+def from_numpy() -> tuple[torch.Tensor, ...]:
+    array = drawn(5, 4).numpy()
+    return torch.from_numpy(array[1:]), torch.from_numpy(array[:4])
+
+
+def beside() -> tuple[torch.Tensor, ...]:
+    return tuple(drawn(8, 4).view(2, 4, 4))
+
+
+SHARING: list[Callable[[], tuple[torch.Tensor, ...]]] = [shifted, same, seen_twice, from_numpy]
+
+
+def served(call: Any, *examples: Example, plan: Plan = PLAN) -> Dispatcher:
+    decision = decided(call, plan)
+    return Dispatcher(call, replace(decision, inputs=tuple(map(describe_example, examples))))
+
+
+def agree(fast: Any, call: Any, make: Callable[[], tuple[torch.Tensor, ...]]) -> bool:
+    """Whether answers are equal, and what is left in the inputs."""
+    ours, theirs = make(), make()
+    answers = fast(*ours), call(*theirs)
+    return torch.allclose(*answers) and all(map(torch.allclose, ours, theirs))
+
+
+@pytest.mark.parametrize("make", SHARING)
+def test_a_plan_proven_on_inputs_apart_leaves_others_to_the_original(make: Callable[[], Any]) -> None:
+    fast = served(wave, Example(apart()))
+    for given in (apart, make, apart, make, make):
+        assert agree(fast, wave, given)
+    assert fast.statistics.optimized == 2
+    assert dict(fast.statistics.original) == {OVERLAPS: 3}
+
+
+@pytest.mark.parametrize("nested", [lambda a, b: (([a], {"b": b}), {}), lambda a, b: ((a,), {"b": b})])
+def test_wherever_they_are_given(nested: Callable[..., Any]) -> None:
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = [*args, *kwargs.values()]
+        return wave(*(value for each in found for value in (each if isinstance(each, list) else [each])))
+
+    def by_dict(a: list[torch.Tensor], rest: dict[str, torch.Tensor]) -> torch.Tensor:
+        return wave(a[0], rest["b"])
+
+    written: Any = by_dict if isinstance(nested(1, 2)[0][0], list) else call
+    args, kwargs = nested(*apart())
+    fast = served(written, Example(args, kwargs))
+    for make in (apart, shifted):
+        (args, kwargs), (others, named) = nested(*make()), nested(*make())
+        assert torch.allclose(fast(*args, **kwargs), written(*others, **named))
+    assert fast.statistics.optimized == 1
+
+
+def test_views_of_one_memory_that_lie_apart_are_no_others() -> None:
+    fast = served(wave, Example(apart()))
+    for _ in range(3):
+        assert agree(fast, wave, beside)
+    assert fast.statistics.optimized == 3
+    halves = served(wave, Example(tuple(drawn(4, 8).chunk(2, 1))))
+    assert agree(halves, wave, lambda: tuple(drawn(4, 8).chunk(2, 1)))
+    assert halves.statistics.optimized == 1
+
+
+@pytest.mark.parametrize("order", [(apart, shifted), (shifted, apart)])
+def test_a_plan_proven_on_both_answers_both_whichever_comes_first(order: tuple[Callable[[], Any], ...]) -> None:
+    fast = served(wave, Example(apart()), Example(shifted()))
+    for make in order * 3:
+        assert agree(fast, wave, make)
+    assert fast.statistics.optimized == 6
+    other = lambda: (lambda whole: (whole[:4], whole[1:]))(drawn(5, 4))  # noqa: E731
+    assert agree(fast, wave, other)
+    assert dict(fast.statistics.original) == {OVERLAPS: 1}
+
+
+@pytest.mark.parametrize("make", SHARING)
+def test_a_call_that_writes_nothing_is_the_plan_s_however_inputs_lie(make: Callable[[], Any]) -> None:
+    fast = served(reading, Example(apart()))
+    for given in (make, apart, make, make):
+        assert agree(fast, reading, given)
+    assert (fast.statistics.optimized, dict(fast.statistics.original)) == (3, {OVERLAPS: 1})
+    other_way_round = served(reading, Example(make()))
+    for _ in range(3):
+        assert agree(other_way_round, reading, apart)
+    assert other_way_round.statistics.optimized == 2
+
+
+def test_verification_holds_a_plan_to_what_it_does_where_examples_share_memory() -> None:
+    workload = Workload(wave, (Example(apart()), Example(shifted())))
+    compiled = realize(wave, PLAN, workload.examples[0], device="cpu", mode="inference").call
+    assert verify(Subject(workload, compiled, wave), extra_draws=1).outcome is Outcome.PASS
+    copies = lambda *args: wave(*(arg.clone() for arg in args))  # noqa: E731
+    assert verify(Subject(workload, copies, wave), extra_draws=0).outcome is Outcome.FAIL
+
+
+class Cached(nn.Module):
+    """Writes to a buffer, to its input, or to nothing."""
+
+    def __init__(self, writes: str) -> None:
+        super().__init__()
+        self.writes = writes
+        self.register_buffer("cache", drawn(6, 4))
+        self.weight = nn.Parameter(drawn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache: Any = self.cache
+        if self.writes == "buffer":
+            cache.add_(1)
+        elif self.writes == "input":
+            x.add_(1)
+        return x @ self.weight + cache[:4]
+
+
+@pytest.mark.parametrize(("writes", "answered"), [("buffer", 2), ("input", 2), ("nothing", 3)])
+def test_an_input_that_is_the_model_s_own_memory(writes: str, answered: int) -> None:
+    fast, right = Cached(writes).eval(), Cached(writes).eval()
+    dispatcher = served(fast, Example((drawn(4, 4),)))
+    inputs: list[Callable[[Any], torch.Tensor]] = [
+        lambda _: drawn(4, 4),
+        lambda model: model.cache[1:5],
+        lambda _: drawn(4, 4),
+    ]
+    for give in inputs:
+        assert torch.allclose(dispatcher(give(fast)), right(give(right)))
+        assert torch.allclose(fast.cache, right.cache)  # type: ignore[arg-type]
+    assert dispatcher.statistics.optimized == answered
+    assert sum(dispatcher.statistics.failures.values()) == 0
+    first = Cached(writes).eval()
+    other = served(first, Example((drawn(4, 4),)))
+    right = Cached(writes).eval()
+    for _ in range(2):
+        assert torch.allclose(other(first.cache[1:5]), right(right.cache[1:5]))  # type: ignore[index]
+    assert other.statistics.optimized == (1 if writes == "nothing" else 0)
+
+
+def test_a_weight_that_took_another_s_place_is_looked_at() -> None:
+    fast, right = Cached("buffer").eval(), Cached("buffer").eval()
+    dispatcher = served(fast, Example((drawn(4, 4),)))
+    assert torch.allclose(dispatcher(drawn(4, 4)), right(drawn(4, 4)))
+    for model in (fast, right):
+        model.cache = drawn(6, 4) + 2
+    assert torch.allclose(dispatcher(fast.cache[1:5]), right(right.cache[1:5]))  # type: ignore[index]
+    assert dispatcher.statistics.optimized == 1
+
+
+def test_a_batch_that_shares_memory_is_taken_as_written_where_it_is_written_to() -> None:
+    class Scaling(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.mul_(0.5) if self.in_place else x)
+
+    def steps(in_place: bool) -> tuple[TrainStep, OptimizedStep]:
+        torch.manual_seed(0)
+        model = Scaling(4, 4)
+        model.in_place = in_place
+        step = TrainStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+        decision = decided(step, Plan(threads=1), *apart())
+        return step, OptimizedStep(step, replace(decision, workload=replace(decision.workload, mode="training")))
+
+    with torch.enable_grad():
+        for in_place, taken in ((True, 2), (False, 4)):
+            _, fast = steps(in_place)
+            right, _ = steps(in_place)
+            for make in (apart, same, same, apart, same):
+                assert torch.allclose(fast(*make()), right(*make()))
+            assert fast.statistics.optimized == taken
+
+
+def test_code_made_ahead_is_for_inputs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_made", lambda *_: ahead.Code(b"", straight=False))
+    monkeypatch.setattr(ahead, "_loaded", lambda _: reading)
+    maker = Maker()
+    made = maker(reading, PLAN)
+    made(*apart())
+    with pytest.raises(UnsupportedError, match="share memory"):
+        made(*shifted())
+    loaded = Loader(maker.made)(reading, PLAN)
+    assert torch.allclose(loaded(*apart()), reading(*apart()))
+    with pytest.raises(UnsupportedError, match="share memory"):
+        loaded(*shifted())
+
+
+def test_calls_are_recognised_by_how_their_inputs_lie() -> None:
+    recognizers = {make: Recognizer(make()) for make in (apart, shifted, seen_twice, from_numpy)}
+    for make, recognizer in recognizers.items():
+        for other in (*recognizers, same, beside):
+            alike = signature_of(other(), {}) == signature_of(make(), {})
+            for _ in range(2):
+                assert recognizer(other()) <= alike
+            if other is make:
+                assert recognizer(other())
+    with pytest.raises(UnsupportedError, match="distinct"):
+        Recognizer(same())
+
+
+def test_inputs_share_memory_on_another_device_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor.clone())  # as to a GPU
+    [moved] = Workload(wave, (Example(shifted()),)).to("cpu").examples
+    assert describe_example(moved) == describe_example(Example(shifted()))
