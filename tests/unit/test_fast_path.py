@@ -134,6 +134,18 @@ def test_after_a_setting_of_pytorch_it_is_found_again(net: Net) -> None:
 
 
 @torch.no_grad()
+def test_what_was_compiled_outside_of_inference_mode_is_called_within(net: Net) -> None:
+    counted = Counted(net.forward, X)
+    with torch.inference_mode():
+        for _ in range(3):
+            torch.testing.assert_close(counted(X), net(X))
+        assert counted.steady_calls == 0
+        net.scale = 3.0
+        torch.testing.assert_close(counted(X), net(X))
+    assert counted.steady_calls == 1
+
+
+@torch.no_grad()
 def test_states_that_take_turns_are_all_known(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SHARE", 1e6)
     counted = Counted(net.forward, X)

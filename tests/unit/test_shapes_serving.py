@@ -237,6 +237,37 @@ def test_a_change_anywhere_in_the_model_ends_padding(net: Net) -> None:
     assert fast.statistics.original == {CHANGED: 1}
 
 
+@torch.no_grad()
+def test_weights_that_lie_elsewhere_end_no_padding(net: Net) -> None:
+    fast = served(net)
+    fast(torch.randn(3, 3))
+    answered = fast.statistics.optimized
+    net.load_state_dict({name: value + 0.5 for name, value in net.state_dict().items()}, assign=True)
+    net.inner.weight.data = torch.randn_like(net.inner.weight)
+    net.requires_grad_(False)
+    x = torch.randn(3, 3)
+    expected = copy.deepcopy(net)(x)
+    same(fast(x), expected)
+    assert (dict(fast.statistics.original), fast.statistics.optimized) == ({}, answered + 1)
+
+
+@torch.no_grad()
+def test_attributes_that_no_plan_reads_end_no_padding(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = served(net)
+    fast(torch.randn(3, 3))
+    [dispatcher] = buckets_of(fast)._dispatchers
+    assert dispatcher.realized is not None
+    monkeypatch.setattr(dispatcher, "_realized", replace(dispatcher.realized, reads=lambda: {(): {"scale"}}))
+    fast(torch.randn(3, 3))
+    for number in range(3):
+        net.last_request = number
+        fast(torch.randn(3, 3))
+    assert dict(fast.statistics.original) == {}
+    net.scale = 3.0
+    fast(torch.randn(3, 3))
+    assert dict(fast.statistics.original) == {CHANGED: 1}
+
+
 def test_gradients_flow_past_padding(net: Net) -> None:
     served(net)(X[:3])[0].sum().backward()
     assert net.inner.weight.grad is not None
@@ -366,7 +397,7 @@ def test_a_copy_has_the_canary_and_what_was_given_up(net: Net) -> None:
 @torch.no_grad()
 def test_a_copy_of_what_changed_since_the_proof_pads_nothing(net: Net) -> None:
     fast = served(net)
-    net.inner.weight = torch.nn.Parameter(torch.randn(3, 3))
+    net.inner = torch.nn.Linear(3, 3)
     copied = copy.deepcopy(fast)
     same(copied(X[:3]), net(X[:3]))
     assert copied.statistics.original == {CHANGED: 1}

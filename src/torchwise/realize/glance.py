@@ -97,16 +97,17 @@ def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[
     if reads is None or reads:
         dicts += [_attributes(*each) for each in zip(states, names_read(module, children, reads), strict=True)]
     tensors = [*_flat(held.tensors() for held in dicts)]
-    alike = _guards(tensors)
-    if alike is None:
+    guards = _guards(tensors)
+    if guards is None:
         return lambda: False
+    here, there = guards
     addresses = [*map(_address, tensors)]
     unwritten = unwritten_since(dicts, hooks)
     return lambda: (
         unwritten()
         and [*map(_address, tensors)] == addresses
         and [*map(type, children)] == kinds  # another class is no write to a dict
-        and alike(*tensors)
+        and (here(*tensors) or there(*tensors))
     )
 
 
@@ -161,13 +162,23 @@ def unwritten_since(dicts: Sequence[Held], hooks: Sequence[Any]) -> Callable[[],
     return unwritten
 
 
-def _guards(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
-    """Return what tells whether tensors lie as they do now, in one step; None where that cannot be told."""
+def _guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[..., bool]] | None:
+    """Return what tells whether tensors lie as they do now, in one step; None where that cannot be told.
+
+    PyTorch's guards hold in the inference mode that they were made in, so that there are some for each of the two.
+    """
     if not tensors:
-        return lambda: True
+        return _always, _always
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and is_strided(t) for t in tensors):
         return None
     try:
-        return guards_of(tensors)
+        here = guards_of(tensors)
+        with torch.inference_mode(not torch.is_inference_mode_enabled()), torch.no_grad():
+            there = guards_of(tensors)
     except UnsupportedError:
         return None
+    return here, there
+
+
+def _always() -> bool:
+    return True

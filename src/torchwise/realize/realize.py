@@ -22,6 +22,7 @@ from torchwise.realize.capture import CAPTURES
 from torchwise.realize.capture.objects import WithObjects
 from torchwise.realize.edge import Edge
 from torchwise.realize.entry import entry_of
+from torchwise.realize.glance import Reads
 from torchwise.realize.recompiles import Recompiles, counted
 from torchwise.realize.settings import settings_for
 from torchwise.realize.step import RealizedStep
@@ -41,12 +42,15 @@ class Realized:
         lean: for the arguments of a call that was answered, a shorter way for all calls of that signature, to be taken
             only where neither gradients nor autocast are enabled.
         close: frees what the plan holds (captured graphs); the callable must not be used afterwards.
+        reads: returns the plain attributes of the model that what was compiled so far depends on; None where it may be
+            any.
     """
 
     plan: Plan
     call: Callable[..., Any]
     lean: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[..., Any]]
     close: Callable[[], None]
+    reads: Callable[[], Reads | None] = lambda: None
 
 
 def realize(
@@ -92,15 +96,20 @@ def realize(
     inner = _compiled(inside, plan, Edge.for_plan(plan, call, example), backend, of_code)
     settings = settings_for(plan)
     way = getattr(inner, "way", lambda _args, _kwargs: inner)
+    reads: Any = _unknown if "static_form" in plan.transforms else getattr(inner, "reads", _unknown)
     call = settings.around(inner)
     if plan.capture == "none":
-        return Realized(plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing)
+        return Realized(
+            plan, outside(call), lambda args, kwargs: outside(settings.around(way(args, kwargs))), _nothing, reads
+        )
     module = inside if isinstance(inside, torch.nn.Module) else None
     kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
     how: dict[str, Any] = {"device": device, "mode": mode, "borrow": borrow, "recompiles": recompiles, "reads": reads}
     captured = WithObjects(call, lambda functional: kind(functional, module, **how))
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
-    return Realized(plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close)
+    return Realized(
+        plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close, reads
+    )
 
 
 def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str, recompiles: Recompiles) -> Realized:
@@ -164,6 +173,11 @@ def _compiled(
         raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
     scope.compile_blocks(inside, lambda block: counted(backend(block, plan), recompiles.part()))
     return edge.around(inside)
+
+
+def _unknown() -> Reads | None:
+    """Return that any attribute of the model may be read."""
+    return None
 
 
 def _nothing() -> None:

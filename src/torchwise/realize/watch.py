@@ -156,6 +156,13 @@ class ModuleWatch:
                 self._unchanged = glance_at(self._module, self._looked_for)
         return False
 
+    def moved(self) -> bool:
+        """Whether nothing changed but where tensors lie, as where weights were assigned."""
+        now, seen = fingerprint(self._places), self._seen
+        if now is None or seen is None or rebound(self._places) or self.restructured():
+            return False
+        return now[:2] == seen[:2] and now[3:] == seen[3:]
+
     def restructured(self) -> bool:
         """Whether more changed than plain attributes, and where and how the memory of tensors lies."""
         return _structure_of(self._module) != self._structure

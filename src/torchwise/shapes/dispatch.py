@@ -10,6 +10,7 @@ import torch
 from torch import is_autocast_enabled, is_grad_enabled
 
 from torchwise.errors import InputError
+from torchwise.realize.glance import Reads
 from torchwise.realize.watch import ModuleWatch
 from torchwise.records import Decision
 from torchwise.runtime import Dispatcher, Statistics, stale_because
@@ -70,7 +71,8 @@ class Buckets(Dispatcher):
         self._dispatchers = [dispatcher for dispatcher in served.values() if dispatcher is not None]
         self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
         self._least = proof.padding.least
-        self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None)
+        self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None, self._reads)
+        self._looked = 0  # first calls until the last look at the model, by which it is known what plans read of it
         self._at_freeze: int | None = None  # first calls until then
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +141,11 @@ class Buckets(Dispatcher):
     @property
     def refusals(self) -> tuple[str | None, ...]:
         """Why no plan may answer at all, if that is so, and then for each bucket why its plan may not."""
-        changed = CHANGED if self._watch.changed() else None  # since the proof, which a copy's own watch would not know
-        return (self._refusal or changed, *(route.refusal if route is not None else None for route in self._routes))
+        # Since the proof, which a copy's own watch would not know.
+        return (
+            self._refusal or self._other_model(),
+            *(route.refusal if route is not None else None for route in self._routes),
+        )
 
     def refuse(self, refusals: Sequence[str | None]) -> None:
         """Give up what was refused, or given up, in those that this is a copy of."""
@@ -163,7 +168,33 @@ class Buckets(Dispatcher):
             return GRADIENTS
         if is_autocast_enabled(self._device):
             return AUTOCAST
-        return self._changed() or (CHANGED if self._watch.changed() else None)
+        return self._changed() or self._other_model()
+
+    def _other_model(self) -> str | None:
+        """Return that the model is another than padding was proven for, or None.
+
+        Where its weights lie is nothing to that, nor are attributes that no plan reads.
+        """
+        if not self._watch.changed():
+            if self._looked != self.statistics.first_calls:
+                self._looked = self.statistics.first_calls
+                self._watch.look()
+            return None
+        if not self._watch.moved():
+            return CHANGED
+        self._watch.look()
+        return None
+
+    def _reads(self) -> Reads | None:
+        """Return the attributes of the model that the plans depend on; None where these may be any."""
+        found: dict[tuple[str, ...], set[str]] = {}
+        for dispatcher in self._dispatchers:
+            reads = dispatcher.realized.reads() if dispatcher.realized is not None else None
+            for path, names in (reads or {(): None}).items():
+                if names is None:
+                    return None
+                found.setdefault(path, set()).update(names)
+        return found or None
 
     def _outside(self, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if size < self._least:
