@@ -19,7 +19,6 @@ import torchwise  # noqa: E402
 from live_decisions import decided  # noqa: E402
 from torchwise.environment import detect  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
-from torchwise.realize import realize  # noqa: E402
 from torchwise.workload import Example, WorkloadSpec  # noqa: E402
 from torchwise.workload.identity import describe_example  # noqa: E402
 from torchwise.workload.state import State  # noqa: E402
@@ -218,7 +217,8 @@ def test_an_overlap_of_inputs_is_not_answered_by_a_plan_proven_on_inputs_apart()
 
     apart = torch.rand(32, 32, device="cuda"), torch.rand(32, 32, device="cuda")
     for plan in CAPTURED:
-        call = realize(wave, plan, Example(apart), device="cuda", mode="inference").call
+        call = served(wave, plan, Example(apart))
+        call(*(given.clone() for given in apart))
         for _ in range(4):
             whole = torch.rand(48, 32, device="cuda")
             ours, theirs = whole.clone(), whole.clone()

@@ -25,6 +25,7 @@ from torchwise.realize.entry import entry_of
 from torchwise.realize.glance import Reads
 from torchwise.realize.recompiles import Recompiles, counted
 from torchwise.realize.settings import settings_for
+from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.step import RealizedStep
 from torchwise.realize.transforms import CALL_TRANSFORMS, Layer, known_transforms, transform_model
 from torchwise.realize.weights import DerivedWeights, Guard, share
@@ -105,7 +106,8 @@ def realize(
     module = inside if isinstance(inside, torch.nn.Module) else None
     kind, reads = CAPTURES[plan.capture], getattr(inner, "reads", None)
     how: dict[str, Any] = {"device": device, "mode": mode, "borrow": borrow, "recompiles": recompiles, "reads": reads}
-    captured = WithObjects(call, lambda functional: kind(functional, module, **how))
+    has_objects = bool(opaque_leaves((example.args, dict(example.kwargs))))
+    captured = WithObjects(call, lambda inner: kind(inner, module, **how)) if has_objects else kind(call, module, **how)
     # Outside the capture: a replay runs no Python, and derived weights are refreshed where the graph reads them.
     return Realized(
         plan, outside(captured), lambda args, kwargs: outside(captured.lean(args, kwargs)), captured.close, reads

@@ -85,8 +85,10 @@ def _loaded(job: Job) -> Workload:
     if job.source is None:
         return target.load(job.workload.target, device=job.workload.device, seed=job.workload.seed)
     # Written moments ago by the process that started this one, into a folder of its own; never from a store.
+    # Tensors that hang in attributes and objects, which `to` does not move, come back to where they were.
+    place = "cpu" if job.workload.device == "cpu" else None
     with open(job.source, "rb") as file:
-        call, examples, name = torch.load(file, map_location="cpu", weights_only=False)
+        call, examples, name = torch.load(file, map_location=place, weights_only=False)
     _give_main_its_names()
     return Workload(call, examples, name).to(job.workload.device)
 

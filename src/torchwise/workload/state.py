@@ -85,6 +85,15 @@ class State:
         if failed is not None:
             raise failed
 
+    def restore_values(self) -> None:
+        """Put back the values of the tensors that lie where they lay, and nothing else that changed."""
+        import torch
+
+        with torch.no_grad():
+            for place in self._places:
+                if isinstance(place, TensorPlace) and place.is_kept and not place.moved() and place.changed():
+                    place.put_back()
+
     def narrowed(self) -> Callable[[], None]:
         """Return what puts back the places that are other than they were by now, and looks at no others.
 
@@ -110,18 +119,26 @@ class State:
         return put_back
 
     def _explore(self, places: list[Place] | None = None) -> dict[str, Any]:
-        """Follow all references; return tensors and values by the path on which each was found first.
+        """Follow all references; return tensors and values by path, containers by the path that led there first.
+
+        A tensor is listed wherever it hangs, as a compiler may well make one of two that are equal, or two of one.
 
         Args:
             places: is given every place that a call may write to.
         """
+        import torch
+
         leaves: dict[str, Any] = {}
+        without = {id(thing) for thing in self._without}
         seen = {id(thing): thing for thing in self._without}  # held, so that no other thing takes the address of one
         waiting = [*reversed([*self._things.items()])]
         while waiting:
             path, thing = waiting.pop()
             if type(thing) in trees.PLAIN:
                 leaves[path] = thing
+            elif id(thing) in seen and isinstance(thing, torch.Tensor):
+                if id(thing) not in without:
+                    leaves[path] = thing
             elif id(thing) not in seen:
                 seen[id(thing)] = thing
                 found = contents_of(path, thing)

@@ -48,9 +48,14 @@ class TensorPlace:
         self._values = trees.copy_of(self.tensor)
         return left
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether its values are kept."""
+        return self._values is not None
+
     def changed(self) -> bool:
         """Whether it was moved, laid out anew, or has other values."""
-        return self._moved() or not self.equals(self.tensor)
+        return self.moved() or not self.equals(self.tensor)
 
     def equals(self, other: torch.Tensor) -> bool:
         """Whether another tensor has the values that were kept."""
@@ -77,7 +82,7 @@ class TensorPlace:
 
     def put_back_memory(self) -> None:
         """Give it its memory."""
-        if self._moved():
+        if self.moved():
             self.tensor.data = self._memory
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -86,7 +91,8 @@ class TensorPlace:
             return None
         return trees.base_of(self._memory), trees.base_of(self._values)
 
-    def _moved(self) -> bool:
+    def moved(self) -> bool:
+        """Whether it lies elsewhere, or otherwise, than it did."""
         now, then = self.tensor, self._memory
         if now.is_nested:
             return False

@@ -10,6 +10,7 @@ from torchwise.errors import WorkloadError
 from torchwise.workload import trees
 from torchwise.workload.copying import deep_copy
 from torchwise.workload.memory import overlap_of
+from torchwise.workload.state import State
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,10 @@ class Example:
     def __post_init__(self) -> None:
         if not self.weight > 0:
             raise WorkloadError(f"weight is {self.weight!r}, but must be above 0")
+
+    def leaves(self) -> list[Any]:
+        """List everything in it that is no container, in order."""
+        return [leaf for _, leaf in trees.named_leaves((self.args, dict(self.kwargs)))]
 
     def tensors(self) -> list[torch.Tensor]:
         """List every tensor in it, in order, once per place it stands in."""
@@ -202,10 +207,20 @@ def as_kwargs(kwargs: Any) -> dict[str, Any]:
 
 
 def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
+    """Move the tensors of examples, those in objects too; what is there already stays the very same."""
+    import torch
+
     def moved(example: Example) -> Example:
         if overlap_of(example.tensors()) is not None:  # so that they go on sharing memory there
             return example.clone(lambda tensor: tensor.to(device))
-        return example.map_tensors(lambda tensor: _move(tensor, device))
+        example = example.map_tensors(lambda tensor: _move(tensor, device))
+        return example.clone(lambda t: _move(t, device)) if any(map(is_elsewhere, example.leaves())) else example
+
+    def is_elsewhere(leaf: Any) -> bool:
+        if isinstance(leaf, torch.nn.Module):  # which moves as one that is run does: by itself
+            return False
+        found = State({"": leaf}).leaves().values()
+        return any(isinstance(t, torch.Tensor) and t.device.type != torch.device(device).type for t in found)
 
     return tuple(map(moved, examples))
 

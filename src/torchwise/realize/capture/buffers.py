@@ -1,7 +1,7 @@
-"""The buffers of a module, kept while a call of it is recorded, which is not to count as a call.
+"""The state of a module, kept while a call of it is recorded, which is not to count as a call.
 
-Buffers alone, and other state is left: what a first call makes for good, such as a cache of positions, is what the
-graph that is being recorded reads from then on.
+Buffers, and the values of all tensors that there were. Other state is left: what a first call makes for good, such as a
+cache of positions, is what the graph that is being recorded reads from then on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torchwise.workload import trees
+from torchwise.workload.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,11 @@ def buffers_of(*modules: torch.nn.Module) -> Iterator[KeptBuffer]:
 @contextmanager
 def kept_buffers(module: torch.nn.Module | None) -> Iterator[None]:
     """Put a module's buffers back afterwards (batch-norm statistics)."""
-    kept = list(buffers_of(module)) if module is not None else []
+    kept, state = list(buffers_of(module)) if module is not None else [], State.of(module)
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer in kept:
                 buffer.put_back()
+        state.restore_values()
