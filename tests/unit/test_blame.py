@@ -14,11 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchwise.errors import BaselineError, InputError, InternalError, WorkloadError
 from torchwise.plan import EAGER
 from torchwise.records import Failure, FailureKind, Inspection
+from torchwise.shapes import proof
+from torchwise.shapes.padding import Padding
 from torchwise.trial import Limits, blame, candidate, inspect_workload, inspection, training
 from torchwise.trial.inspection import inspect
 from torchwise.trial.job import Effort, Job
 from torchwise.trial.plain_call import run_plainly
 from torchwise.trial.training import flops_of
+from torchwise.verify import held
 from torchwise.workload import Workload, WorkloadSpec, target
 
 TARGETS = Path(__file__).parent.parent / "targets" / "valid_programs.py"
@@ -224,3 +227,16 @@ def test_what_a_candidate_alone_raises_is_its_own() -> None:
     judge: Callable[[], Any] = raises
     with pytest.raises(RuntimeError, match="the instrument broke"):
         blame.judged(judge, lambda: None)
+
+
+def test_a_proof_of_padding_says_whose_error_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "observe", raises)
+    with pytest.raises(InternalError, match="and not the model, on inputs of size"):
+        proof.prove(lambda x: x + 1, (torch.randn(8, 2),), buckets=(4, 8), padding=Padding({"x": 0}))
+
+
+def test_outputs_that_eager_cannot_hold_either_are_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = loaded("forces").examples[0]
+    monkeypatch.setattr(held.trees, "equal", raises)
+    with pytest.raises(RuntimeError, match="the instrument broke"):
+        held.check_held(torch.sin, torch.sin, *(replace(example, args=example.args[:1]) for _ in range(2)))

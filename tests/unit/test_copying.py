@@ -237,6 +237,11 @@ def test_an_example_is_copied_with_objects_and_what_is_the_same_stays_the_same()
     assert given.args[3] is model
 
 
+def test_an_input_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(WorkloadError, match=r"Example holds an object of type generator as kwargs\['rows'\]\[1\]"):
+        Example((torch.ones(1),), {"rows": [1, numbers()]}).clone()
+
+
 def test_a_result_of_a_graph_still_requires_a_gradient_as_an_input() -> None:
     x = torch.randn(3, requires_grad=True) * 2
     given = Example((x,)).clone()

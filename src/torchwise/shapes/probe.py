@@ -50,13 +50,22 @@ def failed_at(size: int, error: Exception) -> BaselineError:
     return BaselineError(f"{told}; leave out such sizes by least and most of the rule")
 
 
-def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
+def answer_at(model: Callable[..., Any], example: Example, size: int) -> Any:
+    """Run the model once, plainly, on inputs of a size; its state is put back.
+
+    Raises:
+        BaselineError: it raises.
+    """
     given = example.clone()
-    try:
-        with torch.no_grad(), kept_state(model, given.args, given.kwargs):
-            answer = model(*given.args, **given.kwargs)
-    except Exception as error:  # a model may raise anything: said with the size, as that may be beyond what it takes
-        raise failed_at(size, error) from error
+    with torch.no_grad(), kept_state(model, given.args, given.kwargs):
+        try:
+            return model(*given.args, **given.kwargs)
+        except Exception as error:  # a model may raise anything: said with the size, which may be beyond what it takes
+            raise failed_at(size, error) from error
+
+
+def _shapes(model: Callable[..., Any], example: Example, size: int) -> Shapes:
+    answer = answer_at(model, example, size)
     return {path: tuple(tensor.shape) for path, tensor in tensors_by_path(answer)}
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import InputError, is_count
+from torchwise.errors import InputError, InternalError, is_count, raised
 from torchwise.realize.signature import is_plain, plain_key
 from torchwise.shapes.padder import Padder
 from torchwise.shapes.padding import Padding
-from torchwise.shapes.probe import failed_at, with_outputs
+from torchwise.shapes.probe import answer_at, with_outputs
 from torchwise.verify import is_stochastic, mismatch
 from torchwise.verify.draws import draws
 from torchwise.verify.observe import Observation, observe
@@ -79,6 +79,7 @@ def prove(
     Raises:
         InputError: padding changes an answer, the rule does not fit the model or the example, or a bucket is no size.
         BaselineError: the model raises on inputs of one of the sizes.
+        InternalError: Torchwise fails on them, and the model does not.
     """
     buckets = _checked(buckets, padding)
     example = Example(as_args(args), as_kwargs(kwargs or {}))
@@ -134,8 +135,11 @@ def _difference(
 
     try:
         theirs = observe(model, model, given, seed=seed, under=as_reference() if precise else None)
-    except Exception as error:  # the model may raise anything: said with the size, which may be less than it takes
-        raise failed_at(size, error) from error
+    except Exception as error:  # the model may raise anything
+        answer_at(model, given, size)  # which raises where it does so by itself
+        raise InternalError(
+            f"Torchwise failed, and not the model, on inputs of size {size}: {raised(error)}"
+        ) from error
     try:
         ours = observe(padded, model, given, seed=seed, under=as_reference() if precise else None)
     except Exception as error:  # the model may raise anything on what padding gives it

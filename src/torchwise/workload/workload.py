@@ -67,8 +67,8 @@ class Example:
         """
         import torch
 
-        args, kwargs = deep_copy((self.args, dict(self.kwargs)), convert=convert, keep=(torch.nn.Module,))
-        copied = replace(self, args=args, kwargs=kwargs)
+        given = replace(self, kwargs=dict(self.kwargs))
+        copied: Example = deep_copy(given, convert=convert, keep=(torch.nn.Module,))
         for tensor, own in zip(copied.tensors(), self.tensors(), strict=True):
             if tensor.requires_grad is not own.requires_grad:  # the result of a graph that goes on from here
                 tensor.requires_grad_(own.requires_grad)
