@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -134,3 +135,20 @@ def dynamo_afresh() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plans' compiler do all that it does but generate code."""
+    import torch
+
+    from torchwise.realize.backends import inductor
+
+    real, plain = inductor.compile_with, torch._dynamo.lookup_backend("aot_eager")
+    ours: dict[int, Any] = {}
+
+    def compile_with(call: Any, backend: Any, *others: Any, **options: Any) -> Any:
+        stand_in = ours.setdefault(id(backend), (functools.partial(plain), backend))[0]
+        return real(call, stand_in, *others, **options)
+
+    monkeypatch.setattr(inductor, "compile_with", compile_with)

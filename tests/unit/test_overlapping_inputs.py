@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,6 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import Recognizer, ahead, realize, signature_of
 from torchwise.realize.ahead import Loader, Maker
-from torchwise.realize.backends import inductor
 from torchwise.records import Outcome
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.step import OptimizedStep
@@ -29,19 +27,6 @@ from torchwise.workload.step import TrainStep
 pytestmark = pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled")
 
 PLAN = Plan(backend="inductor")
-
-
-@pytest.fixture
-def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the plans' compiler do all that it does but generate code."""
-    real, plain = inductor.compile_with, torch._dynamo.lookup_backend("aot_eager")
-    ours: dict[int, Any] = {}
-
-    def compile_with(call: Any, backend: Any, *others: Any, **options: Any) -> Any:
-        stand_in = ours.setdefault(id(backend), (functools.partial(plain), backend))[0]
-        return real(call, stand_in, *others, **options)
-
-    monkeypatch.setattr(inductor, "compile_with", compile_with)
 
 
 def wave(u: torch.Tensor, older: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,125 @@
+"""One decoding step of a language model with the library's own cache objects, proven and served step by step."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise
+from live_decisions import decided
+from torchwise.plan import Plan
+from torchwise.realize import realize
+from torchwise.records import Outcome
+from torchwise.trial.plain_call import run_plainly
+from torchwise.verify import Subject, is_stochastic, verify
+from torchwise.workload import Example, Workload
+from torchwise.workload.identity import describe_example
+from torchwise.workload.state import from_one_state
+
+transformers = pytest.importorskip("transformers")
+
+INDUCTOR, DYNAMIC = Plan(backend="inductor"), Plan(backend="inductor", shapes="dynamic")
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def llama() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
+
+
+def gpt2() -> Any:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, bos_token_id=1, eos_token_id=2, **sizes))
+
+
+def t5() -> Any:
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=64, **sizes))
+
+
+def prompted(model: Any, kind: str, length: int) -> dict[str, Any]:
+    """Return what every step of a conversation is given, after a prompt of some length: its cache above all."""
+    is_encoder_decoder = model.config.is_encoder_decoder
+    config = model.config.get_text_config(decoder=True)
+    static = kind == "static"
+    cache = (
+        transformers.StaticCache(config=config, max_cache_len=24)
+        if static
+        else transformers.DynamicCache(config=config)
+    )
+    tokens = torch.arange(3, 3 + length)[None]
+    if not is_encoder_decoder:
+        model(tokens, past_key_values=cache)
+        return {"past_key_values": cache}
+    cache = transformers.EncoderDecoderCache(cache, transformers.DynamicCache(config=config))
+    given = {"encoder_outputs": model.encoder(tokens), "past_key_values": cache}
+    model(decoder_input_ids=tokens, **given)
+    return given
+
+
+def step(model: Any, token: int, given: dict[str, Any]) -> dict[str, Any]:
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    return {name: torch.tensor([[token]]), **given}
+
+
+@pytest.fixture(params=[llama, gpt2, t5], ids=["llama", "gpt2", "t5"])
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    made: Callable[[], Any] = request.param
+    return made().eval()
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.usefixtures("dynamo_afresh", "plainly_compiled")
+def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
+    example = Example((), step(model, 7, prompted(model, kind, 5)))
+    workload = Workload(model, (example,))
+    once = run_plainly(workload, "inference")
+    assert any("past_key_values" in path for path in once.moves)
+    assert once.grows == (kind == "dynamic")
+    again = example.clone()
+    assert is_stochastic(from_one_state(model, model, (), dict(again.kwargs)), model) == (False, False)
+    plan = DYNAMIC if kind == "dynamic" else INDUCTOR
+    call = realize(model, plan, example, device="cpu", mode="inference").call
+    verdict = verify(Subject(workload, call, model, stateful=True), extra_draws=0)
+    assert verdict.outcome is Outcome.PASS, verdict.reason
+    assert any("the float64 reference" in check.detail for check in verdict.checks)
+    plain = copy.deepcopy(model)
+    fast = torchwise.apply(model, dataclasses.replace(decided(model, plan), inputs=(describe_example(example),)))
+    same_lengths = kind == "static" and model.config.is_encoder_decoder  # what the encoder found is an input, too
+    for length in (5, 5 if same_lengths else 7):  # a new prompt, with a cache of its own
+        ours, theirs = prompted(plain, kind, length), prompted(plain, kind, length)
+        for token in range(5):
+            answer = fast(**step(model, 7 + token, ours)).logits
+            torch.testing.assert_close(answer, plain(**step(model, 7 + token, theirs)).logits, rtol=1e-4, atol=1e-4)
+    assert fast.statistics.optimized == 10
+    if kind == "static" and not model.config.is_encoder_decoder:  # a reset
+        ours["past_key_values"].reset()
+        theirs["past_key_values"].reset()
+        answer = fast(**step(model, 9, ours)).logits
+        torch.testing.assert_close(answer, plain(**step(model, 9, theirs)).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_tune_finds_a_plan_for_a_step_with_a_cache_that_grows(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = llama().eval()
+    given = step(model, 7, prompted(model, "dynamic", 5))
+    length = given["past_key_values"].get_seq_length()
+    asked: dict[str, Any] = {"calls": 10**9, "effort": "quick", "plans": [INDUCTOR, DYNAMIC], "progress": False}
+    study = torchwise.tune(model, (), given, store=str(tmp_path / "studies.db"), **asked)
+    static, dynamic = study.trials
+    assert static.failure is not None
+    assert "every call compiles anew" in static.failure.message
+    assert dynamic.is_proven, dynamic.reason
+    assert given["past_key_values"].get_seq_length() == length, "the program's own cache is left as it was"
