@@ -36,6 +36,7 @@ LAYOUTS: dict[str, Layout] = {
     "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]),
     "mkldnn": lambda x: x.to_mkldnn(),
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "packed": lambda x: x.to(torch.uint8).view(torch.float4_e2m1fn_x2),
 }
 
 
@@ -68,6 +69,16 @@ def test_a_buffer_is_put_back(name: str) -> None:
     assert trees.equal(held, LAYOUTS[name](GRID))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_answers_of_one_byte_are_proven(dtype: torch.dtype) -> None:
+    example = Example((torch.randn(64),))
+    assert failures(lambda x: x.sin().to(dtype), lambda x: x.sin().to(dtype), example) == []
+    (wrong,) = failures(lambda x: x.sin().to(dtype), lambda x: (x.sin() * 3).to(dtype), example)
+    assert wrong.outcome is Outcome.FAIL
+    (lost,) = failures(lambda x: x.sin().to(dtype), lambda x: (x.sin() / 0).to(dtype), example)
+    assert "not finite" in lost.detail or "is off" in lost.detail
+
+
 @pytest.mark.parametrize("name", SPARSE)
 def test_what_is_sparse_enters_the_loss(name: str) -> None:
     weight = GRID.clone().requires_grad_()
@@ -90,7 +101,7 @@ def test_an_answer_of_any_layout_is_proven_and_a_wrong_one_refused(name: str) ->
         return {"answer": made(x.sin() * 3)}
 
     assert failures(model, model, Example((GRID,))) == []
-    (wrong,) = failures(model, lambda x: {"answer": made(x.sin() * 3.1)}, Example((GRID,)))
+    (wrong,) = failures(model, lambda x: {"answer": made(x.sin() * 9.1)}, Example((GRID,)))
     assert wrong.outcome is Outcome.FAIL
     (other,) = failures(model, lambda x: {"answer": x.sin() * 3}, Example((GRID,)))
     assert other.outcome is Outcome.FAIL

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -259,7 +261,20 @@ def test_eager_that_fails_on_its_own_example_is_not_comparable() -> None:
         raise ValueError("no")
 
     workload = Workload(refuses, (Example((torch.randn(3),)),))
-    assert judge(workload, lambda x: x).outcome is not Outcome.PASS
+    verdict = judge(workload, lambda x: x)
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
+    assert "eager fails on its own example: ValueError: no" in verdict.reason
+
+
+def test_eager_that_cannot_be_looked_at_is_not_said_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_args: object, **_named: object) -> object:
+        raise ValueError("the instrument broke")
+
+    workload = Workload(torch.sin, (Example((torch.randn(3),)),))
+    monkeypatch.setattr(sys.modules["torchwise.verify.verify"], "observe", breaks)
+    verdict = judge(workload, torch.sin)
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
+    assert "eager runs on its own example, but cannot be observed on it: ValueError: the instrument" in verdict.reason
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.8, 0.95, -5.0])

@@ -52,6 +52,11 @@ def is_rounded(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def legible(tensor: torch.Tensor) -> torch.Tensor:
+    """Return numbers of one byte in float32, which holds them all, and for which PyTorch has all operators."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
 def problem_of(ours: torch.Tensor, errors: Errors, usual: Errors, granted: float) -> str | None:
     """Say what is wrong with a tensor that has these errors where eager's has those, or return None."""
     if not is_rounded(ours):
@@ -77,6 +82,7 @@ def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch
     """Say what is wrong with the infinities and NaN of a tensor, if anything is."""
     if not is_rounded(ours):
         return None
+    ours, floor, reference = map(legible, (ours, floor, reference))
     wrong = reference.isfinite() & ~ours.isfinite()
     if bool(wrong.any()):
         return f"is not finite in {int(wrong.sum())} of {wrong.numel()} elements where the reference is"
@@ -121,7 +127,7 @@ def scale_of(reference: torch.Tensor) -> float:
     """Return what errors are relative to: the root mean square over what is finite, or 1 where that is nothing."""
     from torchwise.verify.reference import widened
 
-    finite = widened(reference)[reference.isfinite()]
+    finite = widened(reference)[legible(reference).isfinite()]
     return (float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0) or 1.0
 
 
@@ -135,6 +141,6 @@ def _off(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, t
     """Return absolute errors and exact values, where both are finite."""
     from torchwise.verify.reference import widened
 
-    both = tensor.isfinite() & reference.isfinite()
+    both = legible(tensor).isfinite() & legible(reference).isfinite()
     exact = widened(reference)[both]
     return (widened(tensor)[both] - exact).abs(), exact

@@ -10,7 +10,7 @@ import torch
 
 from torchwise.records import Outcome
 from torchwise.verify.compare import check_structure
-from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, errors_of, granted_for
+from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, errors_of, granted_for, legible
 from torchwise.verify.observe import Observation
 
 FLIPPED = 0.05
@@ -40,7 +40,7 @@ def _differs(ours: torch.Tensor, theirs: torch.Tensor, proven_error: float) -> s
         flipped = int((ours != theirs).sum())
         share = flipped / max(ours.numel(), 1)
         return f"differs in {share:.1%} of its elements" if flipped > 1 and share > FLIPPED else None
-    if lost := int((theirs.isfinite() & ~ours.isfinite()).sum()):
+    if lost := int((legible(theirs).isfinite() & ~legible(ours).isfinite()).sum()):
         return f"is not finite in {lost} of {ours.numel()} elements where the original is"
     granted = granted_for(ours, None, has_reference=False)
     errors, allowed = errors_of(ours, theirs), RMS_FACTOR * proven_error + granted

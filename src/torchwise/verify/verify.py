@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torchwise.errors import raised
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.compare import check_structure, compare
 from torchwise.verify.deviation import errors_of
@@ -101,7 +102,7 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         if native is None:
             if position >= len(subject.workload.examples):
                 continue  # the model refuses a draw that was made up for it
-            yield Check("values", Outcome.NOT_COMPARABLE, "eager fails on its own example")
+            yield Check("values", Outcome.NOT_COMPARABLE, _why_unseen(subject, example, position))
             return
         floor = native if subject.floor is subject.workload.call else _run(subject, subject.floor, example, position)
         if floor is None:
@@ -151,7 +152,7 @@ def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator
     for number, example in enumerate(subject.workload.examples):
         native = _run(subject, subject.workload.call, example, number)
         if native is None:
-            yield Check("structure", Outcome.NOT_COMPARABLE, "eager fails on its own example")
+            yield Check("structure", Outcome.NOT_COMPARABLE, _why_unseen(subject, example, number))
             return
         ours = _observed(subject, subject.candidate, example, number)
         yield check_structure(ours, native)
@@ -209,6 +210,23 @@ def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int
         return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
     except Exception:  # eager may raise anything on a made-up draw or at another precision; the caller says which
         return None
+
+
+def _why_unseen(subject: Subject, example: Example, seed: int) -> str:
+    """Say whose error it is that eager cannot be observed on its own example."""
+    import torch
+
+    call, given = subject.workload.call, example.clone()
+    try:
+        with torch.set_grad_enabled(subject.training), kept_state(call, given.args, given.kwargs):
+            call(*given.args, **given.kwargs)
+    except Exception as error:  # the model may raise anything
+        return f"eager fails on its own example: {raised(error)}"
+    try:
+        _observed(subject, call, example, seed)
+    except Exception as error:  # and may not stand how it is looked at
+        return f"eager runs on its own example, but cannot be observed on it: {raised(error)}"
+    return "eager fails on its own example at times"
 
 
 def _observed(

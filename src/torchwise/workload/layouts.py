@@ -12,14 +12,22 @@ def is_strided(tensor: torch.Tensor) -> bool:
     """Whether it is an ordinary tensor: numbers in memory, found by strides."""
     import torch
 
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return plain and not _is_packed(tensor)
+
+
+def _is_packed(tensor: torch.Tensor) -> bool:
+    """Whether an element holds several numbers, for which PyTorch has next to no operators."""
+    return str(tensor.dtype).endswith("_x2")
 
 
 def layout_of(tensor: torch.Tensor) -> str:
     """Name a tensor's layout, with what the strided tensors in it do not show."""
     name = str(tensor.layout).removeprefix("torch.").removeprefix("_")
-    kind = "nested" if tensor.is_nested else str(tensor.qscheme()) if tensor.is_quantized else name
-    return kind if tensor.is_nested else f"{kind}{list(tensor.shape)}"
+    if tensor.is_nested:
+        return "nested"
+    name = str(tensor.qscheme()) if tensor.is_quantized else str(tensor.dtype) if _is_packed(tensor) else name
+    return f"{name}{list(tensor.shape)}"
 
 
 def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -31,6 +39,8 @@ def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
     if is_strided(tensor):
         return [("", tensor)]
+    if _is_packed(tensor):
+        return [(".view(torch.uint8)", tensor.view(torch.uint8))]
     if tensor.is_nested:
         return [(f"[{position}]", row) for position, row in enumerate(tensor.unbind())]
     if tensor.is_quantized:
