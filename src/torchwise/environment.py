@@ -18,6 +18,8 @@ import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from torchwise.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -40,6 +42,17 @@ class Environment:
     gpu_memory_mib: int | None = None
     gpu_capability: str | None = None
     driver: str | None = None
+
+    def check_read(self) -> None:
+        """Refuse what no machine is.
+
+        Raises:
+            InputError: it has fewer than no CPUs, or runs on no device that there is.
+        """
+        if self.cpus < 0:
+            raise InputError(f"cpus is {self.cpus}, but must be at least 0")
+        if self.device not in ("cpu", "cuda"):
+            raise InputError(f"device is {self.device!r}, but must be cpu or cuda")
 
     @property
     def fingerprint(self) -> str:

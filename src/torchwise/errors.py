@@ -35,8 +35,8 @@ class TorchwiseError(Exception):
     exit_code = 1
 
 
-class InputError(TorchwiseError):
-    """What the user gave cannot be used."""
+class InputError(TorchwiseError, ValueError):
+    """What the user gave cannot be used. As a ValueError, it is given its place where msgspec makes a record."""
 
     exit_code = 2
 

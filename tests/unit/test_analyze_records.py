@@ -29,7 +29,7 @@ def test_another_schema_and_another_type_are_refused() -> None:
     with pytest.raises(InputError, match=r"schema is 'torchwise.analysis/9', but this version reads"):
         Analysis.from_json(replace(an_analysis(), schema="torchwise.analysis/9").to_json())
     with pytest.raises(InputError, match="this is no Analysis"):
-        Analysis.from_json('{"workload": 3}')
+        Analysis.from_json('{"schema": "torchwise.analysis/1", "workload": 3}')
 
 
 def test_quantiles_variation_and_mean_are_of_the_calls() -> None:

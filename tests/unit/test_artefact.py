@@ -261,7 +261,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: rewritten(f, manifest=lambda m: m.update(schema="torchwise.artefact/9")),
         f"schema is 'torchwise.artefact/9', but this version reads '{SCHEMA}'",
     ),
-    "a manifest of a list": (listed, "no JSON object"),
+    "a manifest of a list": (listed, "manifest.json: this is no Manifest: it is .*, but must be an object; make"),
     "a missing field": (lambda f: rewritten(f, manifest=lambda m: m.pop("environment")), "this is no Manifest"),
     "far too large": (
         lambda f: rewritten(f, manifest=lambda m: m["members"]["decision.json"].update(size=2**40)),

@@ -87,16 +87,23 @@ def test_a_suite_is_read_with_every_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("targets = [", "holds no TOML"),
+        ("targets = [", r"suite\.toml: it is no TOML"),
         (
             'target = ["zoo"]',
-            "has a key 'target', but a suite has targets, sizes, contenders, device, mode, objective, about",
+            "lacks the field 'targets'; did you mean 'targets' in place of 'target'",
         ),
-        ('targets = "zoo"', "targets in .* is 'zoo', but must be a list of strings"),
-        ("targets = [1]", r"targets in .* is \[1\], but must be a list of strings"),
-        ('targets = ["zoo"]\ndevice = 1', "device in .* is 1, but must be a string"),
-        ('device = "cpu"', "names no targets, but a suite needs some"),
-        ("targets = []", "names no targets"),
+        ('targets = "zoo"', r"\$\.targets is 'zoo', but must be a list"),
+        ("targets = [1]", r"\$\.targets\[0\] is 1, but must be text"),
+        ('targets = ["zoo"]\ndevice = 1', r"\$\.device is 1, but must be text"),
+        ('device = "cpu"', "lacks the field 'targets'"),
+        ("targets = []", r"\$\.targets is \[\], but must be a list of length >= 1"),
+        ('targets = ["zoo"]\ncontender = ["eager"]', "unknown field 'contender'; did you mean contenders"),
+        ('targets = ["zoo"]\ncontenders = ["eger"]', "contender is 'eger', but there are .*did you mean eager"),
+        ('targets = ["tutorail"]', "'tutorail' is no family .*did you mean tutorial"),
+        ('targets = ["zoo"]\nsizes = ["smal"]', "size is 'smal', but must be one of small"),
+        ('targets = ["zoo"]\ndevice = "gpu"', "device is 'gpu', but must be one of cpu, cuda"),
+        ('targets = ["zoo"]\nmode = "train"', "mode is 'train', but must be one of inference, training"),
+        ('targets = ["zoo"]\nobjective = "memory"', "objective is 'memory', but a benchmark times latency"),
     ],
 )
 def test_a_suite_that_means_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -108,7 +115,7 @@ def test_a_suite_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"suite\.toml cannot be read: No such file"):
         read_suite(tmp_path / "suite.toml")
     (tmp_path / "suite.toml").write_bytes(b"\xff")
-    with pytest.raises(InputError, match="holds no TOML"):
+    with pytest.raises(InputError, match="it is not UTF-8: line 1 has the byte 0xff"):
         read_suite(tmp_path / "suite.toml")
 
 

@@ -81,7 +81,7 @@ def test_a_target_like_an_option_goes_behind_the_options() -> None:
 
 def test_a_live_model_is_repeated_in_python() -> None:
     spec = WorkloadSpec("live:Net", device="cuda", calls=5, seed=3, memory_limit=3 * 2**29)
-    plan = a_plan(options=(("note", 'it\'s "quoted"'),))
+    plan = a_plan(options=(("max_autotune_gemm_backends", 'it\'s "quoted"'),))
     called, given = called_with(reproduce(a_study(workload=spec, allow="reduced"), plan), plan)
     assert called == "tune"
     assert given == {**given, "device": "cuda", "calls": 5, "allow": "reduced", "plans": [plan], "fresh": True}
@@ -168,7 +168,7 @@ def test_what_names_no_study_is_refused_in_words(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=said):
             find_study(name, store)
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match=r"other\.json holds no study: schema is None, but this version reads"):
+    with pytest.raises(InputError, match=r"other\.json: this is no Study: it names no schema"):
         find_study(str(tmp_path / "other.json"), store)
 
 

@@ -70,7 +70,7 @@ def installs(machine: Path) -> str:
     return f'case "$*" in *install*) {makes};; esac'
 
 
-def test_what_skip_without_is_installed_where_that_may_be_done(machine: Path) -> None:
+def test_what_is_missing_is_installed_where_that_may_be_done(machine: Path) -> None:
     put_apt(machine, installs(machine))
     done = bring(machine)
     assert (done.returncode, done.stdout) == (0, "")
@@ -157,9 +157,10 @@ def test_a_test_without_its_program_is_skipped_and_fails_in_ci(monkeypatch: pyte
     monkeypatch.delenv("CI", raising=False)
     if ci is not None:
         monkeypatch.setenv("CI", ci)
-    ends: Any = pytest.fail.Exception if ci == "true" else pytest.skip.Exception
-    with pytest.raises(ends, match="there is no redis-server, which this test starts: apt install redis-server"):
+    ends: Any = (pytest.fail.Exception, pytest.skip.Exception)
+    with pytest.raises(ends, match="there is no redis-server, which this test starts: apt install redis-server") as end:
         programs.skip_without("redis-server")
+    assert end.type is ends[ci != "true"]
 
 
 def test_the_last_line_says_how_skipped_tests_are_run() -> None:

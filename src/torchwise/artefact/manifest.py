@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from torchwise import __version__, environment
 from torchwise.environment import Environment
-from torchwise.errors import InputError
 from torchwise.records import Decision, codec
+from torchwise.records.bounds import Count, Seconds
+from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.artefact/1"
 
@@ -27,7 +27,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Document):
     """What is in an artefact, and where that may be run.
 
     Attributes:
@@ -44,25 +44,10 @@ class Manifest:
     environment: Environment
     members: dict[str, Member]
     checks: dict[str, bool]
-    cold_s: float
-    warm_s: float | None
-    compiled_anew: int
+    cold_s: Seconds
+    warm_s: Seconds | None
+    compiled_anew: Count
     schema: str = SCHEMA
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Manifest:
-        """Read a manifest.
-
-        Raises:
-            InputError: it is none, or of another schema, which is said before anything that may follow from it.
-        """
-        try:
-            schema = json.loads(text).get("schema")
-        except (ValueError, AttributeError):
-            raise InputError("its manifest is no JSON object") from None
-        if schema != SCHEMA:
-            raise InputError(f"its schema is {schema!r}, but this version reads {SCHEMA!r}: make it anew")
-        return codec.from_json(text, cls)
 
     def differences(self) -> list[str]:
         """Name each factor in which this machine and its software differ from where the code was compiled."""

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from torchwise.artefact.manifest import Info, Manifest, Member
 from torchwise.errors import InputError
+from torchwise.parsing import brief
 from torchwise.records import Decision, codec
 
 MANIFEST, DECISION = "manifest.json", "decision.json"
@@ -90,12 +91,14 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             manifest, members = _members(archive)
-        decision = Decision.from_json(members.pop(DECISION))
+        decision = _decision(members.pop(DECISION))
     except InputError as error:
-        raise InputError(f"{path} is refused: {error}") from None
+        raise InputError(f"{path} is refused: {brief(error)}") from None
     # Besides its own error, zipfile lets those of its decompressors through, and has two for what it cannot do.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise InputError(f"{path} is no artefact, or is damaged ({error}): copy it again, or make it anew") from None
+        raise InputError(
+            f"{path} is no artefact, or is damaged ({brief(error)}): copy it again, or make it anew"
+        ) from None
     return Package(Info(decision, manifest, digest, len(data)), members)
 
 
@@ -130,7 +133,7 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
         raise InputError("a name is in it twice")
     if MANIFEST not in entries:
         raise InputError(f"it has no {MANIFEST}")
-    manifest = Manifest.from_json(_bytes(archive, entries.pop(MANIFEST), MOST_MANIFEST_BYTES))
+    manifest = _manifest(_bytes(archive, entries.pop(MANIFEST), MOST_MANIFEST_BYTES))
     if odd := sorted(entries.keys() ^ manifest.members.keys()):
         raise InputError(f"{odd[0]!r} is in the file or in its manifest, but must be in both")
     if DECISION not in entries:
@@ -140,6 +143,20 @@ def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
     if (total := sum(member.size for member in manifest.members.values())) > MOST_BYTES:
         raise InputError(f"it unpacks to {total} bytes, but at most {MOST_BYTES} are read")
     return manifest, {name: _checked(archive, entries[name], member) for name, member in manifest.members.items()}
+
+
+def _decision(text: bytes) -> Decision:
+    try:
+        return Decision.from_json(text)
+    except InputError as error:
+        raise InputError(f"{DECISION}: {error}; make the artefact anew") from None
+
+
+def _manifest(text: bytes) -> Manifest:
+    try:
+        return Manifest.from_json(text)
+    except InputError as error:
+        raise InputError(f"{MANIFEST}: {error}; make the artefact anew") from None
 
 
 def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -> bytes:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta
+
+from torchwise import parsing
+from torchwise.bench import contenders
+from torchwise.bench.request import BenchRequest
 from torchwise.errors import InputError, did_you_mean
+from torchwise.parsing import parse_toml
+from torchwise.records import codec
 from torchwise.workload.target import check_form
 from torchwise.zoo import list_workloads
 from torchwise.zoo.entry import SIZES
@@ -29,13 +35,23 @@ class Suite:
         about: what it is for, in a line.
     """
 
-    targets: tuple[str, ...]
+    targets: Annotated[tuple[str, ...], Meta(min_length=1)]
     device: str = ""
     sizes: tuple[str, ...] = (DEFAULT_SIZE,)
     mode: str = "inference"
     contenders: tuple[str, ...] = ()
     objective: str = "latency"
     about: str = ""
+
+    def check_read(self) -> None:
+        """Refuse names of what there is not.
+
+        Raises:
+            InputError: there is no such target, size, contender, device, mode or objective; near misses are named.
+        """
+        contenders.find(self.contenders)
+        targets = tuple(resolve_targets(self.targets, self.sizes))
+        BenchRequest(targets, self.contenders, self.device or "cpu", self.mode, self.objective)
 
 
 def resolve_targets(names: Iterable[str], sizes: Iterable[str]) -> list[str]:
@@ -60,29 +76,9 @@ def read_suite(file: Path) -> Suite:
     """Read a suite from a TOML file, whose keys are the fields of `Suite`.
 
     Raises:
-        InputError: it cannot be read, or a key is unknown, missing or of another type.
+        InputError: it cannot be read; a key is unknown, missing or of another type, or names what there is not.
     """
-    try:
-        data = tomllib.loads(file.read_text())
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} holds no TOML: {error}") from None
-    lists, texts = ("targets", "sizes", "contenders"), ("device", "mode", "objective", "about")
-    for key, value in data.items():
-        if key not in (*lists, *texts):
-            raise InputError(f"{file} has a key {key!r}, but a suite has {', '.join((*lists, *texts))}")
-        if not _is_list(value) if key in lists else not isinstance(value, str):
-            needed = "a list of strings" if key in lists else "a string"
-            raise InputError(f"{key} in {file} is {value!r}, but must be {needed}")
-    if not data.get("targets"):
-        raise InputError(f'{file} names no targets, but a suite needs some: targets = ["zoo"]')
-    given: dict[str, Any] = {key: tuple(value) if key in lists else value for key, value in data.items()}
-    return Suite(**given)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return parsing.read(file, lambda text: codec.from_builtins(parse_toml(text), Suite))
 
 
 def _targets(name: str, sizes: list[str]) -> list[str]:

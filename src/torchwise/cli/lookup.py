@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchwise import parsing
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Decision, Study
-from torchwise.records.study import study_from_dict
 
 
 def find_study(name: str, store: str | None) -> Study:
@@ -76,15 +75,4 @@ def read_study(file: Path) -> Study:
     Raises:
         InputError: the file cannot be read, or holds no study.
     """
-    try:
-        data = json.loads(file.read_text())
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{file} holds no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{file} holds no study: it is a {type(data).__name__}")
-    try:
-        return study_from_dict(data)
-    except InputError as error:
-        raise InputError(f"{file} holds no study: {error}") from None
+    return parsing.read(file, Study.from_json)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from torchwise import parsing
 from torchwise.errors import InputError
+from torchwise.parsing import parse_toml, shown
 from torchwise.plan import Legality, Plan
+from torchwise.records import codec
 from torchwise.study import Request
 from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
 from torchwise.workload.target import check_form
@@ -79,13 +81,17 @@ class Task(Options, frozen=True):
         return ["tune", *options, *(f"--plan={plan}" for plan in plans), "--", target]
 
 
-class Entry(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+Some = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+"""With none of them, the table would mean no study."""
+
+
+class Entry(Options, frozen=True, kw_only=True):
     """A table of a manifest; its lists multiply."""
 
     targets: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ("",)
-    devices: tuple[str, ...] = ("",)
-    modes: tuple[str, ...] = ("inference",)
+    sizes: Some = ("",)
+    devices: Some = ("",)
+    modes: Some = ("inference",)
 
     def tasks(self) -> Iterator[Task]:
         """Yield each study."""
@@ -94,7 +100,9 @@ class Entry(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield Task(_sized(target, size), device, mode, **options)
 
 
-class _File(msgspec.Struct):
+class Sweep(msgspec.Struct):
+    """A manifest's tables."""
+
     studies: tuple[Entry, ...]
 
 
@@ -113,22 +121,32 @@ def read_manifest(file: Path) -> Manifest:
     """Read a manifest: `[[studies]]`, which take from the head of the file what they do not give; or the head alone.
 
     Raises:
-        InputError: it cannot be read, a key is unknown or of another type, or it names no targets.
+        InputError: it cannot be read, a key is unknown or of another type, it names no targets, or `tune` would refuse
+            a study of it.
     """
-    try:
-        head = tomllib.loads(file.read_text())
-        tables = msgspec.convert(head.pop("studies", []), list[dict[str, Any]]) or [{}]
-        entries = msgspec.convert({"studies": [{**head, **table} for table in tables]}, _File).studies
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} holds no TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        keys = ", ".join(Entry.__struct_fields__)
-        raise InputError(f"{file} is no manifest ({error}); it has {keys}, and [[studies]] with the same") from None
-    if not all(entry.targets for entry in entries):
-        raise InputError(f'{file} has no targets, but a sweep needs some: targets = ["zoo:tutorial.fusion_demo"]')
+    return parsing.read(file, _parsed)
+
+
+def _parsed(text: bytes) -> Manifest:
+    head = parse_toml(text)
+    tables = head.pop("studies", []) or [{}]
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"studies is {shown(tables)}, but must be tables: [[studies]]")
+    entries = codec.from_builtins({"studies": [{**head, **table} for table in tables]}, Sweep).studies
+    for place, entry in enumerate(entries):
+        if not entry.targets:
+            raise InputError('it has no targets, but a sweep needs some: targets = ["zoo:tutorial.fusion_demo"]')
+        for task in entry.tasks():
+            _check(task, place)
     return Manifest(tuple(dict.fromkeys(task for entry in entries for task in entry.tasks())))
+
+
+def _check(task: Task, place: int) -> None:
+    """Refuse what `tune` would refuse, as far as that can be said of any device."""
+    try:
+        msgspec.structs.replace(task, device=task.device or "cpu").request()
+    except InputError as error:
+        raise type(error)(f"$.studies[{place}]: {error}") from None
 
 
 def _bytes(gib: float) -> int:

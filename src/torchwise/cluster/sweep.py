@@ -7,7 +7,6 @@ that a device is never idle as long as there are more studies than devices, and 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from torchwise import parsing
 from torchwise.cluster.manifest import Task
 from torchwise.trial.launcher import signal_name
 
@@ -151,7 +151,7 @@ class _Sweep:
                 self._say(f"{task.name}: its process was ended by {signal_name(-code)}")
             seconds = time.monotonic() - start
             if code == 0 and file.exists():
-                study = json.loads(file.read_text())
+                study = parsing.read(file, parsing.parse_json)
                 return Swept(task, code, study["decision"]["reason"], seconds, study)
         return Swept(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, did_you_mean
+from torchwise.parsing import shown
 from torchwise.plan import Legality
 from torchwise.plan.space import EFFORTS
 from torchwise.store.location import locate
@@ -38,11 +39,15 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
-            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
+            raise InputError(f"effort is {shown(self.effort)}, but must be one of {', '.join(EFFORTS)}")
         if isinstance(self.budget, bool) or not isinstance(self.budget, (int, float)) or not self.budget >= 0:
-            raise InputError(f"budget is {self.budget!r}, but must be seconds, 0 or more: 0 only reads the store")
+            raise InputError(f"budget is {shown(self.budget)}, but must be seconds, 0 or more: 0 only reads the store")
         WorkloadSpec("live:graph", calls=self.calls)
         Legality.of(self.allow)
+        if not isinstance(self.progress, bool):
+            raise InputError(f"progress is {shown(self.progress)}, but must be True or False")
+        if self.store is not None and not isinstance(self.store, str):
+            raise InputError(f"store is {shown(self.store)}, but must be the URL or file of a store, as text")
         if self.store is not None:
             locate(self.store)
 
@@ -60,5 +65,6 @@ class Options:
         known = [field.name for field in fields(cls)]
         for name in given or {}:
             if name not in known:
-                raise InputError(f"options has {name!r}, but the backend torchwise has {', '.join(known)}")
+                near = did_you_mean(str(name), known)
+                raise InputError(f"options has {shown(name)}, but the backend torchwise has {', '.join(known)}{near}")
         return cls(**(given or {}))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.records import Interval
+from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.check/1"
@@ -72,8 +73,8 @@ class Check(Document):
     """
 
     rows: tuple[Checked, ...]
-    threshold: float
-    confidence: float
+    threshold: Amount
+    confidence: Share
     schema: str = SCHEMA
 
     def of(self, state: State) -> tuple[Checked, ...]:

@@ -7,7 +7,6 @@ itself stands in it (no time of writing, no host name): locking the same decisio
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torchwise.errors import InputError
 from torchwise.lock import toml
 from torchwise.lock.entry import Entry
 from torchwise.lock.section import Key, entry_in, section_of
+from torchwise.parsing import brief, parse_toml, read_bytes
 from torchwise.records import Decision
 
 SCHEMA = "torchwise.lock/1"
@@ -71,15 +71,13 @@ def read(path: str | Path = DEFAULT) -> Lock:
             here. The message has the line and the way out.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): torchwise lock TARGET makes one") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no lock file: {error}") from None
-    try:
-        return _parsed(text)
+        data = read_bytes(path)
     except InputError as error:
-        raise InputError(f"{path}{error}") from None
+        raise InputError(f"{error}; torchwise lock TARGET makes one") from None
+    try:
+        return _parsed(data)
+    except InputError as error:
+        raise InputError(f"{path}{brief(error)}") from None
 
 
 def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
@@ -126,17 +124,18 @@ def _text(entry: Entry) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parsed(text: str) -> Lock:
+def _parsed(found: bytes) -> Lock:
     """Read a file's text; the messages go on where the file's name ended."""
+    text = found.decode(errors="replace")
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = parse_toml(found, constants=True)
+    except InputError as error:
         conflict = _line(text, "<<<<<<<")
         if conflict:
             raise InputError(f"{conflict} has marks of a merge conflict: keep whole sections of either side") from None
-        raise InputError(f" is no TOML: {error}; take it from version control, or lock anew") from None
+        raise InputError(f": {error}; take it from version control, or lock anew") from None
     if (schema := data.pop("schema", None)) != SCHEMA:
-        raise InputError(f"{_line(text, 'schema')}: schema is {schema!r}, but this version reads {SCHEMA!r}")
+        raise InputError(f"{_line(text, 'schema')}: schema is {schema!r:.80}, but this version reads {SCHEMA!r}")
     return Lock().with_entries(_entry(text, key, section) for key, section in _sections(text, data))
 
 

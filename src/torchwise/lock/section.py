@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -25,6 +26,10 @@ from torchwise.workload import WorkloadSpec
 Key = tuple[str, str, str]
 Range = tuple[float, float, float]
 """Low, middle and high of an interval."""
+
+
+_FINITE = ("baseline_s", "saved_s", "cold_s", "warm_s", "error")
+"""Figures that are numbers; calls after which a plan has paid may be without bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,9 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
             "with its own evidence"
         )
     section = codec.from_builtins(data, _Section)
+    for name in _FINITE:
+        if not math.isfinite(value := getattr(section, name) or 0.0):
+            raise InputError(f"its {name} is {value}, but must be finite")
     plan = Plan.from_dict({"schema": PLAN_SCHEMA, **section.plan})
     if not Legality.of(section.allow).allows(level := legality_of(plan)):
         raise InputError(f"its plan {plan} is {level}, but only up to {section.allow} is allowed")
@@ -118,6 +126,8 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
     entry = Entry(_decision(key, section, plan), section.allow, section.verdict, time, section.notes or ())
     if entry.key != key:
         raise InputError(f"its hardware is {entry.hardware!r}, but its heading says {key[2]!r}")
+    if section_of(entry)["digest"] != digest:
+        raise InputError(f"it is not as `torchwise lock` writes it, which says that {plan} is {level}")
     return entry
 
 
@@ -155,6 +165,7 @@ def _range(interval: Interval | None) -> Range | None:
 def _interval(name: str, found: Range | None) -> Interval | None:
     if found is None:
         return None
-    if not 0 <= found[0] <= found[1] <= found[2] or (found[0] == 0 and name in ("speedup", "plan_s")):
+    is_measured = name in ("speedup", "plan_s")
+    if not 0 <= found[0] <= found[1] <= found[2] or (is_measured and not 0 < found[0] <= found[2] < math.inf):
         raise InputError(f"its {name} is {list(found)}, but must be low, middle and high, above 0")
     return Interval(*found)

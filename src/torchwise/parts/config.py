@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from torchwise.errors import InputError
+from torchwise.errors import InputError, did_you_mean
+from torchwise.parsing import shown
 from torchwise.plan import Legality, Plan
 from torchwise.plan.rules import MODES as COMPILE_MODES
 from torchwise.plan.space import EFFORTS, legality_of
@@ -79,9 +80,9 @@ class CompileConfig:
         _one_of("autocast", self.autocast, (*AUTOCAST, None))
         _one_of("device", self.device, ("cpu", "cuda", None))
         if not _is_number(self.minimum_speedup) or not self.minimum_speedup >= 1:
-            raise InputError(f"minimum_speedup is {self.minimum_speedup!r}, but must be a number of at least 1")
+            raise InputError(f"minimum_speedup is {shown(self.minimum_speedup)}, but must be a number of at least 1")
         if self.budget_s is not None and not (_is_number(self.budget_s) and self.budget_s > 0):
-            raise InputError(f"budget_s is {self.budget_s!r}, but must be above 0, or None for the effort's own")
+            raise InputError(f"budget_s is {shown(self.budget_s)}, but must be above 0, or None for the effort's own")
         WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # which refuses other numbers
         allowed = Legality.of(self.allow)
         for plan in self.plans or ():
@@ -106,7 +107,8 @@ class CompileConfig:
         """
         known = [field.name for field in fields(self)]
         if unknown := sorted(set(changes) - set(known)):
-            raise InputError(f"{unknown[0]} is no field of CompileConfig, which has {', '.join(known)}")
+            near = did_you_mean(unknown[0], known)
+            raise InputError(f"{unknown[0]} is no field of CompileConfig, which has {', '.join(known)}{near}")
         return replace(self, **changes)
 
     @property
@@ -117,7 +119,7 @@ class CompileConfig:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if not any(value is one or (isinstance(value, str) and value == one) for one in allowed):
-        raise InputError(f"{name} is {value!r}, but must be one of {', '.join(map(str, allowed))}")
+        raise InputError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, allowed))}")
 
 
 def _is_number(value: object) -> bool:

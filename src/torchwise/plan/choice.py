@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
+import logging
 import pkgutil
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +16,8 @@ Acts = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
 """Which part of the time a choice can act on: all of it, matrix products and convolutions, convolutions alone,
 the time between kernels (a GPU waits for the host, a CPU runs Python), only the time it takes to compile, or none,
 as it saves memory alone."""
+
+logger = logging.getLogger("torchwise")
 
 Effort = Literal["quick", "standard", "thorough"]
 
@@ -73,12 +77,16 @@ CHOICES: dict[tuple[str, Any], Choice] = {}
 
 
 def register(*choices: Choice) -> None:
-    """Add choices to the space; a plug-in may call it too. The last one registered under a key holds."""
+    """Add choices to the space. The last one registered under a key holds.
+
+    A plug-in may call it too, from a function that an entry point of the group "torchwise.choices" names: then every
+    process knows its choices, and reads plans that hold them.
+    """
     CHOICES.update({choice.key: choice for choice in choices})
 
 
 def load_choices() -> dict[tuple[str, Any], Choice]:
-    """Import every file in `choices/`, each of which registers its own, and return all choices."""
+    """Import every file in `choices/`, each of which registers its own, call plug-ins, and return all choices."""
     _import_choices()
     return CHOICES
 
@@ -89,3 +97,8 @@ def _import_choices() -> None:
 
     for module in pkgutil.iter_modules(choices.__path__):
         importlib.import_module(f"{choices.__name__}.{module.name}")
+    for entry in importlib.metadata.entry_points(group="torchwise.choices"):
+        try:
+            entry.load()()
+        except Exception as error:  # a plug-in may raise anything, and plans without it must be read all the same
+            logger.warning("torchwise: the plug-in %s registers no choices (%r)", entry.value, error)

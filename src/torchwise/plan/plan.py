@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from torchwise.errors import PlanError
+from torchwise.errors import InputError, PlanError, did_you_mean
+from torchwise.parsing import brief, parse_json, shown
+from torchwise.plan.known import check_known
 from torchwise.plan.rules import check, check_containers
 
 SCHEMA = "torchwise.plan/1"
@@ -122,7 +124,8 @@ class Plan:
         """Read what `to_dict` wrote.
 
         Raises:
-            PlanError: another schema, an unknown field, a value of the wrong type, or an illegal combination.
+            PlanError: another schema, an unknown field, a value of the wrong type or one that nobody knows, or an
+                illegal combination.
         """
         if not isinstance(data, dict):
             raise PlanError(f"a plan is a JSON object, but this is of type {type(data).__name__}")
@@ -130,14 +133,21 @@ class Plan:
         if "schema" not in data:
             raise PlanError(f'the plan names no schema: add "schema":"{SCHEMA}" to it')
         if (schema := data.pop("schema")) != SCHEMA:
-            raise PlanError(f"schema is {schema!r}, but this version reads {SCHEMA!r}")
-        if unknown := set(data) - {f.name for f in fields(cls)}:
-            raise PlanError(f"unknown plan field {min(unknown, key=repr)!r}; a plan has {_field_names()}")
+            raise PlanError(f"schema is {shown(schema)}, but this version reads {SCHEMA!r}")
+        names = [f.name for f in fields(cls)]
+        for unknown in (name for name in data if name not in names):
+            near = did_you_mean(str(unknown), names)
+            raise PlanError(f"unknown plan field {shown(unknown)}; a plan has {', '.join(names)}{near}")
         if not isinstance(data.get("options", {}), dict) or not isinstance(data.get("transforms", []), list):
             raise PlanError("options must be a JSON object and transforms a JSON array")
         data["options"] = tuple(data.get("options", {}).items())
         data["transforms"] = tuple(data.get("transforms", []))
-        return cls(**data)
+        try:
+            plan = cls(**data)
+            check_known(plan)
+        except PlanError as error:
+            raise PlanError(brief(error)) from None
+        return plan
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
@@ -147,9 +157,9 @@ class Plan:
             PlanError: it is no JSON, or no plan.
         """
         try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise PlanError(f"plan is {text[:60]!r}, but must be JSON, such as {EXAMPLE} ({error})") from None
+            data = parse_json(text)
+        except InputError as error:
+            raise PlanError(f"plan is {shown(text)}, but must be JSON, such as {EXAMPLE} ({error})") from None
         return cls.from_dict(data)
 
     def __str__(self) -> str:
@@ -176,10 +186,6 @@ def _place_of(transform: str) -> int:
         *("numbers_on_gpu", "eager_strides"),
     )
     return known.index(transform) if transform in known else len(known)
-
-
-def _field_names() -> str:
-    return ", ".join(f.name for f in fields(Plan))
 
 
 EAGER = Plan()

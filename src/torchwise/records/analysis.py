@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from torchwise.environment import Environment
 from torchwise.plan import Plan
+from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.economics import Economics
 from torchwise.records.inspection import Inspection
@@ -33,7 +36,7 @@ class Consistency:
         calls_s: seconds of each call by itself, waited for, in the order in which they were made.
     """
 
-    calls_s: tuple[float, ...]
+    calls_s: Annotated[tuple[Duration, ...], Meta(min_length=1)]
 
     def quantile(self, share: float) -> float:
         """Return the seconds that this share of the calls stays within."""
@@ -76,11 +79,11 @@ class Memory:
         baseline_call: the same of eager.
     """
 
-    model: int
-    inputs: int
-    start: int | None = None
-    call: int | None = None
-    baseline_call: int | None = None
+    model: Count
+    inputs: Count
+    start: Count | None = None
+    call: Count | None = None
+    baseline_call: Count | None = None
 
     @property
     def overhead(self) -> int | None:
@@ -105,7 +108,7 @@ class Steady:
         memory: what the process holds.
     """
 
-    warm_s: float
+    warm_s: Seconds
     plan: Consistency
     baseline: Consistency
     memory: Memory
@@ -122,7 +125,7 @@ class Batch:
         reason: in words, why it was not timed.
     """
 
-    size: int
+    size: Positive
     measurement: Measurement | None = None
     costs: Costs | None = None
     reason: str = ""
@@ -178,8 +181,8 @@ class Analysis(Document):
     batch_note: str = ""
     advice: tuple[Advice, ...] = ()
     effort: str = "standard"
-    created_at: float = 0.0
-    seconds: float = 0.0
+    created_at: Amount = 0.0
+    seconds: Seconds = 0.0
     schema: str = SCHEMA
 
     @property

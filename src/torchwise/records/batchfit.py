@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.plan import Plan
+from torchwise.records.bounds import Amount, Count, Positive
 from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.batchfit/1"
@@ -21,9 +22,9 @@ class SizeTried:
         problem: why it does not fit; empty where it does.
     """
 
-    size: int
-    samples_per_s: float | None = None
-    peak_memory: int | None = None
+    size: Positive
+    samples_per_s: Amount | None = None
+    peak_memory: Count | None = None
     problem: str = ""
 
 
@@ -41,7 +42,7 @@ class BatchFit(Document):
     target: str
     plan: Plan
     tried: tuple[SizeTried, ...]
-    memory_limit: int | None = None
+    memory_limit: Count | None = None
     schema: str = SCHEMA
 
     @property

@@ -9,7 +9,8 @@ from enum import StrEnum
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
-from torchwise.records.codec import Document, of_this_schema
+from torchwise.records.bounds import Amount, Rate, Seconds
+from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
@@ -38,8 +39,8 @@ class Peaks:
         flops: floating-point operations per second of a large matrix product, by dtype ("float32", "bfloat16", …).
     """
 
-    bandwidth: float
-    flops: dict[str, float] = field(default_factory=dict)
+    bandwidth: Rate
+    flops: dict[str, Amount] = field(default_factory=dict)
 
     def least_s(self, work: Roofline, dtype: str) -> float:
         """Return the seconds below which no program does this work here (Williams et al., Roofline, CACM 2009)."""
@@ -97,7 +98,7 @@ class Row:
     performance: Performance | None = None
     failure: Failure | None = None
     plan: Plan | None = None
-    search_s: float | None = None
+    search_s: Seconds | None = None
     searched: tuple[str, ...] = ()
     rival: str | None = None
     duel: Measurement | None = None
@@ -147,7 +148,7 @@ class Benchmark(Document):
     """A whole run: where, how fast the hardware is, and every row."""
 
     environment: Environment
-    created_at: float
+    created_at: Amount
     peaks: Peaks | None = None
     rows: tuple[Row, ...] = ()
     schema: str = SCHEMA
@@ -161,27 +162,18 @@ class Benchmark(Document):
         """The targets, each once, in order."""
         return tuple(dict.fromkeys(row.workload for row in self.rows))
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Benchmark:
-        """Read what `to_json` wrote.
+    def check_read(self) -> None:
+        """Refuse rows without samples, which give no time.
 
         Raises:
-            InputError: it is no benchmark, or of another schema; or the samples of a row give no time.
+            InputError: there is one.
         """
-        found = of_this_schema(text, cls)
-        for row in found.rows:
+        for row in self.rows:
             measured = (row.performance and row.performance.measurement, row.duel)
-            if not all(_has_samples(one) for one in measured if one):
+            if not all(one.candidate_s for one in measured if one):
                 raise InputError(
-                    f"the samples of {row.contender} on {row.workload.target} give no time: there must be at least "
-                    "one, as many of what it was timed against, and each above 0"
+                    f"the samples of {row.contender} on {row.workload.target} give no time: there must be at least one"
                 )
-        return found
-
-
-def _has_samples(measurement: Measurement) -> bool:
-    sides = measurement.candidate_s, measurement.baseline_s
-    return len(sides[0]) == len(sides[1]) > 0 and all(0 < sample < math.inf for side in sides for sample in side)
 
 
 def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:

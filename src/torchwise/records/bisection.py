@@ -8,6 +8,7 @@ from typing import Literal
 
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Plan
+from torchwise.records.bounds import Count, Positive, Seconds
 from torchwise.records.codec import Document
 from torchwise.workload import WorkloadSpec
 
@@ -68,7 +69,7 @@ class Step:
 
     what: str
     sighting: Sighting
-    seconds: float
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class Culprit:
     kind: Literal["option", "pass", "decomposition", "lowering", "choice"]
     name: str
     detail: str = ""
-    place: int | None = None
-    of: int = 0
+    place: Positive | None = None
+    of: Count = 0
     workaround: dict[str, bool | int | str] = field(default_factory=dict)
 
 
@@ -122,9 +123,9 @@ class Subgraph:
         complete: whether the search for it came to its end, or was cut short by the budget.
     """
 
-    graph: int
+    graph: Count
     operations: tuple[Operation, ...]
-    of: int
+    of: Count
     complete: bool = True
 
 
@@ -175,7 +176,7 @@ class Bisection(Document):
     repro: Repro | None = None
     steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     schema: str = SCHEMA
 
     @property

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.environment import Environment
+from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.records.bounds import Seconds
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Interval
 from torchwise.workload import WorkloadSpec
@@ -41,9 +43,9 @@ class Decision(Document):
     speedup: Interval | None
     break_even_calls: Interval | None
     saved_s: float
-    baseline_s: float
-    cold_s: float
-    warm_s: float | None
+    baseline_s: Seconds
+    cold_s: Seconds
+    warm_s: Seconds | None
     workload: WorkloadSpec
     identity: str
     structure: str
@@ -52,3 +54,12 @@ class Decision(Document):
     error: float | None = None
     structure_details: str = ""
     schema: str = SCHEMA
+
+    def check_read(self) -> None:
+        """Refuse an error below 0.
+
+        Raises:
+            InputError: there is one.
+        """
+        if self.error is not None and self.error < 0:
+            raise InputError(f"error is {self.error}, but must be at least 0")

@@ -9,6 +9,7 @@ from typing import Any
 from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.records import codec
+from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
@@ -67,7 +68,7 @@ class Place:
     """
 
     file: str
-    line: int
+    line: Count
     function: str = ""
     excerpt: str = ""
 
@@ -134,7 +135,7 @@ class Stage:
     """
 
     name: str
-    seconds: float
+    seconds: Seconds
     went_in: str
     came_out: str
     artefacts: tuple[str, ...] = ()
@@ -155,11 +156,11 @@ class Kernel:
     """
 
     name: str
-    calls: float
-    seconds: float
-    nbytes: float | None = None
-    flops: float | None = None
-    share: float | None = None
+    calls: Amount
+    seconds: Seconds
+    nbytes: Amount | None = None
+    flops: Amount | None = None
+    share: Amount | None = None
     generated: bool = False
 
 
@@ -167,8 +168,8 @@ class Kernel:
 class Limits:
     """What this hardware can do at the most: bytes a second, and FLOPs a second in the call's own dtype."""
 
-    bandwidth: float
-    flops: float
+    bandwidth: Rate
+    flops: Rate
 
     def share(self, seconds: float, nbytes: float | None, flops: float | None) -> float | None:
         """Return least time over time (Williams et al., Roofline, CACM 2009); None where no work is known."""
@@ -193,10 +194,10 @@ class Execution:
     """
 
     call_s: Interval
-    busy_s: float
-    guards_s: float = 0.0
-    guards: int = 0
-    regions: float = 0.0
+    busy_s: Seconds
+    guards_s: Seconds = 0.0
+    guards: Count = 0
+    regions: Amount = 0.0
 
     @property
     def host_share(self) -> float:
@@ -250,8 +251,8 @@ class Explanation(Document):
     capturable: Capturable
     watched: Watched
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0
-    created_at: float = 0.0
+    seconds: Seconds = 0.0
+    created_at: Amount = 0.0
     folder: str = ""
     limits: Limits | None = None
     schema: str = field(default=SCHEMA)

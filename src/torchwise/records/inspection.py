@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchwise.records.bounds import Amount, Count, Positive, Seconds
 from torchwise.records.measurement import Measurement
 
 
@@ -19,10 +20,10 @@ class StepWork:
         peak_flops: such operations a second that this device does at its best, at the step's own precision.
     """
 
-    samples: int
-    tokens: int | None
-    flops: float | None
-    peak_flops: float | None = None
+    samples: Positive
+    tokens: Count | None
+    flops: Amount | None
+    peak_flops: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,10 @@ class Inspection:
     inputs: tuple[str, ...]
     traits: frozenset[str]
     measurement: Measurement
-    first_call_s: float
-    peak_memory: int | None = None
-    shares: dict[str, float] = field(default_factory=dict)
-    operators: int | None = None
+    first_call_s: Seconds
+    peak_memory: Count | None = None
+    shares: dict[str, Amount] = field(default_factory=dict)
+    operators: Count | None = None
     notes: tuple[str, ...] = ()
     work: StepWork | None = None
     structure_details: str = ""

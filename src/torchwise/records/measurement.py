@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchwise.errors import InputError
+from torchwise.records.bounds import Amount, Duration, Positive
 from torchwise.records.statistics import Interval, median_interval, ratio_interval
 
 HELD_UP = 1.5
@@ -27,14 +29,23 @@ class Measurement:
         notes: what the measurement says against itself: noise, drift, foreign load, throttling.
     """
 
-    candidate_s: tuple[float, ...]
-    baseline_s: tuple[float, ...]
-    calls_per_round: int = 1
-    candidate_device_s: tuple[float, ...] = ()
-    baseline_device_s: tuple[float, ...] = ()
-    busy_s: float | None = None
+    candidate_s: tuple[Duration, ...]
+    baseline_s: tuple[Duration, ...]
+    calls_per_round: Positive = 1
+    candidate_device_s: tuple[Amount, ...] = ()
+    baseline_device_s: tuple[Amount, ...] = ()
+    busy_s: Amount | None = None
     pruned: bool = False
     notes: tuple[str, ...] = ()
+
+    def check_read(self) -> None:
+        """Refuse rounds that are no pairs.
+
+        Raises:
+            InputError: they are not.
+        """
+        if (ours := len(self.candidate_s)) != (others := len(self.baseline_s)):
+            raise InputError(f"candidate_s has {ours} samples and baseline_s {others}, but must have as many")
 
     @property
     def speedup(self) -> Interval:

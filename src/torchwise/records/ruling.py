@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.plan import Plan
+from torchwise.records.bounds import Amount
 from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.ruling/1"
@@ -41,7 +42,7 @@ class Ruling(Document):
     standing: Standing
     by: str
     reason: str = ""
-    at: float = 0.0
+    at: Amount = 0.0
     schema: str = SCHEMA
 
     def in_words(self, plan: str = "it") -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchwise.errors import InputError
+
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 MOST_RESAMPLES = 100_000
@@ -34,6 +36,15 @@ class Interval:
     def half_width(self) -> float:
         """Half the interval relative to its middle: 0.02 reads "plus or minus 2 %"."""
         return (self.high - self.low) / 2 / abs(self.mid) if self.mid else float("inf")
+
+    def check_read(self) -> None:
+        """Refuse ends that are not in order.
+
+        Raises:
+            InputError: they are not.
+        """
+        if self.low > self.mid or self.mid > self.high:
+            raise InputError(f"an interval is {self.low}, {self.mid}, {self.high}, but must be low, middle and high")
 
     def overlaps(self, other: Interval) -> bool:
         """Whether the two intervals share any value."""

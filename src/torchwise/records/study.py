@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from torchwise.environment import Environment
-from torchwise.records import codec
+from torchwise.errors import InputError
+from torchwise.plan import Legality
+from torchwise.plan.space import EFFORTS
+from torchwise.records import codec, derived
+from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.decision import Decision
 from torchwise.records.economics import eager_measured
 from torchwise.records.inspection import Inspection
@@ -46,7 +49,7 @@ class Study:
         seconds: wall time spent on it, all sessions together.
     """
 
-    id: int
+    id: Count
     workload: WorkloadSpec
     environment: Environment
     inspection: Inspection
@@ -56,8 +59,18 @@ class Study:
     trials: tuple[Trial, ...] = ()
     excluded: tuple[str, ...] = ()
     decision: Decision | None = None
-    created_at: float = 0.0
-    seconds: float = 0.0
+    created_at: Amount = 0.0
+    seconds: Seconds = 0.0
+
+    def check_read(self) -> None:
+        """Refuse words that are none of ours.
+
+        Raises:
+            InputError: there is one.
+        """
+        Legality.of(self.allow)
+        if self.effort not in EFFORTS:
+            raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
 
     @property
     def eager(self) -> Measurement:
@@ -72,6 +85,15 @@ class Study:
     def to_json(self) -> str:
         """Return one line of JSON, as `to_dict` has it."""
         return codec.to_json(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Study:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: it is no study, or of another schema.
+        """
+        return study_from_dict(codec.parsed(text, cls))
 
     def to_dict(self) -> dict[str, Any]:
         """Return schema `torchwise.study/1`: raw samples, with the statistics derived from them beside."""
@@ -92,17 +114,19 @@ class Study:
         return {"schema": SCHEMA, **data}
 
 
-def study_from_dict(data: Mapping[str, Any]) -> Study:
-    """Read what `Study.to_dict` wrote.
+def study_from_dict(data: Any) -> Study:
+    """Read what `Study.to_dict` wrote. What is derived there is held against the samples, and never read.
 
     Raises:
-        InputError: another schema, or a field missing or of another type.
+        InputError: another schema, a field missing, unknown or of another type, or a derived figure that is another.
     """
-    from torchwise.errors import InputError
-
-    if data.get("schema") != SCHEMA:
-        raise InputError(f"schema is {data.get('schema')!r}, but this version reads {SCHEMA!r}")
-    return codec.from_builtins({**data, "inspection": data.get("baseline")}, Study)
+    codec.check_schema(data, Study, SCHEMA)
+    study = codec.from_builtins(derived.without(data), Study)
+    try:
+        derived.check(data, study.to_dict())
+    except ValueError as error:  # a measurement without samples has no figures, or they are others than are told
+        raise InputError(f"this is no Study: {error}") from None
+    return study
 
 
 def _derived(interval: object) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.plan import Plan
+from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.verdict import Outcome, Verdict
@@ -73,11 +74,11 @@ class Costs:
         cache_bytes: size of the compile caches that the plan left.
     """
 
-    cold_s: float
-    warm_s: float | None = None
-    peak_memory: int | None = None
-    baseline_peak_memory: int | None = None
-    cache_bytes: int = 0
+    cold_s: Seconds
+    warm_s: Seconds | None = None
+    peak_memory: Count | None = None
+    baseline_peak_memory: Count | None = None
+    cache_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Duel:
     rival: Plan
     measurement: Measurement | None = None
     failure: Failure | None = None
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Trial:
         duel: with a rival that it was worth telling it from; None where it challenged none.
     """
 
-    number: int
+    number: Count
     plan: Plan
     state: TrialState = TrialState.WAITING
     reason: str = ""
@@ -123,8 +124,8 @@ class Trial:
     measurement: Measurement | None = None
     verdict: Verdict | None = None
     costs: Costs | None = None
-    seconds: float = 0.0
-    started_at: float = 0.0
+    seconds: Seconds = 0.0
+    started_at: Amount = 0.0
     duel: Duel | None = None
 
     @property

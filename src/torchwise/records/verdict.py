@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from torchwise.errors import InputError
+
 STRIDES = "strides"
 """The check that fails where an answer is eager's in form, dtypes and shapes, and lies otherwise in memory."""
 
@@ -34,6 +36,16 @@ class Check:
     detail: str
     error: float | None = None
     floor: float | None = None
+
+    def check_read(self) -> None:
+        """Refuse errors below 0; one that is not finite is kept in a store.
+
+        Raises:
+            InputError: there is one.
+        """
+        for name, value in (("error", self.error), ("floor", self.floor)):
+            if value is not None and value < 0:
+                raise InputError(f"{name} is {value}, but must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from torchwise.records.bounds import Amount, Count, Positive, Seconds
 from torchwise.records.codec import Document
 
 SCHEMA = "torchwise.watched/1"
@@ -15,7 +16,7 @@ class Frame:
     """A place in a program: `line` of `file`, within `function`."""
 
     file: str
-    line: int
+    line: Count
     function: str = ""
 
     def __str__(self) -> str:
@@ -62,7 +63,7 @@ class Break:
     """
 
     file: str
-    line: int
+    line: Count
     function: str
     code: str
     reason: str
@@ -73,7 +74,7 @@ class Break:
     library: Frame | None = None
     excerpt: str = ""
     mend: Mend | None = None
-    count: int = 1
+    count: Positive = 1
     whole: bool = False
 
     @property
@@ -100,12 +101,12 @@ class Recompile:
 
     function: str
     file: str
-    line: int
+    line: Count
     guard: str
     varies: str = ""
     source: str = ""
     stack: tuple[Frame, ...] = ()
-    count: int = 1
+    count: Positive = 1
     compile_ids: tuple[str, ...] = ()
 
 
@@ -135,18 +136,18 @@ class Compilation:
     compile_id: str
     function: str
     file: str
-    line: int
-    seconds: float
-    phases: dict[str, float] = field(default_factory=dict)
-    guards: int = 0
-    guard_us: float | None = None
-    graph_ops: int = 0
-    graph_nodes: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
+    line: Count
+    seconds: Seconds
+    phases: dict[str, Seconds] = field(default_factory=dict)
+    guards: Count = 0
+    guard_us: Amount | None = None
+    graph_ops: Count = 0
+    graph_nodes: Count = 0
+    cache_hits: Count = 0
+    cache_misses: Count = 0
     is_forward: bool = True
     failed: str = ""
-    trace_s: float = 0.0
+    trace_s: Seconds = 0.0
 
 
 class FallbackKind(StrEnum):
@@ -176,8 +177,8 @@ class Fallback:
     what: str
     function: str = ""
     file: str = ""
-    line: int = 0
-    count: int = 1
+    line: Count = 0
+    count: Positive = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,12 @@ class Watched(Document):
         notes: what speaks against the record's completeness.
     """
 
-    seconds: float
+    seconds: Seconds
     breaks: tuple[Break, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     compilations: tuple[Compilation, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
-    trace_s: float = 0.0
+    trace_s: Seconds = 0.0
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torchwise.errors import InputError
 from torchwise.records import Interval, Measurement
 from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
@@ -57,8 +58,8 @@ class Comparison(Document):
         rows: every row of either.
     """
 
-    threshold: float
-    confidence: float
+    threshold: Amount
+    confidence: Share
     differences: tuple[str, ...]
     rows: tuple[Compared, ...]
     schema: str = SCHEMA

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from torchwise.errors import InputError
+from torchwise.parsing import parse_json
 from torchwise.records import StudyState, TrialState
 from torchwise.store import explanations, rulings
 from torchwise.store.claims import require
@@ -124,10 +125,19 @@ def _add_duel(connection: Connection, study_id: int, held: Row, row: Row) -> Non
     """Give a trial that is there the duel that it has here, and lacks there: the decision may go by it."""
     if held["format"] != row["format"]:
         return
-    there, here = json.loads(held["record"]), json.loads(row["record"])
-    if there.get("duel") is None and here.get("duel") is not None:
+    there, here = _record(held), _record(row)
+    if there and there.get("duel") is None and here.get("duel") is not None:
         place = (trials.c.study_id == study_id, trials.c.number == held["number"])
         connection.execute(update(trials).where(*place).values(record=dump({**there, "duel": here["duel"]})))
+
+
+def _record(row: Row) -> Row:
+    """Return what a trial's row holds; nothing where it cannot be read, which whoever reads it is told."""
+    try:
+        found = parse_json(row["record"], constants=True)
+    except InputError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _decide(connection: Connection, study_id: int, found: Found) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from torchwise.errors import InputError, StorageError
+from torchwise.parsing import parse_json
 from torchwise.records import codec
 
 T = TypeVar("T")
+State = TypeVar("State", bound=StrEnum)
 
 WAY_OUT = "delete the study, or read it with the version of Torchwise that wrote it"
 
@@ -35,6 +38,18 @@ def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_ou
     if written != known:
         raise StorageError(f"{row} has format {written!r}, but this version reads {known!r}; {way_out}")
     try:
-        return codec.from_builtins(json.loads(text), kind)
-    except (InputError, ValueError) as error:
+        return codec.from_builtins(parse_json(text, constants=True), kind, stored=True)
+    except InputError as error:
         raise StorageError(f"{row} cannot be read: {error}; {way_out}") from error
+
+
+def state_of(text: str, kind: type[State], *, row: str, way_out: str = WAY_OUT) -> State:
+    """Read a state that has a column of its own.
+
+    Raises:
+        StorageError: this version knows no such state.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        raise StorageError(f"{row} is {text!r}, but this version knows {', '.join(kind)}; {way_out}") from None

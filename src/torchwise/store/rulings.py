@@ -11,7 +11,7 @@ from torchwise.records import Ruling, Standing
 from torchwise.records.ruling import SCHEMA as FORMAT
 from torchwise.store.clock import now
 from torchwise.store.postgres import write_alone
-from torchwise.store.rows import dump, load
+from torchwise.store.rows import dump, load, state_of
 from torchwise.store.schema import rulings
 
 _PINNED = Standing.PINNED.value
@@ -82,4 +82,4 @@ def _scope(target: str | None, mode: str | None, hardware: str | None) -> list[A
 def _read(row: Row[Any]) -> Ruling:
     name = f"the ruling on plan {row.plan_id} of {row.target}"
     ruling = load(row.record, Ruling, row=name, written=row.format, known=FORMAT, way_out=_WAY_OUT)
-    return replace(ruling, standing=Standing(row.standing), at=row.ruled_at)
+    return replace(ruling, standing=state_of(row.standing, Standing, row=name, way_out=_WAY_OUT), at=row.ruled_at)

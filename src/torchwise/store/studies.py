@@ -17,7 +17,7 @@ from torchwise.records.study import SCHEMA as STUDY_FORMAT
 from torchwise.store.claims import add_finished, read_trials, require
 from torchwise.store.clock import now
 from torchwise.store.keys import StudyKey, StudySummary
-from torchwise.store.rows import dump, load
+from torchwise.store.rows import dump, load, state_of
 from torchwise.store.schema import decisions, studies, trials
 from torchwise.workload import WorkloadSpec
 
@@ -73,9 +73,9 @@ def get(connection: Connection, study_id: int, target: str | None = None) -> Stu
     study = replace(
         load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT),
         id=study_id,
-        state=StudyState(row.state),
+        state=state_of(row.state, StudyState, row=f"the state of study {study_id}"),
         trials=read_trials(connection, study_id),
-        excluded=tuple(json.loads(row.excluded)),
+        excluded=_excluded(row),
         seconds=row.seconds,
     )
     which = _last_target(study_id) if target is None else target
@@ -86,7 +86,13 @@ def get(connection: Connection, study_id: int, target: str | None = None) -> Stu
     decision = _read_decision(decided)
     if target is None:
         return replace(study, decision=decision)
-    return replace(study, decision=decision, workload=decision.workload, state=StudyState(decided.state))
+    state = state_of(decided.state, StudyState, row=f"the state of study {study_id}")
+    return replace(study, decision=decision, workload=decision.workload, state=state)
+
+
+def _excluded(row: Any) -> tuple[str, ...]:
+    name = f"what study {row.id} left out"
+    return load(row.excluded, tuple[str, ...], row=name, written=row.format, known=STUDY_FORMAT)
 
 
 def _last_target(study_id: Any) -> Any:
@@ -152,7 +158,7 @@ def _summary(row: Any) -> StudySummary:
         target=row.target,
         device=row.device,
         mode=row.mode,
-        state=StudyState(row.state),
+        state=state_of(row.state, StudyState, row=f"the state of study {row.id}"),
         trials=row.trials,
         plan=row.plan,
         speedup=Interval(row.speedup_low, row.speedup_mid, row.speedup_high) if known else None,

@@ -1,4 +1,5 @@
-"""Compilers by name, one file each: `(callable, plan) -> callable`. A plug-in adds its own to `BACKENDS`."""
+"""Compilers by name, one file each: `(callable, plan) -> callable`. A plug-in adds its own to `BACKENDS`,
+and describes it with `torchwise.plan.register`, so that plans that name it can be read."""
 
 from __future__ import annotations
 

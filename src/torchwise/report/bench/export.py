@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchwise import parsing
 from torchwise.errors import InputError
 from torchwise.records.benchmark import Benchmark
 from torchwise.report.bench.csv import to_csv
@@ -50,10 +51,6 @@ def read_benchmark(path: str | Path) -> Benchmark:
         InputError: it cannot be read, or is no benchmark of this schema.
     """
     try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    try:
-        return Benchmark.from_json(text)
+        return parsing.read(path, Benchmark.from_json)
     except InputError as error:
-        raise InputError(f"{path}: {error}; give a .json file that `torchwise bench` exported") from None
+        raise InputError(f"{error}; give a .json file that `torchwise bench` exported") from None

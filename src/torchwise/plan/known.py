@@ -1,0 +1,70 @@
+"""Which names a plan may hold where it is read: a misspelt one must not wait for a worker to be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torchwise.errors import PlanError, did_you_mean
+from torchwise.plan.choice import ANY, load_choices
+
+if TYPE_CHECKING:
+    from torchwise.plan.plan import Plan
+
+MOST = 2**16
+"""Threads, or pieces of a batch: no machine has as many cores, and no batch is cut so small."""
+_WAY_OUT = "or describe it with torchwise.plan.register"
+
+
+def check_known(plan: Plan) -> None:
+    """Refuse a plan that names a backend, a transform or an option of Inductor that nobody knows here.
+
+    Numbers that no machine could follow are refused, too.
+
+    Raises:
+        PlanError: with the value, what there is, and near misses.
+    """
+    for problem in _problems(plan):
+        raise PlanError(problem)
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    backends = ("eager", *_registered("backend"))
+    if plan.backend not in backends:
+        yield _unknown("backend", plan.backend, backends)
+    transforms = _registered("transforms")
+    for name in plan.transforms:
+        if name not in transforms:
+            yield _unknown("transforms", name, transforms)
+    if twice := next((name for name in plan.transforms if plan.transforms.count(name) > 1), None):
+        yield f"transforms has {twice!r} twice, but a rewrite is made once"
+    for name, number in (("threads", plan.threads), ("pieces", plan.pieces)):
+        if (number or 1) > MOST:
+            yield f"{name} is {number}, but must be a whole number from 1 to {MOST}"
+    for name, value in plan.options:
+        if isinstance(value, int) and abs(value) >= 2**63:
+            yield f"option {name} is {value}, but must be a whole number of 64 bits"
+    if plan.backend == "inductor":
+        yield from _option_problems(dict(plan.options))
+
+
+def _option_problems(options: dict[str, Any]) -> Iterator[str]:
+    from torchwise.plan.choices.inductor_options import DECLARED, is_option
+
+    kinds = {name: type(value) for name, value in _registered("options")}
+    for name, value in options.items():
+        if name not in kinds and not is_option(name):
+            near = did_you_mean(name, [*kinds, *DECLARED])
+            yield f"options has {name!r}, but Inductor has no such option{near or f': leave it out, {_WAY_OUT}'}"
+        if name in kinds and type(value) is not kinds[name]:
+            kind = {bool: "true or false", int: "a whole number"}.get(kinds[name], "text")
+            yield f"option {name} is {value!r}, but must be {kind}"
+
+
+def _registered(field: str) -> tuple[Any, ...]:
+    return tuple(value for name, value in load_choices() if name == field and value != ANY)
+
+
+def _unknown(field: str, name: str, known: Iterable[str]) -> str:
+    near = did_you_mean(name, known) or f", {_WAY_OUT}"
+    return f"{field} has {name!r}, but there are {', '.join(known)}{near}"

@@ -1,0 +1,86 @@
+"""What a study's JSON tells beside its samples: figures and ids that follow from them, for readers of JSON alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torchwise.errors import InputError
+from torchwise.parsing import shown
+
+_OF_TRIALS = ("plan_id", "speedup", "duel.speedup", "verdict.outcome")
+"""What `to_dict` derives for each trial."""
+
+
+def without(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a study's data as the record has them: without the schema and all that is derived."""
+    plain = {name: value for name, value in data.items() if name not in ("schema", "baseline")}
+    if "baseline" in data:
+        plain["inspection"] = _without(data["baseline"], "seconds_per_call")
+    if isinstance(trials := data.get("trials"), (list, tuple)):
+        plain["trials"] = [functools.reduce(_without, _OF_TRIALS, trial) for trial in trials]
+    return plain
+
+
+def _without(data: Any, path: str) -> Any:
+    """Return data without what stands at a path, such as "duel.speedup"."""
+    if not isinstance(data, dict):
+        return data
+    first, _, rest = path.partition(".")
+    if rest:
+        return {**data, first: _without(data[first], rest)} if first in data else data
+    return {name: value for name, value in data.items() if name != first}
+
+
+def check(data: dict[str, Any], derived: dict[str, Any]) -> None:
+    """Refuse figures that do not follow from the samples beside them.
+
+    Args:
+        data: as they were read.
+        derived: what `Study.to_dict` makes of them.
+
+    Raises:
+        InputError: there is one; with its place.
+    """
+    for place, told in _told_in(data):
+        if not _is_told(told, _at(derived, place)):
+            raise InputError(f"$.{place} is {shown(told)}, but must follow from the samples")
+
+
+def _told_in(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the place of each derived figure that is told, and what is told."""
+    trials = range(len(data.get("trials", ())))
+    of_trials = (f"trials.{index}.{path}" for index in trials for path in _OF_TRIALS)
+    for place in ("baseline.seconds_per_call", *of_trials):
+        if (told := _at(data, place)) is not _ABSENT:
+            yield place, told
+
+
+def _at(data: Any, place: str) -> Any:
+    for step in place.split("."):
+        try:
+            data = data[int(step) if isinstance(data, (list, tuple)) else step]
+        except (KeyError, TypeError):
+            return _ABSENT
+    return data
+
+
+_ABSENT = object()
+
+
+def _is_told(told: Any, derived: Any) -> bool:
+    """Whether this is told of what is derived; NumPy draws the ends of an interval, and its versions may differ."""
+    if not isinstance(derived, dict):
+        return bool(told == derived)
+    if not isinstance(told, dict) or told.keys() != derived.keys() or not all(map(_is_number, told.values())):
+        return False
+    if not math.isclose(told["mid"], derived["mid"], rel_tol=1e-6):
+        return False
+    width = derived["high"] - derived["low"] + 1e-6 * abs(derived["mid"])
+    return all(abs(told[end] - derived[end]) <= width for end in ("low", "high"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
