@@ -127,6 +127,33 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
 
 @pytest.fixture
+def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plans' compiler do all that it does but generate code, which takes seconds."""
+    _compile_by("aot_eager", monkeypatch)
+
+
+@pytest.fixture
+def only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plans' compiler do nothing with the graphs that Dynamo captures."""
+    _compile_by("eager", monkeypatch)
+
+
+def _compile_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from torchwise.realize.backends import inductor
+
+    real, plain = inductor.compile_with, torch._dynamo.lookup_backend(name)
+    ours: dict[int, Any] = {}
+
+    def compile_with(call: Any, backend: Any, *others: Any, **options: Any) -> Any:
+        stand_in = ours.setdefault(id(backend), (functools.partial(plain), backend))[0]
+        return real(call, stand_in, *others, **options)
+
+    monkeypatch.setattr(inductor, "compile_with", compile_with)
+
+
+@pytest.fixture
 def dynamo_afresh() -> Iterator[None]:
     """Have Dynamo know of nothing that other tests compiled, and ask for no gradients."""
     import torch
@@ -135,20 +162,3 @@ def dynamo_afresh() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the plans' compiler do all that it does but generate code."""
-    import torch
-
-    from torchwise.realize.backends import inductor
-
-    real, plain = inductor.compile_with, torch._dynamo.lookup_backend("aot_eager")
-    ours: dict[int, Any] = {}
-
-    def compile_with(call: Any, backend: Any, *others: Any, **options: Any) -> Any:
-        stand_in = ours.setdefault(id(backend), (functools.partial(plain), backend))[0]
-        return real(call, stand_in, *others, **options)
-
-    monkeypatch.setattr(inductor, "compile_with", compile_with)

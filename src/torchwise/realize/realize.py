@@ -20,7 +20,7 @@ from torchwise.realize import scope
 from torchwise.realize.backends import BACKENDS, Backend
 from torchwise.realize.capture import CAPTURES
 from torchwise.realize.capture.objects import WithObjects
-from torchwise.realize.edge import Edge
+from torchwise.realize.edge import ByForm, Edge
 from torchwise.realize.entry import entry_of
 from torchwise.realize.glance import Reads
 from torchwise.realize.recompiles import Recompiles, counted
@@ -73,7 +73,7 @@ def realize(
     Args:
         call: an `nn.Module` or a function.
         plan: how to run it.
-        example: inputs for which the original is run once, where the plan must know what outputs look like.
+        example: a batch, where it is a training step.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
@@ -94,7 +94,7 @@ def realize(
         raise UnsupportedError(f"transforms has {unknown[0]!r}, but there are {', '.join(known_transforms())}")
     inside, outside = _inside(call, plan)
     of_code = recompiles if plan.capture == "none" else recompiles.part(is_told=False)
-    inner = _compiled(inside, plan, Edge.for_plan(plan, call, example), backend, of_code)
+    inner = _compiled(inside, plan, device, call, backend, of_code)
     settings = settings_for(plan)
     way = getattr(inner, "way", lambda _args, _kwargs: inner)
     reads: Any = _unknown if "static_form" in plan.transforms else getattr(inner, "reads", _unknown)
@@ -158,23 +158,39 @@ def _counts_statistics(module: torch.nn.Module) -> bool:
 
 
 def _compiled(
-    inside: Callable[..., Any], plan: Plan, edge: Edge, given: Backend | None, recompiles: Recompiles
+    inside: Callable[..., Any],
+    plan: Plan,
+    device: str,
+    original: Callable[..., Any],
+    given: Backend | None,
+    recompiles: Recompiles,
 ) -> Callable[..., Any]:
-    """Compile the whole, edge included, or each repeated block."""
+    """Compile the whole, with its edge for each form of outputs that the original has, or each repeated block."""
+    if not Edge.is_needed(plan):
+        return _compiler(inside, plan, given, recompiles)(lambda call: call)
+    edge = Edge(plan, device)
+    compiled = _compiler(inside, plan, given, recompiles)
+    return ByForm(original, lambda form: edge.outside(compiled(lambda call: edge.around(call, form)), form))
+
+
+def _compiler(
+    inside: Callable[..., Any], plan: Plan, given: Backend | None, recompiles: Recompiles
+) -> Callable[[Layer], Callable[..., Any]]:
+    """Return what compiles with an edge around what is entered, within what is compiled where that can be."""
     if given is not None and plan.backend != "eager":
-        return edge.around(given(entry_of(inside), plan))
+        made = given(entry_of(inside), plan)
+        return lambda edged: edged(made)
     backend = BACKENDS.get(plan.backend)
     if backend is None:
         raise UnsupportedError(f"backend is {plan.backend!r}, but there are {', '.join(BACKENDS)}")
-    if plan.scope != "regional":
-        traced = edge.around(entry_of(inside))
-        for name in plan.transforms:
-            traced = CALL_TRANSFORMS[name](traced) if name in CALL_TRANSFORMS else traced
-        return counted(backend(traced, plan), recompiles)
-    if not isinstance(inside, torch.nn.Module):
-        raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
-    scope.compile_blocks(inside, lambda block: counted(backend(block, plan), recompiles.part()))
-    return edge.around(inside)
+    if plan.scope == "regional":
+        if not isinstance(inside, torch.nn.Module):
+            raise UnsupportedError("scope is 'regional', but a function has no repeated blocks: the model must be one")
+        scope.compile_blocks(inside, lambda block: counted(backend(block, plan), recompiles.part()))
+        return lambda edged: edged(inside)
+    entry, transforms = entry_of(inside), [CALL_TRANSFORMS[name] for name in plan.transforms if name in CALL_TRANSFORMS]
+    layered = functools.partial(functools.reduce, lambda call, transform: transform(call), transforms)
+    return lambda edged: counted(backend(layered(edged(entry)), plan), recompiles)
 
 
 def _unknown() -> Reads | None:

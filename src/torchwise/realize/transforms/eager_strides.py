@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from torchwise.realize.layout import laid_in, order_of
+
 
 def laid_out(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` for Dynamo to trace, for static shapes: with its outputs laid out as they are found in the trace.
@@ -29,11 +31,4 @@ def laid_out(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _as_it_lies(leaf: Any) -> Any:
     """Lay a tensor out in the order of dimensions that it has; one with gaps or repetitions is left as it comes."""
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
-        return leaf
-    if leaf.is_contiguous():
-        return leaf.contiguous()
-    order = [dim for _, dim in sorted([(-stride, dim) for dim, stride in enumerate(leaf.stride())])]
-    if not leaf.permute(order).is_contiguous():
-        return leaf
-    return leaf.permute(order).contiguous().permute([order.index(dim) for dim in range(leaf.dim())])
+    return laid_in(leaf, order_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf
