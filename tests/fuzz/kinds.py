@@ -255,21 +255,18 @@ seed = 3
 def _check_tasks(head: dict[str, Any], tasks: list[dict[str, Any]]) -> None:
     """Refuse tasks that lack something that their manifest gives."""
     tables = head.pop("studies", []) or [{}]
-    for name, value in [item for table in tables for item in {**head, **table}.items()]:
-        values = value if name in ("targets", "sizes", "devices", "modes") else [value]
-        for one in values:
-            if name == "sizes":
-                assert one == "" or any(task["target"].endswith(f"@{one}") for task in tasks) or not _in_zoo(tasks), one
-            elif name == "targets":
-                assert any(task["target"].startswith(one) for task in tasks), one
-            else:
-                given = tuple(one) if isinstance(one, list) else one
-                field = name.removesuffix("s") if name in ("devices", "modes") else name
-                assert any(task[field] == given for task in tasks), name
-
-
-def _in_zoo(tasks: list[dict[str, Any]]) -> bool:
-    return any(task["target"].startswith("zoo:") for task in tasks)
+    for table in ({**head, **table} for table in tables):
+        sized = [target for target in table["targets"] if target.startswith("zoo:") and "@" not in target]
+        for name, value in table.items():
+            for one in value if name in ("targets", "sizes", "devices", "modes") else [value]:
+                if name == "sizes":  # which mean nothing for others
+                    assert not (one and sized) or any(task["target"].endswith(f"@{one}") for task in tasks), one
+                elif name == "targets":
+                    assert any(task["target"].startswith(one) for task in tasks), one
+                else:
+                    field = name.removesuffix("s") if name in ("devices", "modes") else name
+                    given = tuple(one) if isinstance(one, list) else float(one) if type(one) is int else one
+                    assert any(task[field] == given for task in tasks), name
 
 
 def _suite(folder: Path) -> Kind:

@@ -306,6 +306,8 @@ def test_a_forged_section_is_refused_by_the_rules(changes: dict[str, object], wh
         ("<<<<<<< HEAD\n[a]\n=======\n>>>>>>> theirs", "line 1 has marks of a merge conflict"),
         ('schema = "torchwise.lock/1"\nmodel = 3', "line 2: 'model' stands where a section"),
         ('schema = "torchwise.lock/1"\n["a:b"]\ninference = 3', "line 3: 'inference' stands where a section"),
+        ('schema = "torchwise.lock/1"\n["a:b"]', "'a:b' stands where a section of target, mode and hardware must"),
+        ('schema = "torchwise.lock/1"\n["a:b".inference]', "'inference' stands where a section"),
         ("\x80", "it is not UTF-8: line 1 has the byte 0x80 at its byte 1"),
     ],
 )

@@ -147,7 +147,7 @@ def _sections(text: str, data: Mapping[str, Any]) -> Iterable[tuple[Key, Mapping
 
 
 def _table(text: str, found: Any, *path: str) -> Mapping[str, Any]:
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not found:
         place = _line(text, toml.key(path[-1]))
         raise InputError(f"{place}: {path[-1]!r} stands where a section of target, mode and hardware must: delete it")
     return found
