@@ -203,6 +203,14 @@ def load_program(seed: int) -> tuple[dict[str, Any], tuple[int, ...]]:
     return vars(module), ((1, 4, 3, 3) if "Conv2d" in source else (2, 4))
 
 
+def workload_of(seed: int) -> tuple[dict[str, Any], Workload]:
+    """Return a program's names, and its model with an example."""
+    names, shape = load_program(seed)
+    torch.manual_seed(seed)
+    model, cache = names["Program"]().eval(), names["Cache"]()
+    return names, Workload(model, (Example((torch.randn(shape), cache)),))
+
+
 class Failed(Exception):
     """A program shows a fault."""
 
@@ -213,11 +221,9 @@ def check_program(seed: int, plan: tw.Plan) -> str:
     Raises:
         Failed: saying what is wrong.
     """
-    names, shape = load_program(seed)
-    torch.manual_seed(seed)
-    model, cache = names["Program"]().eval(), names["Cache"]()
+    names, workload = workload_of(seed)
+    model = workload.call
     with torch.no_grad():
-        workload = Workload(model, (Example((torch.randn(shape), cache)),))
         fresh = copy.deepcopy(model)
         once = run_plainly(workload, "inference")
         moved = bool(once.moves)
