@@ -293,6 +293,17 @@ def test_what_is_done_between_the_calls_has_its_effect(machine: Machine, make: A
     assert machine.replayed >= 2
 
 
+def test_a_method_put_in_a_class_is_captured_anew(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pair(zero_first)
+    for _ in range(3):
+        check_alike(ours, theirs, batch())
+    forward = Net.forward
+    monkeypatch.setattr(Net, "forward", lambda model, x: forward(model, 2 * x))
+    for _ in range(3):
+        check_alike(ours, theirs, batch())
+    assert machine.recorded == 2
+
+
 def test_evaluation_in_between_costs_no_recording(machine: Machine) -> None:
     ours, theirs = pair(zero_first)
     for _ in range(3):

@@ -317,6 +317,23 @@ def test_weights_changed_in_place_are_read_and_replaced_ones_are_recorded(machin
             assert len(set(machine.pools[-4:])) == 2, "a pool whose graphs are gone is left"
 
 
+def test_a_method_put_in_a_class_is_recorded_anew(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Decay(torch.nn.Module):
+        def forward(self, u: torch.Tensor) -> torch.Tensor:
+            return u * 0.9
+
+    model = Decay()
+    loops = [torchwise.captured_loop(step) for step in (model, lambda u: model(u))]
+    with torch.no_grad():
+        for loop in loops:
+            loop(torch.ones(2), 30)
+        monkeypatch.setattr(Decay, "forward", lambda _, u: u * 2)
+        for loop in loops:
+            before = machine.recorded
+            assert same(loop(torch.ones(2), 30), torch.full((2,), 2.0**30))
+            assert machine.recorded == before + 2
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_an_applied_model_is_recorded_anew_once_its_weights_changed_or_its_plan_was_given_up(
     machine: Machine, inside: bool

@@ -11,7 +11,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 
-from torchwise.runtime.code import Code, body, version, writes_to
+from torchwise.realize.code_guard import CodeGuard, body, version, writes_to
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
@@ -32,7 +32,7 @@ class Changes:
         self._training = getattr(original, "training", None)
         self._is_scripted = isinstance(original, torch.jit.ScriptModule)  # whose mode is not in its state
         self._called = [*map(self._state.get, CALLED)]
-        self._code = Code(original)
+        self._code = CodeGuard(original)
         self._functions = self._code.functions
         self._bodies = [*map(body, self._functions)]
         self._dicts = [self._state, *self._code.dicts] if self._state else self._code.dicts

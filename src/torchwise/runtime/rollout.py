@@ -17,6 +17,7 @@ from torchwise.realize.capture.obstacle import synchronisations, synchronises
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
 from torchwise.realize.capture.surroundings import differing, surroundings_of
+from torchwise.realize.code_guard import CodeGuard
 from torchwise.realize.signature import opaque_leaves
 from torchwise.realize.watch import ModuleWatch
 from torchwise.runtime.course import Course, copies, tied
@@ -44,9 +45,9 @@ class Rollout:
     found.
 
     A step that is an `nn.Module`, or a method of one, is watched: weights changed in place are read anew, and others in
-    their place lead to a new recording; so do weights of what `apply` returned that changed in place, because a plan
-    may answer from copies of them. What another function closes over is not watched: after tensors there were replaced,
-    or weights of what `apply` returned changed, make a new Rollout.
+    their place lead to a new recording, as does another method in a class; so do weights of what `apply` returned that
+    changed in place, because a plan may answer from copies of them. What another function closes over is not watched:
+    after tensors there were replaced, or weights of what `apply` returned changed, make a new Rollout.
 
     Attributes:
         reason: why the last call ran step by step on CUDA, or None.
@@ -72,6 +73,7 @@ class Rollout:
         found = [getattr(part, "_dispatcher", None) for part in parts]
         self._applied = [dispatcher for dispatcher in found if isinstance(dispatcher, Dispatcher)]
         self._watch = ModuleWatch(owner if isinstance(owner, torch.nn.Module) else None)
+        self._code = CodeGuard(step)
         self._standing = self._plans()
         self._loops: dict[Situation, tuple[CapturedLoop, Callable[[], bool]]] = {}
         self._warm: dict[Situation, list[float]] = {}  # host seconds of the steps run as written
@@ -136,7 +138,7 @@ class Rollout:
         return [*self._watch.versions(), *(d.realized for d in self._applied)] if self._applied else []
 
     def _recorded(self, key: Situation, course: Course) -> None:
-        if self._watch.changed():
+        if self._watch.changed() or self._code.replaced():
             self._forget()
         if key in self._refused:
             self.reason = self._refused[key]
@@ -155,6 +157,7 @@ class Rollout:
         self._warm.clear()
         self._refused.clear()
         self._watch.look()
+        self._code.look()
 
     def _warm_up(self, took: list[float], course: Course) -> None:
         """Take the first steps as written, the last of them under watch."""

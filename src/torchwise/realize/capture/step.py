@@ -21,6 +21,7 @@ from torchwise.realize.capture.obstacle import refused
 from torchwise.realize.capture.recording import RecordingStream
 from torchwise.realize.capture.situation import Situation, on_gpu, settings_now, situation_of, steps_aside
 from torchwise.realize.capture.training import TrainingState
+from torchwise.realize.code_guard import CodeGuard
 from torchwise.realize.recompiles import Recompiles
 from torchwise.realize.varying import STATE, Varied
 from torchwise.workload import trees
@@ -58,9 +59,9 @@ class CapturedStep:
     optimizer states, scales, gradients, random numbers), records, and replays: each call is exactly one step. Memory
     for a second copy of that state is needed meanwhile.
 
-    What moved or was replaced, requires_grad, train / eval, autocast, PyTorch's settings and the numbers in
-    `param_groups` are compared on every call, and a change starts over as with a first call. A learning rate that
-    changes on every step must therefore be a tensor on CUDA, `lr=torch.tensor(1e-3, device="cuda")`, into which
+    What moved or was replaced, methods in classes, requires_grad, train / eval, autocast, PyTorch's settings and the
+    numbers in `param_groups` are compared on every call, and a change starts over as with a first call. A learning rate
+    that changes on every step must therefore be a tensor on CUDA, `lr=torch.tensor(1e-3, device="cuda")`, into which
     schedulers write.
 
     Gradients: what the step leaves in `.grad` is the graph's own memory, overwritten by the next call. A step that adds
@@ -96,6 +97,7 @@ class CapturedStep:
         self._step = step
         self._recompiles = recompiles
         self._state = TrainingState(modules, optimizers, scalers)
+        self._code = CodeGuard(step, *modules)
         self._graphs: dict[Situation, Recorded] = {}
         self._seen: set[Situation] = set()
         self._told: set[str] = set()
@@ -126,7 +128,7 @@ class CapturedStep:
     def _answer(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
             raise UnsupportedError(self._refusal)
-        if reason := self._state.changed():
+        if reason := self._state.changed() or self._recoded():
             self._start_over(reason)
         recorded = self._graphs.get(key)
         if recorded is None and key not in self._seen:
@@ -159,6 +161,10 @@ class CapturedStep:
         self._seen.add(key)
         return answer
 
+    def _recoded(self) -> str | None:
+        replaced = self._code.replaced()
+        return None if replaced is None else f"{replaced} was replaced"
+
     def _start_over(self, reason: str) -> None:
         if self._graphs:
             if self._recompiles is not None:
@@ -169,6 +175,7 @@ class CapturedStep:
         self._graphs.clear()
         self._seen.clear()
         self._state.look()
+        self._code.look()
 
     def _tell(self, text: str, subject: str = "") -> None:
         """Warn once of each subject."""

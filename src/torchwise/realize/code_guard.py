@@ -10,7 +10,7 @@ import functools
 import gc
 import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -56,8 +56,8 @@ class _Names:
         return None
 
 
-class Code:
-    """The classes, functions and partials behind a callable, as they are now.
+class CodeGuard:
+    """The classes, functions and partials behind callables, as they are now.
 
     A class counts with its bases, and with all that it holds but plain data. Looked at are the classes of all
     submodules, and of what a function closes over, a method is bound to, and a partial or an object holds: not what
@@ -68,10 +68,15 @@ class Code:
         functions: what is called, or bound to what is called, each with its `body`.
     """
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        behind = list(_behind(call))
+    def __init__(self, *calls: Callable[..., Any]) -> None:
+        self._calls = calls
+        self.look()
+
+    def look(self) -> None:
+        """Take the code as it is now for what it should be."""
+        behind = list(_behind(self._calls))
         self.functions = [each for each in behind if isinstance(each, types.FunctionType)]
-        self._names = list(_names(call, behind))
+        self._names = list(_names(self._calls, behind))
         self.dicts = [names.now for names in self._names]
         self._seen = writes_to(self.dicts)
         self._found: str | None = None
@@ -89,9 +94,9 @@ def writes_to(dicts: list[dict[str, Any]]) -> int:
     return sum(map(version, dicts))
 
 
-def _behind(call: Callable[..., Any]) -> Iterator[Any]:
-    """Yield what a call leads to: modules, objects, functions, partials, each once."""
-    seen, waiting = set[int](), list[Any]([call])
+def _behind(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
+    """Yield what calls lead to: modules, objects, functions, partials, each once."""
+    seen, waiting = set[int](), list[Any](calls)
     while waiting:
         one = waiting.pop()
         if id(one) in seen or isinstance(one, (type, types.BuiltinFunctionType)) or not callable(one):
@@ -117,11 +122,12 @@ def _is_bound(cell: Any) -> bool:
         return False
 
 
-def _names(call: Any, behind: list[Any]) -> Iterator[_Names]:
+def _names(calls: Sequence[Any], behind: list[Any]) -> Iterator[_Names]:
+    own = [call for call in calls if not isinstance(call, (torch.nn.Module, types.FunctionType))]
     for each in behind:
         if isinstance(each, functools.partial):
             yield _Names.of("functools.partial.keywords", each.keywords, lambda _name, _value: True)
-        elif each is call and not isinstance(each, (torch.nn.Module, types.FunctionType)) and hasattr(each, "__dict__"):
+        elif any(each is call for call in own) and hasattr(each, "__dict__"):
             yield _Names.of(type(each).__qualname__, vars(each), _is_called)
     for cls in dict.fromkeys(cls for each in behind for cls in type(each).__mro__):
         for held in gc.get_referents(cls.__dict__):  # the dict behind what Python shows, whose writes are counted
