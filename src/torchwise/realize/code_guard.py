@@ -128,17 +128,15 @@ def _names(calls: Sequence[Any], behind: list[Any]) -> Iterator[_Names]:
         if isinstance(each, functools.partial):
             yield _Names.of("functools.partial.keywords", each.keywords, lambda _name, _value: True)
         elif any(each is call for call in own) and hasattr(each, "__dict__"):
-            yield _Names.of(type(each).__qualname__, vars(each), _is_called)
+            yield _Names.of(type(each).__qualname__, vars(each), functools.partial(is_called, None))
     for cls in dict.fromkeys(cls for each in behind for cls in type(each).__mro__):
         for held in gc.get_referents(cls.__dict__):  # the dict behind what Python shows, whose writes are counted
             if type(held) is dict and cls.__module__ not in _OF_PYTHON:
-                counts = _is_called_in_modules if cls is torch.nn.Module else _is_called
-                yield _Names.of(cls.__qualname__, held, counts)
+                yield _Names.of(cls.__qualname__, held, functools.partial(is_called, cls))
 
 
-def _is_called(name: str, value: Any) -> bool:
+def is_called(cls: type | None, name: str, value: Any) -> bool:
+    """Whether what hangs in a class, or in an object, may be code that a call runs."""
+    if cls is torch.nn.Module:
+        return name in _OF_MODULES
     return name not in _NOT_CALLED and (callable(value) or hasattr(value, "__get__"))
-
-
-def _is_called_in_modules(name: str, _value: Any) -> bool:
-    return name in _OF_MODULES

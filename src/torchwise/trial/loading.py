@@ -13,6 +13,7 @@ from typing import Any
 from torchwise.errors import InputError
 from torchwise.measure import turns
 from torchwise.trial.job import Job
+from torchwise.trial.methods import methods_put_in, put_in
 from torchwise.workload import Workload, target
 from torchwise.workload.loss import loss_of
 from torchwise.workload.state import from_one_state, going_on
@@ -88,7 +89,8 @@ def _loaded(job: Job) -> Workload:
     # Tensors that hang in attributes and objects, which `to` does not move, come back to where they were.
     place = "cpu" if job.workload.device == "cpu" else None
     with open(job.source, "rb") as file:
-        call, examples, name = torch.load(file, map_location=place, weights_only=False)
+        call, examples, name, methods = torch.load(file, map_location=place, weights_only=False)
+    put_in(methods)
     _give_main_its_names()
     return Workload(call, examples, name).to(job.workload.device)
 
@@ -120,12 +122,19 @@ def save(workload: Workload, path: str) -> None:
     try:
         if workload.step and any(isinstance(m, torch.jit.ScriptModule) for m in _parts(workload.step)):
             raise TypeError("a module of TorchScript is written apart from the optimizer of its weights")
-        torch.save((workload.call, workload.examples, workload.name), path, pickle_module=pickling)
+        methods = methods_put_in(_objects(workload))
+        torch.save((workload.call, workload.examples, workload.name, methods), path, pickle_module=pickling)
     except Exception as error:  # pickling runs the user's own hooks, which may raise anything
         raise WorkloadError(
             f"the model cannot be sent to a worker process ({raised(error)}); "
             "give a factory instead, as package.module:factory or path/file.py:factory"
         ) from error
+
+
+def _objects(workload: Workload) -> list[Any]:
+    """List the objects whose classes are called: the modules, and the callable itself."""
+    modules = workload.step.modules().values() if workload.step else filter(None, [workload.module])
+    return [workload.call, *(part for module in modules for part in module.modules())]
 
 
 def _parts(step: TrainStep) -> list[Any]:

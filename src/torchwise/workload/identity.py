@@ -285,7 +285,7 @@ def _body(code: types.CodeType) -> list[Any]:
     except (OSError, TypeError):
         source = None
     # Several lambdas may share a line, so that their source alone does not tell them apart.
-    return [source, _bytecode(code) if source is None or code.co_name == "<lambda>" else None]
+    return [source, bytecode(code) if source is None or code.co_name == "<lambda>" else None]
 
 
 def _is_torchs(thing: Any) -> bool:
@@ -345,14 +345,15 @@ def _class_source(cls: type) -> str | None:
     return source if file is not None and (not files or os.path.abspath(file) in files) else None
 
 
-def _bytecode(code: types.CodeType) -> list[Any]:
+def bytecode(code: types.CodeType) -> list[Any]:
+    """Return what code does, without where it is written: the same in every process of one Python."""
     names = [list(code.co_names), list(code.co_varnames), list(code.co_freevars)]
     return [code.co_code.hex(), names, [_constant(constant) for constant in code.co_consts]]
 
 
 def _constant(constant: Any) -> Any:
     if isinstance(constant, types.CodeType):
-        return _bytecode(constant)
+        return bytecode(constant)
     if isinstance(constant, tuple):
         return ["tuple", [_constant(item) for item in constant]]
     if isinstance(constant, frozenset):  # its order differs from process to process
