@@ -22,6 +22,7 @@ from torchwise.realize.capture.call import CapturedCall
 from torchwise.realize.capture.direct import MOST_GRAPHS, SETTLING_CALLS, Replays
 from torchwise.realize.capture.graph import Graph, copy_each, record, record_in_place
 from torchwise.realize.capture.recording import RecordingStream
+from torchwise.realize.recompiles import RecompileLimitError, Recompiles
 from torchwise.workload import trees
 
 
@@ -120,8 +121,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         yield Machine(monkeypatch)
 
 
-def of(call: Callable[..., Any], module: torch.nn.Module | None = None, *, borrow: bool = False) -> CapturedCall:
-    return CapturedCall(call, module, device="cuda", mode="inference", borrow=borrow)
+def of(call: Callable[..., Any], module: torch.nn.Module | None = None, **options: Any) -> CapturedCall:
+    return CapturedCall(call, module, device="cuda", mode="inference", **options)
 
 
 X = torch.randn(3, 4)
@@ -159,6 +160,45 @@ def test_a_replay_of_a_module_that_changed_is_thrown_away(machine: Machine, chan
     assert torch.equal(call(X), net(X))
     assert (machine.recorded, machine.replayed) == (2, 4), "the first was thrown away"
     call(X)
+    assert machine.recorded == 2
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.last_request = 1.0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def test_what_is_recorded_anew_for_each_call_is_counted_bounded_and_named(machine: Machine) -> None:
+    net, told = Scaled(), list[str]()
+    call = of(net, net, recompiles=Recompiles(3, told=told.append))
+    for number in range(4):
+        net.scale = 2.0 + number
+        assert torch.equal(call(X), net(X))
+    assert (machine.recorded, len(told)) == (4, 3)
+    assert told[-1] == "`scale` on the model is now 5.0"
+    net.scale = 7.0
+    with pytest.raises(RecompileLimitError, match="`scale` on the model is another number on every call"):
+        call(X)
+    net.scale = 5.0
+    assert torch.equal(call(X), net(X))
+    assert machine.recorded == 4, "what was recorded last goes on answering"
+
+
+def test_attributes_that_compiled_code_does_not_read_are_not_looked_at(machine: Machine) -> None:
+    net, reads = Scaled(), dict[tuple[str, ...], set[str]]()
+    call = of(net, net, reads=lambda: reads or None)
+    reads[()] = {"scale"}  # by now it was compiled
+    call(X)
+    for number in range(3):
+        net.last_request = number
+        assert torch.equal(call(X), net(X))
+    assert machine.recorded == 1
+    net.scale = 3.0
+    assert torch.equal(call(X), net(X))
     assert machine.recorded == 2
 
 
