@@ -71,6 +71,19 @@ class UnsupportedError(TorchwiseError):
     """This version of torch, or this machine, lacks what a plan needs."""
 
 
+class NoEffectError(UnsupportedError):
+    """A part of a plan changes nothing in this model, so that the plan would be timed as what it is not.
+
+    Args:
+        message: what, and why.
+        part: the plan's field, and the value in it that changes nothing.
+    """
+
+    def __init__(self, message: str, part: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.part = part
+
+
 class StalePlanError(TorchwiseError):
     """A plan was made for a model that has since changed (its weights, its structure, its mode)."""
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchwise.errors import UnsupportedError
+from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.backends.inductor import ahead_backend
@@ -695,8 +695,9 @@ def test_failing_leaves_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(compile_module, "rewrite", broken)
     door, x = uncompiled(), z(3)
     reason = "changes nothing here: rewriting failed with ValueError: no luck"
-    with pytest.raises(UnsupportedError, match=reason), door.effective():
+    with pytest.raises(NoEffectError, match=reason) as refused, door.effective():
         close(torch.compile(lambda x: x * 2j, backend=door)(x), x * 2j, 4)
+    assert refused.value.part == ("transforms", "complex_to_real")
 
 
 def test_what_changes_nothing_says_so_every_time() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.errors import NoEffectError, StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.capture import CAPTURES
@@ -265,8 +265,9 @@ def test_isolating_what_is_not_there_or_not_called_is_refused(x: torch.Tensor) -
             made(call, ISOLATED, x)
     call = made(Idle(), ISOLATED, x)
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match="changes nothing here"):
+        with pytest.raises(NoEffectError, match="changes nothing here") as refused:
             call(x)
+        assert refused.value.part == ("transforms", "isolate_rnn")
 
 
 # ---- static forms

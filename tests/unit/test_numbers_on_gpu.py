@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwise.errors import PlanError, UnsupportedError
+from torchwise.errors import NoEffectError, PlanError, UnsupportedError
 from torchwise.plan import Plan, PlanSpace
 from torchwise.realize.transforms.numbers_on_gpu import Number, staying
 from torchwise.trial.inspection import _compatible
@@ -110,8 +110,9 @@ def test_an_answer_that_holds_a_number_is_refused() -> None:
 
 
 def test_a_call_that_reads_no_number_there_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="changes nothing here"):
+    with pytest.raises(NoEffectError, match="changes nothing here") as refused:
         staying(lambda x: x * x.mean().item())(X)  # the CPU has it already
+    assert refused.value.part == ("transforms", "numbers_on_gpu")
 
 
 def test_nothing_is_left_of_it() -> None:

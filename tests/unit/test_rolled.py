@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchwise.errors import UnsupportedError
+from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.rolled import Rolled, around, inductor
@@ -583,8 +583,9 @@ def realized(call: Callable[..., Any], plan: Plan, *args: Any, mode: str = "infe
 
 def test_a_model_without_repetitions_is_unsupported() -> None:
     call = realized(lambda x: x, ROLLED, torch.randn(4))
-    with pytest.raises(UnsupportedError, match="scope 'rolled' changes nothing here"):
+    with pytest.raises(NoEffectError, match="scope 'rolled' changes nothing here") as refused:
         call(torch.randn(4))
+    assert refused.value.part == ("scope", "rolled")
 
 
 @pytest.mark.slow

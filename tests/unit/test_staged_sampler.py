@@ -15,8 +15,8 @@ from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S
 from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS, _about
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
-from torchwise.plan.space import compile_factor_of, legality_of
-from torchwise.records import Check, Outcome, Trial, TrialState, Verdict
+from torchwise.plan.space import compile_factor_of, legality_of, parts_of
+from torchwise.records import Check, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
 
 AUTOTUNED = Plan(backend="inductor", mode="max-autotune-no-cudagraphs")
 REGIONAL = Plan(backend="inductor", scope="regional")
@@ -433,6 +433,87 @@ def test_a_loss_of_another_choice_is_tried_again_elsewhere() -> None:
     history = known(lost, a_trial(INDUCTOR, 2.0, cold_s=1.0), shares={"gemm": 0.5, "conv": 0.5, "launch": 0.0})
     assert "inductor + channels_last" not in excluded(history)
     assert Plan(backend="inductor", memory_format="channels_last") in ever_asked(history)
+
+
+# ---- what changes nothing
+
+
+def changed_nothing(field: str, value: str, plan: Plan) -> Trial:
+    failure = Failure(FailureKind.UNSUPPORTED, "compile", f"{value} changes nothing here", no_effect=(field, value))
+    return Trial(0, plan, TrialState.FAIL, failure=failure, seconds=60.0)
+
+
+OF_ALL = frozenset({"module", "gemm", "floating", "complex", "short_rows", "rnn", "repeats", "numbers", "questions"})
+
+
+def asked_by_all_means(device: str, *trials: Trial) -> list[Plan]:
+    """Ask until nothing more is proposed, while every plan is a little faster than the one before."""
+    space = PlanSpace(device, "inference", OF_ALL, effort="thorough")
+    history = known(*trials, device=device, shares={"gemm": 0.5, "launch": 0.5})
+    found: list[Plan] = []
+    while (proposal := StagedSampler(space).ask(history)) is not None:
+        found.append(proposal.plan)
+        trial = a_trial(proposal.plan, 1.0 + 0.01 * len(found), cold_s=1.0)
+        history = replace(history, trials=(*history.trials, trial))
+    return found
+
+
+@pytest.mark.parametrize(("field", "value"), [("transforms", "complex_to_real"), ("scope", "rolled")])
+def test_what_changes_nothing_is_tried_in_no_other_plan_either(field: str, value: str) -> None:
+    def with_it(*trials: Trial) -> list[Plan]:
+        return [plan for plan in asked_by_all_means("cpu", *trials) if (field, value) in parts_of(plan)]
+
+    tried = with_it()
+    told = changed_nothing(field, value, tried[0])
+    others = [plan for plan in tried if set(plan.transforms) <= set(tried[0].transforms)]
+    assert len(others) >= 2, "else nothing is shown"
+    assert not set(with_it(told)) & set(others)
+    failed = replace(told, failure=Failure(FailureKind.DIED, "compile", "SIGSEGV"))
+    assert set(with_it(failed)) & set(others), "a plan that fails otherwise says nothing of others"
+
+
+INDUCTOR_TOO = {"backend": "inductor"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "tried", "same", "another"),
+    [
+        ("capture", "branches", {}, [INDUCTOR_TOO, {"precision": "bf16"}], [{**INDUCTOR_TOO, "capture": "call"}]),
+        ("transforms", "numbers_on_gpu", {"capture": "call"}, [{"memory_format": "channels_last"}], [{}]),
+        ("transforms", "isolate_rnn", INDUCTOR_TOO, [{"mode": "reduce-overhead"}, {"scope": "regional"}], [{}]),
+        ("transforms", "structure_of_arrays", INDUCTOR_TOO, [{"threads": 1}], [{"transforms": ("complex_to_real",)}]),
+    ],
+)
+def test_a_plan_is_the_same_as_without_what_changes_nothing(
+    field: str, value: str, tried: dict[str, Any], same: list[dict[str, Any]], another: list[dict[str, Any]]
+) -> None:
+    plan = Plan(**tried).with_choice(field, value)
+    told = changed_nothing(field, value, plan)
+    history = known(told)
+    assert [history.without_effect(replace(plan, **other)) for other in ({}, *same)] == [told] * (len(same) + 1)
+    for other in another:
+        without = replace(Plan(**tried), **other)
+        assert history.without_effect(without) is None
+        if other.get("transforms"):
+            assert history.without_effect(without.with_choice(field, value)) is None
+
+
+def test_what_another_transform_leaves_may_be_changed_after_all() -> None:
+    name = "structure_of_arrays"
+    told = changed_nothing("transforms", name, Plan(backend="inductor", transforms=(name,)))
+    found = {plan.transforms for plan in asked_by_all_means("cpu", told) if name in plan.transforms}
+    assert found, "what complex_to_real makes of the graph is another one"
+    assert all(len(transforms) > 1 for transforms in found)
+
+
+def test_a_hint_with_what_changes_nothing_is_not_tried_and_the_report_says_why() -> None:
+    rewritten = Plan(backend="inductor", transforms=("complex_to_real",))
+    hint = Proposal(replace(rewritten, threads=1), "decided for before")
+    told = changed_nothing("transforms", "complex_to_real", rewritten)
+    sampler = StagedSampler(PlanSpace("cpu", "inference", OF_ALL), [hint])
+    assert sampler.ask(known(device="cpu")) == hint
+    assert sampler.ask(known(told, device="cpu")) != hint
+    assert "complex_to_real: it changes nothing here, as was seen" in sampler.excluded(known(told, device="cpu"))
 
 
 # ---- hints

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchwise.errors import UnsupportedError
+from torchwise.errors import NoEffectError, UnsupportedError
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.legality import Legality
 from torchwise.realize import realize
@@ -168,11 +168,12 @@ def test_a_graph_that_is_not_changed_is_told_and_code_from_a_cache_is_not_blamed
     unchanged = graph_of(torch.tanh, POINTS)
     with (
         pytest.raises(
-            UnsupportedError, match="structure_of_arrays changes nothing here: no graph reads rows of 2 to 8"
-        ),
+            NoEffectError, match="structure_of_arrays changes nothing here: no graph reads rows of 2 to 8"
+        ) as refused,
         door.effective(),
     ):
         door(unchanged.graph)
+    assert refused.value.part == ("transforms", "structure_of_arrays")
     with door.effective():
         door(unchanged.graph)
         door(graph_of(distances, POINTS, OTHERS).graph)

@@ -19,9 +19,10 @@ import psutil
 import pytest
 import torch
 
-from torchwise.errors import BaselineError, TargetError, WorkloadError
+from torchwise.errors import BaselineError, TargetError, UnsupportedError, WorkloadError
 from torchwise.measure import turns
 from torchwise.plan import Plan
+from torchwise.realize.effect import no_effect
 from torchwise.records import Duel, Failure, FailureKind, Measurement, Outcome, Trial, TrialState, codec
 from torchwise.trial import (
     Job,
@@ -33,6 +34,7 @@ from torchwise.trial import (
     loading,
     own_caches,
     try_plan,
+    worker,
 )
 from torchwise.trial.job import EFFORTS
 from torchwise.trial.launcher import WAITING
@@ -338,6 +340,14 @@ def test_the_largest_example_is_called_first() -> None:
 
 def test_a_worker_runs_parts_of_a_program_plainly() -> None:
     assert Job("try", WorkloadSpec("zoo:tutorial.branch")).variables()["TORCHWISE_DISABLE"] == "1"
+
+
+def test_a_worker_tells_which_part_of_a_plan_changes_nothing() -> None:
+    kind, text = worker._report(no_effect(("scope", "rolled"), "nothing repeats"), "compile")
+    failure = codec.from_json(text, Failure)
+    assert (kind, failure.kind, failure.no_effect) == ("failure", FailureKind.UNSUPPORTED, ("scope", "rolled"))
+    assert failure.message == "scope 'rolled' changes nothing here: nothing repeats"
+    assert codec.from_json(worker._report(UnsupportedError("no GPU"), "load")[1], Failure).no_effect is None
 
 
 def test_a_gpu_that_is_not_there_is_said_before_cuda_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchwise.plan import EAGER, Plan
-from torchwise.plan.space import compile_factor_of
+from torchwise.plan.space import compile_factor_of, parts_of
 from torchwise.records import Inspection, Outcome, Trial
 from torchwise.records.economics import Economics, eager_measured
 from torchwise.records.verdict import STRIDES
@@ -67,6 +67,20 @@ class History:
     def tried(self, plan: Plan) -> Trial | None:
         """Return the trial of a plan, or None."""
         return next((trial for trial in self.trials if trial.plan == plan), None)
+
+    def without_effect(self, plan: Plan) -> Trial | None:
+        """Return the trial that showed a part of `plan` to change nothing, so that it is the plan without that part.
+
+        What a part finds to change it finds in what other transforms leave of the model: where there are some that the
+        trial's plan had not, it may have more to change.
+        """
+        for trial in self.trials:
+            part = trial.failure.no_effect if trial.failure else None
+            others = {("transforms", name) for name in plan.transforms} - {part}
+            known = {("transforms", name) for name in trial.plan.transforms}
+            if part in set(parts_of(plan)) and others <= known:
+                return trial
+        return None
 
     def timed(self) -> Iterator[Trial]:
         """Yield every trial that was timed and so had passed its checks, pruned ones included, failed ones not."""

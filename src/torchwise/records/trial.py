@@ -49,12 +49,14 @@ class Failure:
             or what another task than a trial's calls its stages.
         message: the exception, the signal's name, or the limit that was passed.
         traceback: of the exception, or of what a worker was doing when its time was up, where there is one.
+        no_effect: a part of the plan that changed nothing, by its field and value; None where that is not why.
     """
 
     kind: FailureKind
     stage: str
     message: str
     traceback: str = ""
+    no_effect: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         """Return such as "died in compile: SIGSEGV"."""

@@ -88,7 +88,7 @@ def _report(error: BaseException, stage: str) -> tuple[str, str]:
     text = "".join(traceback.format_exception(error)[-TRACEBACK_LINES:])
     failure = Failure(_kind(error), stage, raised(error)[:2000], text[-8000:])
     if isinstance(error, TorchwiseError):
-        failure = Failure(_kind(error), stage, str(error))
+        failure = Failure(_kind(error), stage, str(error), no_effect=getattr(error, "part", None))
     return ("failure", codec.to_json(failure))
 
 

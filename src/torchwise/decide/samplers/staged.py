@@ -101,7 +101,8 @@ class StagedSampler:
         if len(history.trials) >= MOST_TRIALS[self._space.effort]:
             return None
         for hint in self._hints:
-            if history.tried(hint.plan) is None and self._is_affordable(hint.plan, history):
+            known = history.tried(hint.plan) or history.without_effect(hint.plan)
+            if known is None and self._is_affordable(hint.plan, history):
                 return hint
         worth = [option for option in self._options(history) if option.problem(history) is None]
         if not worth:
@@ -130,6 +131,8 @@ class StagedSampler:
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if RESTRIDED in history.traits:
             found["inductor without eager_strides"] = "outputs would lie otherwise in memory than eager's, as was seen"
+        parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
+        found.update({part[1]: "it changes nothing here, as was seen" for part in parts if part})
         if len(history.trials) >= MOST_TRIALS[self._space.effort]:
             limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
@@ -156,7 +159,7 @@ class StagedSampler:
             for plan, choice in space.neighbours(base):
                 if plan in seen or history.tried(plan) is not None or self._lost_before(history, choice):
                     continue
-                if _fails_like_others(plan, space):
+                if _fails_like_others(plan, space) or history.without_effect(plan):
                     continue
                 seen.add(plan)
                 best_s = history.seconds_of(base) - self._bound_s(history, base, choice)

@@ -31,6 +31,7 @@ from torchwise.realize.capture.graph import copied, copy_each, static_inputs, te
 from torchwise.realize.capture.host_values import HostValues
 from torchwise.realize.capture.pieces import Path, record_path
 from torchwise.realize.capture.situation import Situation
+from torchwise.realize.effect import no_effect
 from torchwise.workload import trees
 
 logger = logging.getLogger("torchwise")
@@ -196,7 +197,8 @@ class BranchingCall(CapturedCall):
 
         first = self._recorded(key, path)
         if not first.answers:
-            raise UnsupportedError("the call asks the GPU nothing on its way: capture 'call' makes one graph of it")
+            why = "the call asks the GPU nothing on its way: capture 'call' makes one graph of it"
+            raise no_effect(("capture", self.kind), why)
 
         def record() -> Path:
             if torch.cuda.current_device() != self._device:

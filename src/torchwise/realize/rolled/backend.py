@@ -60,7 +60,7 @@ class Rolled:
     def effective(self) -> Iterator[None]:
         """Watch a first call, and what the inner backend has to say of it; see `effect.effective`."""
         inner = getattr(self._inner, "effective", contextlib.nullcontext)
-        with effective("scope 'rolled'", lambda: self.rolled, self.reasons), inner():
+        with effective(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
             yield
 
 

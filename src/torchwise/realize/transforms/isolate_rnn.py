@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchwise.errors import UnsupportedError
+from torchwise.realize.effect import no_effect
 from torchwise.realize.weights import share
 
 
@@ -86,7 +87,7 @@ def _effective(inner: Callable[..., Any], called: set[bool]) -> Callable[..., An
     def effective(*args: Any, **kwargs: Any) -> Any:
         answer = inner(*args, **kwargs)
         if not called:
-            raise UnsupportedError("isolate_rnn changes nothing here: the call runs no nn.RNN, nn.GRU or nn.LSTM")
+            raise no_effect(("transforms", "isolate_rnn"), "the call runs no nn.RNN, nn.GRU or nn.LSTM")
         return answer
 
     return effective

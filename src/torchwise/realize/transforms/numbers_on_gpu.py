@@ -25,6 +25,7 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.asked import answering
 from torchwise.realize.capture.obstacle import place_of
 from torchwise.realize.capture.situation import DEVICE
+from torchwise.realize.effect import no_effect
 from torchwise.workload import trees
 
 AMONG_NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
@@ -99,7 +100,7 @@ def staying(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any
         if any(isinstance(tensor, Number) for tensor in trees.tensors(answer)):
             raise UnsupportedError("the call returns a number that it reads from the GPU, for Python to have")
         if not stayed:
-            raise UnsupportedError("numbers_on_gpu changes nothing here: the call reads no number from a tensor there")
+            raise no_effect(("transforms", "numbers_on_gpu"), "the call reads no number from a tensor there")
         return answer
 
     return with_numbers

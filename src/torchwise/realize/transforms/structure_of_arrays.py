@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from torchwise.errors import UnsupportedError
 from torchwise.realize import private
+from torchwise.realize.effect import no_effect
 
 SHORT = range(2, 9)
 """Lengths of a dimension that is worth laying out outermost: longer ones fill a vector by themselves."""
@@ -115,9 +115,10 @@ def graph_pass() -> Any:
             seen, changed = self.seen, self.changed
             yield
             if self.seen > seen and self.changed == changed:
-                raise UnsupportedError(
-                    f"{_WHO} changes nothing here: no graph reads rows of {SHORT[0]} to {SHORT[-1]} elements, "
-                    f"{LANES} rows or more, {AGAIN} times or more"
+                raise no_effect(
+                    ("transforms", _WHO),
+                    f"no graph reads rows of {SHORT[0]} to {SHORT[-1]} elements, {LANES} rows or more, {AGAIN} times "
+                    "or more",
                 )
 
     return StructureOfArrays()

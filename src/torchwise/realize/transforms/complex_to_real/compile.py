@@ -65,7 +65,7 @@ class ComplexToReal:
 
     def effective(self) -> AbstractContextManager[None]:
         """Watch a first call; see `effect.effective`."""
-        return effective("complex_to_real", lambda: self.rewritten, self.reasons)
+        return effective(("transforms", "complex_to_real"), lambda: self.rewritten, self.reasons)
 
     def _compiled(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kwargs.pop("get_decomp_fn", None)  # Inductor's own table again, below this point
