@@ -34,29 +34,30 @@ class Made:
 
 
 class Constants(Made):
-    """Those that are the same on every call; not one that was written to, by whatever way to its memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._written: set[int] = set()
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the same on every call."""
-        return super().holds(tensor) and _memory_of(tensor) not in self._written
+    """Those that are the same on every call."""
 
     def note(self, func: Any, given: Sequence[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
-        """Note what an operator gave: it is the same on every call where all that it was given is."""
+        """Note what an operator gave: it is the same on every call where all that it was given is.
+
+        What it may have written to is not, by whatever way to its memory: `tensor.data` counts its own writes.
+        """
         if func._schema.is_mutable:
-            self._written.update(map(_memory_of, given))  # which of them is written to, is no matter here
+            self._forget({_memory_of(tensor) for tensor in given})
         elif func is not LIFT and not all(map(self.holds, given)):
             return
         elif torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.__name__:
             for tensor in results:
                 self.add(tensor)
 
+    def _forget(self, memories: set[int]) -> None:
+        alive = ((key, known()) for key, (known, _) in self._known.items())
+        gone = [key for key, tensor in alive if tensor is None or _memory_of(tensor) in memories]
+        for key in gone:
+            del self._known[key]
+
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Return what identifies the memory, which `tensor.data` shares although it counts its own writes."""
+    """Return what identifies the memory of a tensor, among those that are alive."""
     return int(tensor.untyped_storage()._cdata)
 
 

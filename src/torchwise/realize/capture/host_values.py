@@ -30,6 +30,7 @@ from torchwise.realize.capture.constants import LIFT, Constants, Made, version_o
 from torchwise.realize.capture.obstacle import is_of_capture
 from torchwise.realize.capture.operators import (
     copies_over,
+    has_masks,
     one_value_where_masked,
     waits,
     with_brought,
@@ -122,9 +123,9 @@ class HostValues:
             copies.append((tensor.detach().clone(), tensor.detach().to(self._device)))
             return copies[-1][1]
 
-        def tell(func: Any, args: Any, kwargs: Any) -> Any:
+        def tell(func: Any, given: Any, args: Any, kwargs: Any) -> Any:
             answer = func(*args, **kwargs)
-            told.append(trees.map_tensors(torch.Tensor.clone, answer))
+            told.append((kind_of(func, given), trees.map_tensors(torch.Tensor.clone, answer)))
             return answer
 
         def keep(tensor: torch.Tensor) -> None:
@@ -161,15 +162,15 @@ class HostValues:
                 raise UnsupportedError(_OTHER)
             return twin
 
-        def tell(*_: Any) -> Any:
-            try:
-                return trees.map_tensors(torch.Tensor.clone, next(told))
-            except StopIteration:
-                raise UnsupportedError(_OTHER) from None
+        def tell(func: Any, given: Any, *_: Any) -> Any:
+            kind, answer = next(told, (None, None))
+            if kind != kind_of(func, given):
+                raise UnsupportedError(_OTHER)
+            return trees.map_tensors(torch.Tensor.clone, answer)
 
         with _lifted(), Operators(self._device, bring, tell, self.learnt, between) as operators:
             yield operators
-        if next(copies, None) is not None:
+        if next(copies, None) is not None or next(told, None) is not None:
             raise UnsupportedError(_OTHER)
         self._recorded += [self._copies, self._told]
 
@@ -220,7 +221,7 @@ class Operators(TorchDispatchMode):
         """Return the number in a tensor that is the same on every call; None where it is not."""
         if not self._constants.holds(question):
             return None
-        return self._tell(torch.ops.aten._local_scalar_dense.default, (question,), {})
+        return self._tell(torch.ops.aten._local_scalar_dense.default, [question], (question,), {})
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -229,14 +230,16 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
-        if one_value_where_masked(func, args):
-            return write_where_masked(*args)
-        args = without_masks(func, args, self._positions)
         given = trees.tensors((args, kwargs))
         if func is not LIFT:
             for tensor in given:
                 if tensor.is_cpu and not self._made.has(tensor):
                     self._keep(tensor)
+        if one_value_where_masked(func, args):
+            return self._noted(func, given, write_where_masked(*args))
+        if has_masks(func, args):
+            args = without_masks(args, self._positions)
+            given = trees.tensors((args, kwargs))
         if copies_over(func, args, kwargs, self._device):
             args = with_brought(args, self._brought)
             given = trees.tensors((args, kwargs))
@@ -269,10 +272,10 @@ class Operators(TorchDispatchMode):
     def _result(
         self, func: Any, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        kind = (func, *(tensor.dtype for tensor in given)) if self._between else func
+        kind = kind_of(func, given)
         if waits(func, args, kwargs, self._device) or kind in self._learnt:
             if all(map(self._constants.holds, given)):
-                return self._tell(func, args, kwargs)
+                return self._tell(func, given, args, kwargs)
             if self._between is not None:
                 return self._between(func, args, kwargs)
         try:
@@ -303,6 +306,11 @@ def _count(more: int) -> None:
     with _lifting_lock:
         _lifting += more
         set_lifts(_lifting > 0)
+
+
+def kind_of(func: Any, given: Sequence[torch.Tensor]) -> Any:
+    """Return what tells operators apart: themselves, and what they were given looks like."""
+    return func, *((tensor.dtype, tensor.dim()) for tensor in given)
 
 
 def _drawn() -> Any:

@@ -40,19 +40,21 @@ def with_brought(args: Arguments, bring: Callable[[torch.Tensor], torch.Tensor])
     return moved
 
 
-def without_masks(func: Any, args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-    """Return arguments in which each mask that is an index is the positions that it marks, as PyTorch takes it.
+def has_masks(func: Any, args: Arguments) -> bool:
+    """Whether an operator is given masks as indices."""
+    return func in _INDEXING and any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
+def without_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+    """Return arguments of indexing in which each mask is the positions that it marks, as PyTorch takes it.
 
     Args:
-        func: the operator.
-        args: its arguments.
+        args: what is indexed, the indices, and what else there is.
         find: returns the positions of what is not zero, as `nonzero` does.
     """
-    if func not in _INDEXING:
-        return args
     found: list[Any] = []
     for index in args[1]:
-        found += find(index).unbind(1) if isinstance(index, torch.Tensor) and index.dtype in _MASKS else [index]
+        found += find(index).unbind(1) if index is not None and index.dtype in _MASKS else [index]
     return (args[0], found, *args[2:])
 
 
@@ -88,6 +90,8 @@ def write_where_masked(into: torch.Tensor, indices: Any, value: torch.Tensor, *_
     """Write one value where a mask says so, as PyTorch does by itself where no mode sees its operators."""
     mask = indices[0].to(torch.bool)
     mask = mask.reshape(*mask.shape, *(1,) * (into.dim() - mask.dim()))
+    if value.is_cpu:  # and known: nothing is copied
+        return into.masked_fill_(mask, value.reshape(()))
     return into.copy_(torch.where(mask, value.reshape(()).to(into), into))
 
 
