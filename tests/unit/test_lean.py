@@ -17,7 +17,9 @@ from counted import Counted
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torchwise.realize.lean import _OF_TORCH, Straight, _is_covered
+from torchwise.realize import guard_reading
+from torchwise.realize.guard_reading import _OF_TORCH
+from torchwise.realize.lean import Straight
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh")
 
@@ -286,7 +288,7 @@ def test_the_setting_that_attention_layers_read_is_looked_at() -> None:
 @pytest.mark.parametrize(("value", "is_covered"), [(True, False), (1e-5, False), (torch.relu, True), ({}, True)])
 def test_plain_values_in_modules_of_torch_are_no_constants(value: Any, is_covered: bool) -> None:
     guard = SimpleNamespace(name="G['__import_torch_dot_nn'].it", is_global=True, guard_type="", value=value)
-    assert _is_covered(guard, None, {}) is is_covered
+    assert guard_reading.is_covered(guard, None, {}) is is_covered
 
 
 def reads_all_of_a_tree(batch: Batch, pair: list[torch.Tensor], *more: Any, **named: Any) -> torch.Tensor:

@@ -22,22 +22,15 @@ from typing import Any
 import torch
 
 from torchwise.realize.glance import Reads, glance_at
+from torchwise.realize.guard_reading import forget_tensors, is_covered, is_frozen, name_of, reads_of
 from torchwise.realize.pace import Pace
-from torchwise.realize.signature import is_plain, is_strided, opaque_leaves
+from torchwise.realize.signature import is_strided, opaque_leaves
 from torchwise.workload import trees
 
 Way = Callable[..., Any]
 
 MOST_STATES = 4
 """States of a module and of PyTorch's settings whose straight ways are kept, for each kind of call."""
-_CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-"""Taken not to change: a plan is proven for the program's code as it is."""
-_CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
-_OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
-_FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
-"""A setting that attention and encoder layers of `torch.nn` read; it is looked at on each call (`checked`)."""
-_ASKS_FOR_ATTRIBUTES = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
-_INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class Straight:
     def guard_filter(self, guards: Sequence[Any]) -> list[bool]:
         """Take note of Dynamo's guards, and keep all of them (as `guard_filter_fn` of `torch.compile`)."""
         self.guards = list(guards)  # a compilation that begins anew makes them again
-        _forget_tensors(guards)
+        forget_tensors(guards)
         return [True] * len(guards)
 
     def begin(self) -> None:
@@ -187,7 +180,7 @@ class Straight:
     def uncovered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], guards: Sequence[Any]) -> str | None:
         """Return what one of these guards asks that neither a call's signature nor a look at the module tells."""
         given, own, _ = _bound(self._function, self._owner, args, kwargs)
-        return next((_named(guard) for guard in guards if not _is_covered(guard, own, given)), None)
+        return next((name_of(guard) for guard in guards if not is_covered(guard, own, given)), None)
 
     def _entries(self) -> list[Any]:
         """List what Dynamo compiled of this code by this backend, in the order in which it is asked."""
@@ -212,34 +205,13 @@ def facts_of(guards: Sequence[Any], own: str | None, given: Mapping[str, Any], *
         broke: whether the graph broke.
     """
     given = {name: value for name, value in given.items() if name != own}
-    asked = next((_named(guard) for guard in guards if not _is_covered(guard, own, given)), None)
+    asked = next((name_of(guard) for guard in guards if not is_covered(guard, own, given)), None)
     if asked is not None:
         return Facts(f"it depends on {asked}")
     if broke:
         return Facts("the graph breaks, and what follows is compiled on Dynamo's own way only")
-    needed = {root for guard in guards if (root := re.split(r"\W", _named(guard), maxsplit=1)[0]) in given}
+    needed = {root for guard in guards if (root := re.split(r"\W", name_of(guard), maxsplit=1)[0]) in given}
     return Facts("", frozenset(needed), reads_of(guards, own))
-
-
-def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], set[str] | None]:
-    """Return what guards ask of each module inside the one that `own` names."""
-    reads: dict[tuple[str, ...], set[str] | None] = {}
-    for guard in guards:
-        place = (
-            re.fullmatch(rf"{re.escape(own)}((?:\._modules\['[^']*'\])*)(?:\.(\w+))?", _named(guard)) if own else None
-        )
-        if place is None:
-            continue
-        path = tuple(re.findall(r"\['([^']*)'\]", place[1]))
-        name = place[2]
-        if guard.guard_type in _ASKS_FOR_ATTRIBUTES:
-            name = (getattr(guard.orig_guard.create_fn, "keywords", None) or {}).get("attr")
-            if name is None:  # whichever it is
-                reads[path] = None
-        names = reads.setdefault(path, set())
-        if names is not None and name is not None:
-            names.add(name)
-    return reads
 
 
 def _graph_breaks() -> int:
@@ -263,7 +235,7 @@ def _bound(
     bound = signature.bind(*((owner, *args) if owner is not None else args), **kwargs)
     own = next(iter(signature.parameters)) if owner is not None else None
     defaults = {name: p.default for name, p in signature.parameters.items() if name not in bound.arguments}
-    given = {*bound.arguments, *(name for name, value in defaults.items() if _is_frozen(value))} - {own or ""}
+    given = {*bound.arguments, *(name for name, value in defaults.items() if is_frozen(value))} - {own or ""}
     bound.apply_defaults()
     return {name: bound.arguments[name] for name in given}, own, dict(bound.arguments)
 
@@ -353,58 +325,3 @@ def _always() -> bool:
 
 def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-
-
-def _is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
-    """Whether the signature, the watch or the checks above notice whatever this guard notices."""
-    name = _named(guard)
-    if not name:  # settings of PyTorch: grad mode, determinism, default dtype and device
-        return True
-    if _CODE_OF.search(name):
-        return True
-    if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it; what it holds else is data
-        return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
-    if guard.is_global:
-        if isinstance(guard.value, _CODE) or name == _FASTPATH:
-            return True
-        return _OF_TORCH.search(name) is not None and not _is_frozen(guard.value)  # a plain value there is a setting
-    root = re.match(r"\w+", name)
-    if root and root[0] in given:
-        return guard.guard_type not in _ASKS_FOR_ATTRIBUTES and _is_told(name[root.end() :], given[root[0]])
-    if own is None or not re.fullmatch(re.escape(own) + _INSIDE, name):
-        return False
-    attribute = name.rpartition(".")[2]
-    if name == own or attribute.startswith(("_modules", "_parameters", "_buffers", "_forward", "_backward")):
-        return True
-    return _is_frozen(guard.value) or isinstance(guard.value, _CODE)
-
-
-def _is_told(place: str, value: Any) -> bool:
-    """Whether a signature tells of a place in an argument: of all of it, of a leaf, or of what holds leaves.
-
-    It does not tell of a tensor's attributes, nor of an object's private ones.
-    """
-    below = re.compile(re.escape(place) + r"(?=[.\[]|$)")
-    return not place or any(below.match(leaf) for leaf, _ in trees.named_leaves(value))
-
-
-def _is_frozen(value: Any) -> bool:
-    return is_plain(value) or (isinstance(value, tuple) and all(map(_is_frozen, value)))
-
-
-def _named(guard: Any) -> str:
-    """Return the guard's place as Dynamo writes it, without the marks for local variables."""
-    return re.sub(r"^L\['(\w+)'\]", r"\1", str(guard.name))
-
-
-def _forget_tensors(guards: Sequence[Any]) -> None:
-    """Have Dynamo's guards forget the tensors that they are of, which they are told again.
-
-    Where there is a filter all guards are made twice, and `Guard.set_export_info` asks by `in`, and so by `==`, whether
-    the object is that of the first time. A guard on a NumPy array has a tensor of its own each time, and two live
-    tensors compare element by element: that raised (torch 2.11 to 2.14).
-    """
-    for guard in guards:
-        guarded = getattr(guard.orig_guard, "obj_weakref", None)
-        if isinstance(guarded, weakref.ref) and isinstance(guarded(), torch.Tensor):
-            guard.orig_guard.obj_weakref = None

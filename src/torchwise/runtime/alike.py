@@ -6,7 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from torchwise.plan import Plan
 from torchwise.realize import Recognizer, Signature, signature_of
+from torchwise.workload import trees
 from torchwise.workload.identity import MEMORY
 
 Known = tuple[Recognizer, Callable[..., Any]]
@@ -42,3 +46,17 @@ def without_memory(description: str) -> str:
 def memory(description: str) -> str:
     """Return what a description of inputs says of how they share memory: nothing where they lie apart."""
     return description.partition(MEMORY)[2]
+
+
+def may_need_gradients(
+    module: torch.nn.Module | None, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether an answer could need a gradient.
+
+    What a function closes over cannot be seen; compiled code would carry its gradients, a captured graph would not.
+    """
+    if module is not None and any(p.requires_grad for p in module.parameters()):
+        return True
+    if module is None and plan.capture != "none":
+        return True
+    return any(t.requires_grad for t in trees.tensors((args, kwargs)))

@@ -19,13 +19,13 @@ from torchwise.realize.capture.graph import collect_garbage
 from torchwise.realize.recompiles import RecompileLimitError, Recompiles
 from torchwise.realize.varying import ChangedModelError, Varied
 from torchwise.records import Decision
-from torchwise.runtime.alike import Known, is_of, ranks, recognized, without_memory
+from torchwise.runtime.alike import Known, is_of, may_need_gradients, ranks, recognized, without_memory
 from torchwise.runtime.canary import Canary
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.circuit import Circuit
 from torchwise.runtime.fallbacks import Fallbacks
 from torchwise.runtime.frames import without_frames
-from torchwise.runtime.latency import EVERY, Latency
+from torchwise.runtime.latency import EVERY, Latency, SpeedWatch
 from torchwise.runtime.statistics import STAYS, Statistics
 from torchwise.runtime.undo import Undo
 from torchwise.runtime.writes import OVERLAPS, OverlapError, Writes
@@ -46,8 +46,6 @@ REFUSED_WAIT_S, LONGEST_REFUSED_WAIT_S = 1.0, 60.0
 """Seconds for which a frozen plan is left alone on calls that it would be compiled for: asking takes some 10 ms."""
 MEMORY_WAIT_S = 600.0
 """Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
-SLOWER = 1.5
-"""Times the promised duration beyond which it is said that the plan is slower: one machine differs by less."""
 
 
 class Dispatcher:
@@ -113,8 +111,7 @@ class Dispatcher:
                 "canary is given, but the plan is for training: only answers can be compared, not gradients"
             )
         self.canary = canary
-        self._latency = Latency(self._device, self.statistics.latency, self._look_at_speed)
-        self._is_slower = False
+        self._latency = Latency(self._device, self.statistics.latency, SpeedWatch(decision))
         self._canary = Canary(canary, original, decision, self.statistics, self.close) if canary is not None else None
         self._module = original if isinstance(original, torch.nn.Module) else None
         self._changed = Changes(original, inference=self._inference).found
@@ -372,39 +369,13 @@ class Dispatcher:
         self._fallbacks.count(reason, self.statistics)
         return self.original(*args, **kwargs)
 
-    def _look_at_speed(self, seconds: float) -> None:
-        """Hold the median of late against what the decision promised, where it promised something for these inputs."""
-        promised = self._promised_s()
-        if promised is None or seconds <= SLOWER * promised:
-            self._is_slower = False
-        elif not self._is_slower:
-            self._is_slower = True
-            plan = str(self.decision.plan)
-            said = f"plan {plan} takes {seconds * 1e3:.3g} ms; it took {promised * 1e3:.3g} ms when it was decided for"
-            alert("slow_down", said, plan=plan, seconds=seconds, promised_s=promised)
-
-    def _promised_s(self) -> float | None:
-        speedup = self.decision.speedup
-        return None if speedup is None or len(self.decision.inputs) != 1 else self.decision.baseline_s / speedup.mid
-
     def _blocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why the plan may not answer in the state that the process and the model are in, or None."""
-        if is_grad_enabled() and self._inference and self._trains(args, kwargs):
+        if is_grad_enabled() and self._inference and may_need_gradients(self._module, self.decision.plan, args, kwargs):
             return "gradients are enabled, and the plan was proven without: call it under torch.no_grad()"
         if is_autocast_enabled(self._device):
             return "autocast is enabled, and the plan was proven without"
         return self._changed()
-
-    def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an answer could need a gradient.
-
-        What a function closes over cannot be seen; compiled code would carry its gradients, a captured graph would not.
-        """
-        if self._module is not None and any(p.requires_grad for p in self._module.parameters()):
-            return True
-        if self._module is None and self.decision.plan.capture != "none":
-            return True
-        return any(t.requires_grad for t in trees.tensors((args, kwargs)))
 
     def _unproven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         elsewhere = {t.device.type for t in trees.tensors((args, kwargs))} - {self.decision.workload.device}

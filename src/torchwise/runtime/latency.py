@@ -11,12 +11,17 @@ from typing import Any
 
 import torch
 
+from torchwise.alerts import alert
+from torchwise.records import Decision
+
 EVERY = 256
 """One call in so many is timed: reading the clock costs a tenth of a microsecond, an event on a GPU several."""
 BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 2, 5))
 """Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds; what is longer has a bucket, too."""
 RECENT = 64
 """Timed calls over which the median is taken that is held against the promise."""
+SLOWER = 1.5
+"""Times the promised duration beyond which it is said that the plan is slower: one machine differs by less."""
 
 
 class Histogram:
@@ -99,3 +104,26 @@ class Latency:
         if self._since >= RECENT:
             self._since = 0
             self._look(median(self._recent))
+
+
+class SpeedWatch:
+    """Hears how long calls take of late, and raises an alert where that is longer than the decision promised."""
+
+    def __init__(self, decision: Decision) -> None:
+        self._decision = decision
+        self._is_slower = False
+
+    def __call__(self, seconds: float) -> None:
+        """Hold a median against what was promised, where something was promised for these inputs."""
+        promised = self._promised_s()
+        if promised is None or seconds <= SLOWER * promised:
+            self._is_slower = False
+        elif not self._is_slower:
+            self._is_slower = True
+            plan = str(self._decision.plan)
+            said = f"plan {plan} takes {seconds * 1e3:.3g} ms; it took {promised * 1e3:.3g} ms when it was decided for"
+            alert("slow_down", said, plan=plan, seconds=seconds, promised_s=promised)
+
+    def _promised_s(self) -> float | None:
+        speedup = self._decision.speedup
+        return None if speedup is None or len(self._decision.inputs) != 1 else self._decision.baseline_s / speedup.mid
