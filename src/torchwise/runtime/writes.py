@@ -6,7 +6,7 @@ A call that writes nothing answers the same however its inputs lie. One that doe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ OVERLAPS = (
 )
 MOST_READING = 1024
 """Signatures that are remembered to write nothing: views of one memory may lie in any number of ways."""
-Slot = tuple[torch.nn.Module, str]
+Slot = tuple[Mapping[str, Any], str]
+"""Where a tensor of a module hangs: that of its parameters or buffers, and the name."""
 
 
 class OverlapError(UnsupportedError):
@@ -58,10 +59,16 @@ class Writes:
         """Whether a later call's inputs lie apart from what the first one wrote to."""
         return key not in self._written or not self._meet(self._written[key], args, kwargs)
 
-    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look | None:
-        """Look at inputs and the module's own tensors before a call; None where that cannot be."""
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closely: bool = False) -> Look | None:
+        """Look at inputs and the module's own tensors before a call; None where that cannot be.
+
+        Args:
+            args: of the call.
+            kwargs: likewise.
+            closely: whether to compare the values of inputs, too, as not every kernel has its writes counted.
+        """
         try:
-            return Look(trees.tensors((args, kwargs)), _slots(self._module))
+            return Look(trees.tensors((args, kwargs)), _slots(self._module), closely=closely)
         except Exception as error:  # an input may be of any kind, and memory may be short
             logger.debug("torchwise: what a call writes to could not be seen", exc_info=error)
             return None
@@ -81,7 +88,7 @@ class Writes:
         """
         if key in self._reading or key in self._written:
             return original(reason, args, kwargs)
-        look = self.look(args, kwargs)
+        look = self.look(args, kwargs, closely=True)
         answer = original(reason, args, kwargs)
         self._reading[key] = look is not None and not look.inputs_written() and not look.own_written()
         if len(self._reading) > MOST_READING:
@@ -115,14 +122,17 @@ class Writes:
 class Look:
     """Inputs and a module's own tensors before a call, to be compared after it."""
 
-    def __init__(self, inputs: list[torch.Tensor], own: list[Slot]) -> None:
+    def __init__(self, inputs: list[torch.Tensor], own: list[Slot], *, closely: bool) -> None:
         self.own = own
-        self._inputs = [(tensor, _count(tensor), tensor.detach().clone()) for tensor in inputs]
+        self._counted = [(tensor, _count(tensor)) for tensor in inputs]
+        self._values = [(t, t.detach().clone()) for t, count in self._counted if closely or count is None]
         self._counts = [*map(_counted, own)]
 
     def inputs_written(self) -> bool:
         """Whether an input holds other values, or was written to."""
-        return any(_count(t) != count or not trees.equal(t, values) for t, count, values in self._inputs)
+        if any(_count(tensor) != count for tensor, count in self._counted):
+            return True
+        return not all(trees.equal(tensor, values) for tensor, values in self._values)
 
     def own_written(self) -> list[Slot]:
         """List the module's own tensors that were written to or replaced, and those that keep no count of writes."""
@@ -131,15 +141,21 @@ class Look:
 
 
 def _slots(module: torch.nn.Module | None) -> list[Slot]:
-    found: list[Slot] = []
-    for part in module.modules() if module is not None else ():
-        held = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        found += [(part, name) for name, _ in held]
-    return found
+    parts = module.modules() if module is not None else ()
+    held = (holder for part in parts for holder in (part._parameters, part._buffers))
+    return [(holder, name) for holder in held for name, tensor in holder.items() if tensor is not None]
 
 
 def _tensors(slots: list[Slot]) -> list[torch.Tensor]:
-    return [tensor for part, name in slots if (tensor := getattr(part, name, None)) is not None]
+    return [tensor for slot in slots if (tensor := _tensor(slot)) is not None]
+
+
+def _tensor(slot: Slot) -> torch.Tensor | None:
+    try:
+        found: torch.Tensor | None = slot[0][slot[1]]
+    except KeyError:  # it was removed
+        return None
+    return found
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -151,7 +167,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 def _counted(slot: Slot) -> tuple[int, int | None]:
     """Return which tensor hangs in a place, and how often it was written to."""
-    tensor = getattr(*slot, None)
+    tensor = _tensor(slot)
     return id(tensor), _count(tensor) if tensor is not None else None
 
 
