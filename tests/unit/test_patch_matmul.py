@@ -12,7 +12,9 @@ from torchwise.errors import StalePlanError, UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.realize.transforms.patch_matmul import has_patches, multiply
+from torchwise.trial.blame import Instruments
 from torchwise.trial.inspection import _traits
+from torchwise.trial.plain_call import PlainCall
 from torchwise.verify import Subject, verify
 from torchwise.workload import Example, Workload
 from torchwise.zoo.registry import load
@@ -195,8 +197,10 @@ def test_patches_of_any_dimension_are_a_trait_where_convolutions_take_time(kind:
     x = torch.randn(1, 1, *[8] * len(convolution.kernel_size))
     workload = Workload(nn.Sequential(convolution), (Example((x,)),))
 
+    once = PlainCall(writes=False, answers=True, moves=(), grows=False)
+
     def traits(share: float) -> list[str]:
-        return _traits(workload, {"conv": share}, stochastic=False, writes=False)
+        return _traits(workload, {"conv": share}, once, Instruments(lambda: None), stochastic=False)
 
     assert "patches" in traits(0.9)
     assert "patches" not in traits(0.01)

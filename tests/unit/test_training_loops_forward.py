@@ -18,6 +18,7 @@ import torchwise.training
 from live_decisions import decided
 from torchwise.errors import InputError, UnsupportedError
 from torchwise.plan import EAGER, Plan
+from torchwise.realize.backends import BACKENDS
 from torchwise.records import Decision
 from torchwise.training import PlannedForward
 from torchwise.training import forward as forward_module
@@ -102,10 +103,11 @@ def test_a_decision_for_full_precision_is_not_taken_under_autocast(caplog: pytes
 
 
 def test_a_plan_that_fails_is_not_taken_and_the_loop_does_not_notice(
-    bare: torch.nn.Module, caplog: pytest.LogCaptureFixture
+    bare: torch.nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = net()
-    planned = PlannedForward(model, for_training(model, Plan(backend="no such thing")))
+    monkeypatch.delitem(BACKENDS, "inductor")
+    planned = PlannedForward(model, for_training(model, Plan(backend="inductor")))
     train(model, planned.between_steps)
     assert "the plan did not answer" in caplog.text
     assert equal(model.state_dict(), bare.state_dict())
