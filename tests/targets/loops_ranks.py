@@ -30,7 +30,7 @@ from torchwise.trial.job import EFFORTS
 
 PLANNED = ranked_step.RankedStep._plan
 EXACT = Plan(recompute="blocks")
-TIMEOUT_S = 3
+TIMEOUT_S = 6
 """What the collectives of the training may take: less than a rank is away for in these scenes."""
 
 
