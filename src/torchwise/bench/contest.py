@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import judged
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.draws import draws
+from torchwise.verify.first import FirstAnswer, very_first
 from torchwise.verify.held import check_held
 from torchwise.verify.step import check_held_loss
 from torchwise.verify.trainee import Trainee
@@ -33,9 +34,10 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
         stage("compile")
         call = ring.build(contest.contender)
         candidate = ring.arena.runners(call)
-        cold = ring.built_s + ring.arena.first_calls(candidate)
+        first = ring.keeping(candidate)
+        cold = ring.built_s + ring.arena.first_calls(list(first))
         stage("verify")
-        verdict, overwrites = ring.judge(call)
+        verdict, overwrites = ring.judge(call, first)
         stage("measure")
         measurement = ring.measure(candidate, ring.arena.eager)
         own, eager = ring.arena.memory(candidate)
@@ -90,11 +92,15 @@ class _Ring:
             return self._trainee.call
         return make(workload.call)
 
-    def judge(self, call: Callable[..., Any]) -> tuple[Any, bool]:
+    def keeping(self, calls: Calls) -> list[FirstAnswer]:
+        """Return the calls, each of which keeps what it answers first."""
+        return [FirstAnswer(call, self._trainee.made if self._trainee else None) for call in calls]
+
+    def judge(self, call: Callable[..., Any], first: Sequence[FirstAnswer] = ()) -> tuple[Any, bool]:
         """Verify copies of the answers; whether an answer may be held is found apart from whether it is right."""
         workload, job = self.arena.workload, self._contest.job
         if self._trainee is not None:
-            return self._judge_step(self._trainee)
+            return self._judge_step(self._trainee, first)
         eager = Subject(
             workload,
             workload.call,
@@ -102,16 +108,17 @@ class _Ring:
             stochastic="stochastic" in job.traits,
             training=self.arena.mode == "training",
         )
+        seen = [answer.seen for answer in first]
         care = {"extra_draws": job.effort.extra_draws, "noise_budget_s": job.effort.noise_s}
         verdict = judged(
-            lambda: verify(replace(eager, candidate=_copying(call)), **care),  # type: ignore[arg-type]
+            lambda: verify(replace(eager, candidate=_copying(call), first=seen), **care),  # type: ignore[arg-type]
             lambda: verify(eager, **care),  # type: ignore[arg-type]
         )
         inputs = draws(workload, 1)
         held = check_held(call, workload.call, inputs[0], inputs[-1])
         return verdict, held.outcome is not Outcome.PASS
 
-    def _judge_step(self, trainee: Trainee) -> tuple[Verdict, bool]:
+    def _judge_step(self, trainee: Trainee, first: Sequence[FirstAnswer]) -> tuple[Verdict, bool]:
         job, setting, contender = self._contest.job, self._contest.setting, known()[self._contest.contender]
         workload, device = self.arena.workload, self.arena.device
         precision = Decision.from_json(setting.decision).plan.precision if setting.decision else "native"
@@ -120,6 +127,7 @@ class _Ring:
             plan = Plan(precision=precision)
             return realize(step, plan, workload.examples[0], device=device, mode="training").call
 
+        scales = precision == "autocast_fp16" or trainee.step.scaler is not None  # the first step may be skipped
         copied = copy.copy(trainee)
         copied.call = _copying(trainee.call)
         subject = StepSubject(
@@ -129,6 +137,7 @@ class _Ring:
             eager_at_precision if precision != "native" else None,
             precision,
             stochastic="stochastic" in job.traits,
+            first=None if scales else very_first(first),
         )
         verdict = verify_step(subject, extra_draws=job.effort.extra_draws, noise_budget_s=job.effort.noise_s)
         return verdict, check_held_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS

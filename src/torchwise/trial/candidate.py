@@ -18,6 +18,8 @@ from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import judged
 from torchwise.trial.job import Attempt, Job
 from torchwise.verify import StepSubject, Subject, verify, verify_step
+from torchwise.verify.first import FirstAnswer, very_first
+from torchwise.verify.observe import Observation
 from torchwise.verify.trainee import Maker, Trainee
 from torchwise.workload.state import kept_state
 
@@ -84,6 +86,7 @@ class _Tryout:
         self._is_compiled_here = backend is None and job.plan.backend != "eager"
         self.arena = Arena(job)
         self._trainee: Trainee | None = None
+        self._answers: list[FirstAnswer] = []
         with self.arena.gradients():
             if step := self.arena.workload.step:
                 self._trainee = Trainee(step, lambda copy: self._realize(job.plan, of=copy).call)
@@ -104,11 +107,23 @@ class _Tryout:
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
         """
-        seconds = self.arena.first_calls(self.candidate)
+        look = self._trainee.made if self._trainee else None
+        self._answers = [FirstAnswer(call, look) for call in self.candidate]
+        seconds = self.arena.first_calls(list(self._answers))
         if self._is_compiled_here and compiled_graphs() == 0:
             workload = self.arena.workload
             raise UnsupportedError(f"nothing was compiled: {why_uncompiled(workload.call, workload.examples[0])}")
         return seconds
+
+    @property
+    def _first_step(self) -> tuple[int, Observation] | None:
+        """What the very first step made, and of which example: the only one that starts from the state of a proof.
+
+        A step that scales its loss may be skipped, and then makes nothing.
+        """
+        step = self.arena.workload.step
+        scales = step is None or step.scaler is not None or self._job.plan.precision == "autocast_fp16"
+        return None if scales else very_first(self._answers)
 
     def check_that_it_settles(self) -> None:
         """Go on from call to call where each changes the state of the next, as a program does and timing does not.
@@ -148,8 +163,10 @@ class _Tryout:
             stochastic,
             self.arena.mode == "training",
             "stateful" in self._job.traits,
+            [answer.seen for answer in self._answers],
         )
         plain = replace(subject, candidate=workload.call, floor=workload.call, precision="native", reproducible=None)
+        plain = replace(plain, first=())
         effort = self._job.effort
         return judged(
             lambda: verify(subject, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s),
@@ -164,11 +181,13 @@ class _Tryout:
 
         floor = None if plan.precision == "native" else maker(_floor_of(plan))
         stochastic = "stochastic" in self._job.traits
-        subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic)
+        first = None if stochastic else self._first_step
+        subject = StepSubject(self.arena.workload, trainee, maker(plan), floor, plan.precision, stochastic, first)
 
         def verify_eager() -> Verdict:
             eager = Trainee(self.arena.workload.step)  # type: ignore[arg-type]
             as_written = replace(subject, candidate=eager, make=lambda copy: copy, floor=None, precision="native")
+            as_written = replace(as_written, first=None)
             return verify_step(as_written, extra_draws=effort.extra_draws, noise_budget_s=effort.noise_s)
 
         return judged(

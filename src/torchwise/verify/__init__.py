@@ -5,9 +5,11 @@ from torchwise.verify.spot import mismatch
 from torchwise.verify.step import StepSubject, verify_step
 from torchwise.verify.stochastic import is_stochastic
 from torchwise.verify.verify import Subject, verify
+from torchwise.verify.yardstick import Sensitivity
 
 __all__ = [
     "Observation",
+    "Sensitivity",
     "StepSubject",
     "Subject",
     "is_stochastic",

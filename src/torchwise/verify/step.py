@@ -26,6 +26,7 @@ from typing import Any
 from torchwise.records import Check, Outcome, Verdict
 from torchwise.verify.draws import draws, further
 from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
+from torchwise.verify.first import check_first
 from torchwise.verify.gradients import Gradients
 from torchwise.verify.observe import Observation
 from torchwise.verify.stochastic import check_noise, is_stochastic
@@ -64,6 +65,7 @@ class StepSubject:
         floor: makes eager at the candidate's precision; None where that is the step as written.
         precision: of the candidate.
         stochastic: whether the step draws random numbers.
+        first: what the candidate's very first step made, and of which example; None where that is not known.
     """
 
     workload: Workload
@@ -72,6 +74,7 @@ class StepSubject:
     floor: Maker | None = None
     precision: str = "native"
     stochastic: bool = False
+    first: tuple[int, Observation] | None = None
 
     @property
     def base(self) -> TrainStep:
@@ -146,8 +149,11 @@ def _arithmetic(
     floor = _settled(Trainee(base, subject.floor), inputs) if subject.floor else native
     reference = ReferenceTrainee.of(base, inputs[0])
     gradients, start, is_open = Gradients(subject.epsilon), time.perf_counter(), False
+    later: Observation | None = None
     for seed, example in enumerate(itertools.chain(inputs, more)):
         own, plain, usual = (who.gradients(example, seed) for who in (ours, native, floor))
+        if subject.first and subject.first[0] == seed and ours is subject.candidate:
+            later = own
         exact = reference.gradients(example, seed) if reference else None
         gradients.add(own, plain, usual, exact, _moved(floor, partial(_leaves, floor, example, seed)))
         if seed + 1 < len(inputs):
@@ -156,7 +162,10 @@ def _arithmetic(
         is_open = is_open or gradients.is_open or gradients.decides
         if not is_open or time.perf_counter() - start >= PATIENCE * budget_s:
             break
-    yield from (_asked_elsewhere(check, base, ours, reference, inputs[0]) for check in gradients.checks())
+    checks = gradients.checks()
+    yield from (_asked_elsewhere(check, base, ours, reference, inputs[0]) for check in checks)
+    if subject.first and later:
+        yield check_first(subject.first[1], later, checks[0].error or 0.0)
     rounding = {name.removeprefix("gradient of ") for name in gradients.rounding}
     yield _updates((ours, floor, reference or native), inputs, rounding, subject.bounds(has_reference=bool(reference)))
 

@@ -136,7 +136,10 @@ class Trainee:
     def gradients(self, example: Example, seed: int) -> Observation:
         """Take one step from the base; return its loss and the gradients that it left."""
         self.restart(seed)
-        loss = self.take(example)
+        return self.made(self.take(example))
+
+    def made(self, loss: torch.Tensor) -> Observation:
+        """Return a step's loss, and the gradients that it left."""
         wanted = [(name, p.grad) for name, p in self._named() if p.requires_grad]
         found = [(f"gradient of {name}", None if grad is None else _dense(grad)) for name, grad in wanted]
         return Observation((("loss", loss.detach().clone()), *found), frozenset())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from torchwise.verify.compare import check_structure, compare
 from torchwise.verify.deviation import errors_of
 from torchwise.verify.draws import draws
 from torchwise.verify.elsewhere import doubted, is_doubtful, on_cpu
+from torchwise.verify.first import check_first
 from torchwise.verify.held import check_held
 from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import Reference
@@ -48,6 +49,7 @@ class Subject:
         stochastic: whether the model draws random numbers.
         training: whether gradients are compared too.
         stateful: whether a call changes the state that the next one starts from.
+        first: of each example, what the candidate answered when it was called first; empty where it was not.
     """
 
     workload: Workload
@@ -58,6 +60,7 @@ class Subject:
     stochastic: bool = False
     training: bool = False
     stateful: bool = False
+    first: Sequence[Observation | None] = ()
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -115,6 +118,8 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
         yield from (_asked_elsewhere(subject, check, reference, example, position) for check in checks)
         if checks[-1].outcome is Outcome.NOT_COMPARABLE and checks[-1].error is not None:
             return  # there is no yardstick, and finding that out takes many runs
+        if position < len(subject.first) and (first := subject.first[position]) and candidate is subject.candidate:
+            yield check_first(first, ours, checks[-1].error or 0.0)
 
 
 def _inside(subject: Subject, example: Example, seed: int, calls: int, under: AbstractContextManager[Any]) -> Any:

@@ -1,0 +1,119 @@
+"""First calls: a plan that answers otherwise while it compiles serves a wrong answer, though never again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchwise
+from torchwise.plan import Plan
+from torchwise.records import Check, Outcome, Verdict
+from torchwise.trial import Job, ProcessSettings, candidate
+from torchwise.trial.job import EFFORTS
+from torchwise.verify import StepSubject, Subject, observation_of, verify, verify_step
+from torchwise.verify.first import FirstAnswer
+from torchwise.verify.trainee import Trainee
+from torchwise.workload import Example, Workload, WorkloadSpec
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+
+def named(verdict: Verdict) -> list[Check]:
+    return [check for check in verdict.checks if check.name == "first call"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (torch.tanh(X), Outcome.PASS),
+        (torch.tanh(X.double()).float(), Outcome.PASS),
+        (torch.tanh(X) * 1.01, Outcome.FAIL),
+        (torch.tanh(X) + torch.nan, Outcome.FAIL),
+        (torch.tanh(X).double(), Outcome.FAIL),
+        (torch.tanh(X)[:8], Outcome.FAIL),
+        (None, Outcome.FAIL),
+    ],
+)
+def test_the_first_answer_is_held_against_later_ones(answer: Any, outcome: Outcome) -> None:
+    workload = Workload(torch.tanh, (Example((X,)),))
+    subject = Subject(workload, torch.tanh, torch.tanh, first=[observation_of(answer, ())])
+    verdict = verify(subject, extra_draws=1)
+    assert verdict.outcome is outcome
+    assert [check.outcome for check in named(verdict)] == [outcome], "once, for the one example that was called"
+
+
+def test_only_the_first_answer_is_kept() -> None:
+    answers = iter([X.clone(), X + 1, X + 2])
+    kept = FirstAnswer(lambda: next(answers))
+    assert kept.seen is None
+    first = kept()
+    kept()
+    first.zero_()  # as a plan that reuses its memory does
+    assert kept.seen is not None
+    assert torch.equal(dict(kept.seen.leaves)["output"], X)
+
+
+def wrong_at_first(times: int) -> Callable[[Callable[..., Any], Plan], Callable[..., Any]]:
+    """Return a backend whose code is wrong for so many calls."""
+
+    def backend(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+        calls: list[int] = []
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            calls.append(0)
+            return call(*args, **kwargs) * (1.1 if len(calls) <= times else 1)
+
+        return compiled
+
+    return backend
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(0, Outcome.PASS), (1, Outcome.FAIL)])
+def test_a_trial_looks_at_first_calls(times: int, outcome: Outcome) -> None:
+    settings = ProcessSettings("highest", "float32", torch.get_num_threads(), False, True, False)
+    spec = WorkloadSpec("zoo:tutorial.fusion_demo@small", device="cpu")
+    job = Job("try", spec, Plan(backend="inductor"), effort=EFFORTS["quick"], settings=settings)
+    tried = candidate._Tryout(job, wrong_at_first(times))
+    with tried.arena.gradients():
+        tried.first_calls()
+        verdict = tried.verdict(lambda _stage: None)
+    assert [check.outcome for check in named(verdict)] == [outcome]
+    assert verdict.outcome is outcome
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, Outcome.PASS), (1.1, Outcome.FAIL)])
+def test_the_first_step_is_held_against_later_ones(factor: float, outcome: Outcome) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 1)
+    step = torchwise.TrainStep(net, torch.nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    batch = X, X[:, :1]
+    step(*batch)
+    workload, trainee = Workload(step, (Example(batch),)), Trainee(step)
+    loss = trainee.take(workload.examples[0])
+    trainee.step.model.weight.grad.mul_(factor)  # type: ignore[operator, union-attr]
+    first = 0, trainee.made(loss)
+    verdict = verify_step(
+        StepSubject(workload, trainee, lambda copy: copy, first=first), extra_draws=1, noise_budget_s=0.1
+    )
+    assert [check.outcome for check in named(verdict)] == [outcome]
+    assert verdict.outcome is outcome
+
+
+def test_what_compiled_code_gets_wrong_on_its_first_call_is_found() -> None:
+    """Whether a version of PyTorch does so or not."""
+    x = torch.randn(6, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+
+    def weights(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.pinv(x).abs()
+
+    def compiled() -> Any:
+        torch.compiler.reset()
+        return torch.compile(weights, backend="aot_eager")
+
+    with torch.no_grad():
+        is_right = torch.allclose(compiled()(x), weights(x), rtol=1e-4)
+    verdict = verify(Subject(Workload(weights, (Example((x,)),)), compiled(), weights), extra_draws=0)
+    assert verdict.outcome is (Outcome.PASS if is_right else Outcome.FAIL)
