@@ -95,6 +95,31 @@ def test_the_error_of_the_proof_is_granted(serve: Callable[..., Any], monkeypatc
     assert (fast.statistics.compared, fast.statistics.mismatched) == (3, 0)
 
 
+def vanishing(x: torch.Tensor) -> torch.Tensor:
+    """What should be zero, and is rounding."""
+    return x * 0.1 + x * 0.2 - x * 0.3
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "error", "mismatched"),
+    [
+        (double, lambda x: x * 0.6, 0.7, 1),  # no rounding of this model is as large as the error in its proof
+        (double, lambda x: x * 2.1, 0.1, 0),
+        (vanishing, lambda x: 0.3 * x - (0.2 * x + 0.1 * x), 1e8, 0),  # here it is
+        (vanishing, lambda x: vanishing(x) + 1e-3, 1e8, 1),
+    ],
+)
+def test_a_large_error_in_the_proof_is_granted_where_rounding_explains_it(
+    serve: Callable[..., Any], model: Any, plan: Any, error: float, mismatched: int
+) -> None:
+    x = torch.rand(3, 40, generator=torch.Generator().manual_seed(0))
+    fast = serve(model, plan, x, canary=1)
+    fast._dispatcher._canary._decision = replace(fast.decision, error=error)
+    [answer] = called(fast, 1, x)
+    assert (fast.statistics.compared, fast.statistics.mismatched) == (1, mismatched)
+    assert torch.equal(answer, model(x) if mismatched else plan(x))
+
+
 @pytest.mark.parametrize(("wrong", "mismatched"), [(1, 0), (7, 1)])
 def test_a_flipped_index_is_rounding_and_many_are_not(serve: Callable[..., Any], wrong: int, mismatched: int) -> None:
     x = torch.randn(100, 4)

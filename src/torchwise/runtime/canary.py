@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torchwise.alerts import alert
 from torchwise.errors import InputError, is_count
 from torchwise.records import Decision
 from torchwise.runtime.statistics import Statistics
-from torchwise.verify import Observation, mismatch, observation_of, state_leaves
+from torchwise.verify import Observation, Sensitivity, mismatch, observation_of, state_leaves
 from torchwise.workload import Example
 from torchwise.workload.state import State
 
@@ -103,14 +105,25 @@ class Canary:
             model.restore()
             right, drew = self._by_original(copied)
             theirs = _observed(right, copied.args, dict(copied.kwargs), given, model, self._original)
+            moved = None if drew else Sensitivity(partial(self._rounded_otherwise, copied, given, model))
+            found = mismatch(ours, theirs, self._decision.error or 0.0, moved)
         finally:
             after.restore()
         self._statistics.compared += 1
-        found = mismatch(ours, theirs, self._decision.error or 0.0)
         if found and drew:
             self._switch_off("the model draws random numbers")
             return None
         return found
+
+    def _rounded_otherwise(
+        self, copied: Example, inputs: State, model: State, context: AbstractContextManager[Any]
+    ) -> dict[str, Any]:
+        """Return what the original makes of the same call inside a context that perturbs its roundings, by name."""
+        inputs.restore()
+        model.restore()
+        with context:
+            right, _ = self._by_original(copied)
+        return dict(_observed(right, copied.args, dict(copied.kwargs), inputs, model, self._original).leaves)
 
     def _by_original(self, given: Example) -> tuple[Any, bool]:
         """Return the original's answer, and whether it drew random numbers, which are put back."""

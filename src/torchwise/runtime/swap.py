@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from torchwise.errors import InputError
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.module import dispatcher_of
-from torchwise.verify import mismatch, observation_of
+from torchwise.verify import Sensitivity, mismatch, observation_of
 from torchwise.workload import Example, Workload
 
 
@@ -35,9 +37,15 @@ def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
             right, ours = _observed(workload.call, example), _observed(dispatcher, example)
             if dispatcher.statistics.original:
                 return f"it does not answer the example inputs: {next(iter(dispatcher.statistics.original))}"
-            if found := mismatch(ours, right, dispatcher.decision.error or 0.0):
+            moved = Sensitivity(partial(_rounded_otherwise, workload.call, example))
+            if found := mismatch(ours, right, dispatcher.decision.error or 0.0, moved):
                 return f"on the example inputs it answers otherwise than the original: {found}"
     return None
+
+
+def _rounded_otherwise(call: Any, example: Example, context: AbstractContextManager[Any]) -> dict[str, Any]:
+    with context:
+        return dict(_observed(call, example).leaves)
 
 
 def _observed(call: Any, example: Example) -> Any:

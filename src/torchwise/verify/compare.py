@@ -15,7 +15,7 @@ from torchwise.records.verdict import STRIDES
 from torchwise.verify.deviation import Errors
 from torchwise.verify.leaves import is_same_code, is_unread, is_value
 from torchwise.verify.observe import Observation
-from torchwise.verify.yardstick import Bounds, Sensitivity, judge
+from torchwise.verify.yardstick import BLIND, Bounds, Sensitivity, judge
 
 if TYPE_CHECKING:
     import torch
@@ -161,7 +161,8 @@ def _values(
             if found.outcome is Outcome.FAIL:
                 return check
             void = void or check
-        if worst is None or found.errors.rms > worst.rms:
+        telling = found.usual.rms < BLIND, found.errors.rms  # where a tensor is rounding alone, its error says nothing
+        if worst is None or telling > (normal.rms < BLIND, worst.rms):
             worst, normal = found.errors, found.usual
     # Said last: what can be compared may be wrong, which says more.
     if void:

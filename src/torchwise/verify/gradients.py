@@ -19,7 +19,7 @@ from torchwise.records import Check, Outcome
 from torchwise.verify.compare import check_structure
 from torchwise.verify.deviation import RMS_FACTOR, WORST_FACTOR, Errors, errors_of, finiteness_problem, problem_of
 from torchwise.verify.observe import Observation
-from torchwise.verify.scales import TINY, Scales, is_rounding
+from torchwise.verify.scales import MOST_ROUNDING, TINY, Scales, is_rounding
 from torchwise.verify.yardstick import Bounds, Sensitivity, why_in_doubt
 
 NEGLIGIBLE = 1e-5
@@ -171,7 +171,8 @@ class Gradients:
         for name, seen in self._seen.items():
             if why := seen.why_void:
                 return Check("gradients", Outcome.NOT_COMPARABLE, f"{name} {why}", seen.ours[0].rms, seen.usual[0].rms)
-        worst = max(self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
+        telling = [seen for seen in self._seen.values() if max(one.rms for one in seen.usual) < MOST_ROUNDING]
+        worst = max(telling or self._seen.values(), key=lambda seen: max(one.rms for one in seen.ours))
         ours, usual = (max(one.rms for one in side) for side in (worst.ours, worst.usual))
         detail = f"{len(self._seen)} values are off by {ours:.2g} at most over {len(worst.ours)} draws, eager's by "
         return Check("gradients", Outcome.PASS, f"{detail}{usual:.2g}", ours, usual)
