@@ -21,6 +21,7 @@ from torchwise.realize import realize
 from torchwise.realize.rolled import Rolled, around, inductor
 from torchwise.realize.rolled.backend import LONG
 from torchwise.realize.rolled.periods import LEAST_TIMES, Stretch, covers, repetitions
+from torchwise.trial.inspection import _watched
 from torchwise.workload import Example
 from torchwise.zoo.ivhl.condensate import gross_pitaevskii
 
@@ -200,6 +201,71 @@ def test_values_of_two_steps_ago_and_of_before_the_loop_are_inputs_too() -> None
     sizes, _ = check(leapfrog, torch.randn(4), torch.randn(4))
     assert 5 in sizes
     assert sum(sizes) < 5 * 7
+
+
+WALKS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "index": lambda x, t: x[:, t],
+    "several indices": lambda x, t: x[:, t, None, :2],
+    "range": lambda x, t: x[:, t : t + 2],
+    "select": lambda x, t: x.select(1, t),
+    "narrow": lambda x, t: torch.narrow(x, 1, t, 1),
+    "of what is computed": lambda x, t: x.exp()[:, t] if t == 0 else x[:, t].exp(),
+    "from the end": lambda x, t: x[:, -1 - t],
+    "a part of a part": lambda x, t: x[:, t][..., 1:],
+}
+
+
+@pytest.mark.parametrize("part", WALKS.values(), ids=list(WALKS))
+def test_a_loop_along_a_sequence_is_one_body_that_is_given_its_part(
+    part: Callable[[torch.Tensor, int], torch.Tensor],
+) -> None:
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        state, found = torch.zeros(2, 1, 1), []
+        for t in range(8):
+            now = part(x, t)
+            state = (now.mean() * 0.1 - state).tanh() + now.sum() * state.cos()
+            found.append(state.sum(-1))
+        return torch.stack(found, 1)
+
+    sizes, backend = check(scan, torch.randn(2, 9, 4))
+    assert backend.rolled == 1
+    assert sum(sizes) < 8 * 9, "every step would be compiled"
+
+
+def test_a_loop_along_what_is_unbound_is_one_body() -> None:
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(2, 4)
+        for now in x.unbind(1):
+            state = (now * 0.1 - state).tanh() + now.sum() * state.cos()
+        return state
+
+    sizes, backend = check(scan, torch.randn(2, 9, 4))
+    assert backend.rolled == 1
+    assert sum(sizes) < 8 * 6
+
+
+@pytest.mark.parametrize("index", [lambda x, t: x[:, t], lambda x, t: x[t], lambda x, t: x.narrow(1, t, 1)])
+def test_the_inspection_sees_that_a_loop_along_a_sequence_repeats(index: Callable[[torch.Tensor, int], Any]) -> None:
+    def scan(x: torch.Tensor, steps: int) -> torch.Tensor:
+        state = torch.zeros(1)
+        for t in range(steps):
+            state = (index(x, t) * 0.1 - state).tanh().cos()
+        return state
+
+    x = torch.randn(24, 24)
+    assert "repeats" in _watched(lambda: scan(x, 24))[0]
+    assert "repeats" not in _watched(lambda: scan(x, 5))[0], "which is compiled whole in seconds"
+
+
+def test_a_part_that_is_taken_early_sees_what_is_written_later() -> None:
+    def fills(x: torch.Tensor) -> torch.Tensor:
+        kept = x * 1
+        for t in range(6):
+            kept.mul_(1.5)
+            x = x.sin() + 0.1 * kept[t].cos()
+        return x
+
+    check(fills, torch.randn(6, 4))
 
 
 def test_values_of_every_step_that_are_used_later_are_outputs() -> None:

@@ -149,7 +149,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
             has_uneven_mean = has_uneven_mean or _is_uneven_mean(func, args)
-            if len(labels) < MOST_OPERATORS:
+            if len(labels) < MOST_OPERATORS and not func.is_view:  # which of a sequence's parts a step takes, differs
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
 

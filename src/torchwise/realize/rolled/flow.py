@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchwise.errors import UnsupportedError
 from torchwise.realize.rolled import private
+from torchwise.realize.rolled.views import with_parts_first
 from torchwise.workload import trees
 
 COMPUTES = ("call_function", "call_method", "call_module")
@@ -51,6 +52,7 @@ class Flow:
         Raises:
             UnsupportedError: it cannot be cut without changing what it means, with the reason.
         """
+        module = with_parts_first(module)
         nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
         inputs = module.graph.find_nodes(op="placeholder")
         numbers = {node: number for number, node in enumerate(nodes)}
