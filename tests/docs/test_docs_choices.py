@@ -17,7 +17,8 @@ def row(choice: Choice) -> str:
     traits = [*choice.needs, *(f"no {trait}" for trait, _ in choice.unless)]
     needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
     where = PLACES[choice.devices] + modes
-    return f"| {named} | {choice.summary} | {where} | {choice.legality} | {choice.effort} | {needs} |"
+    effort = ", or quick with ".join([choice.effort, *filter(None, [" or ".join(choice.quick_with)])])
+    return f"| {named} | {choice.summary} | {where} | {choice.legality} | {effort} | {needs} |"
 
 
 def test_every_choice_is_on_the_page_as_it_is() -> None:

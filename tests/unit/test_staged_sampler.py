@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from sketches import CAPTURE, FAILED, HERE, INDUCTOR, a_history, a_trial, an_ins
 from synthetic import TRAITS, Machine, Search, a_space
 
 from torchwise.decide import History, ListedSampler, Proposal, Sampler, StagedSampler, decide
-from torchwise.decide.history import BESIDE_S, PLAIN_COMPILE_S
+from torchwise.decide.history import BESIDE_S, PER_OPERATOR_S, PLAIN_COMPILE_S
 from torchwise.decide.samplers.staged import HOPE, MOST_TRIALS, _about
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import load_choices
@@ -85,12 +86,12 @@ def test_a_loop_is_rolled_and_rewritten_before_it_is_compiled_whole() -> None:
     history = a_history(inspection=an_inspection(1e-2, traits=space.traits), calls=MANY)
     rolled = Plan(backend="inductor", scope="rolled")
     rewritten = replace(rolled, transforms=("complex_to_real",))
-    asked = []
-    for _ in range(2):
+    asked: list[Plan] = []
+    while len(asked) < 2:
         proposal = StagedSampler(space).ask(history)
         assert proposal is not None
-        asked.append(proposal.plan)
-        history = replace(history, trials=(*history.trials, a_trial(proposal.plan, verdict=FAILED)))
+        asked += [proposal.plan] if proposal.plan.backend != "eager" else []  # threads come before what is compiled
+        history = replace(history, trials=(*history.trials, a_trial(proposal.plan, verdict=FAILED, measurement=None)))
     assert asked == [rewritten, rolled], "alone in case that what it brings along fails"
 
 
@@ -433,6 +434,122 @@ def test_a_loss_of_another_choice_is_tried_again_elsewhere() -> None:
     history = known(lost, a_trial(INDUCTOR, 2.0, cold_s=1.0), shares={"gemm": 0.5, "conv": 0.5, "launch": 0.0})
     assert "inductor + channels_last" not in excluded(history)
     assert Plan(backend="inductor", memory_format="channels_last") in ever_asked(history)
+
+
+# ---- what takes long
+
+LONG = an_inspection(2e-2, traits=frozenset({"floating", "repeats", "long", "complex"}), operators=2200)
+
+
+def long_search(device: str, effort: str = "quick", **known: Any) -> tuple[StagedSampler, History]:
+    space = PlanSpace(device, "inference", LONG.traits, effort=effort)
+    shares = {"launch": 0.6} if device == "cuda" else {}
+    inspection = replace(LONG, shares=shares)
+    return StagedSampler(space), replace(a_history(inspection=inspection, calls=MANY, device=device), **known)
+
+
+def test_where_compiling_takes_minutes_what_compiles_nothing_comes_first_and_the_whole_last() -> None:
+    for device, cheap in (("cpu", "threads"), ("cuda", "capture")):
+        sampler, history = long_search(device)
+        asked: list[Plan] = []
+        while (proposal := sampler.ask(history)) is not None:
+            asked.append(proposal.plan)
+            history = replace(history, trials=(*history.trials, a_trial(proposal.plan, 0.5, cold_s=0.0)))
+        eager = [plan.backend == "eager" for plan in asked]
+        assert eager == sorted(eager, reverse=True), "eager plans first"
+        assert getattr(asked[0], cheap) != getattr(EAGER, cheap)
+        compiled = [plan for plan in asked if plan.backend != "eager"]
+        assert compiled[0].scope == "rolled"
+
+
+def test_threads_are_tried_at_once_only_where_compiling_takes_long() -> None:
+    def first(*traits: str) -> str:
+        space = PlanSpace("cpu", "inference", frozenset({"floating", *traits}), effort="quick")
+        proposal = StagedSampler(space).ask(known(device="cpu"))
+        return proposal.plan.backend if proposal else "none"
+
+    assert first() == "inductor"
+    if any(choice.field == "threads" for choice in PlanSpace("cpu", "inference", LONG.traits).choices()):
+        assert first("long") == first("repeats") == "eager"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_compile_is_expected_to_take_longer_the_more_operators_there_are(device: str) -> None:
+    def cold(operators: int | None, *traits: str) -> float:
+        inspection = an_inspection(1e-3, operators=operators, traits=frozenset(traits))
+        return a_history(inspection=inspection, device=device).predicted_cold(INDUCTOR)
+
+    assert cold(None) == cold(0) == PLAIN_COMPILE_S[device]
+    assert cold(2000) == pytest.approx(PLAIN_COMPILE_S[device] + 2000 * PER_OPERATOR_S)
+    assert cold(2000, "rnn") == cold(0), "what an RNN runs inside reaches no compiler"
+    seen = a_history(a_trial(INDUCTOR, cold_s=7.0), inspection=an_inspection(1e-3, operators=2000), device=device)
+    assert seen.predicted_cold(AUTOTUNED) == 7.0 * load_choices()["mode", AUTOTUNED.mode].compile_factor
+
+
+def test_what_cannot_end_in_time_comes_after_what_can() -> None:
+    leader = a_trial(AUTOTUNED, 2.0, cold_s=160.0, seconds=162.0)  # so that what builds on it takes as long
+    history = known(leader, shares={"gemm": 0.6, "conv": 0.6, "launch": 0.3})
+
+    def seconds_of_next(left_s: float) -> float:
+        proposal = StagedSampler(a_space()).ask(replace(history, left_s=left_s))
+        assert proposal is not None
+        return history.predicted_trial(proposal.plan)
+
+    assert seconds_of_next(math.inf) > 100.0, "else nothing is shown"
+    assert seconds_of_next(25.0) < 25.0
+    assert seconds_of_next(1.0) > 100.0, "where nothing can, the prediction may be wrong, and the best is tried"
+
+
+def test_a_trial_leaves_time_for_the_quickest_other_one() -> None:
+    space = PlanSpace("cpu", "inference", frozenset({"complex", "floating"}), effort="quick")
+    sampler = StagedSampler(space)
+    history = a_history(inspection=an_inspection(1e-2, traits=space.traits, operators=80), calls=MANY)
+    rewritten = Plan(backend="inductor", transforms=("complex_to_real",))
+
+    def proposed(left_s: float) -> Proposal:
+        proposal = sampler.ask(replace(history, left_s=left_s))
+        assert proposal is not None
+        return proposal
+
+    other_s = history.predicted_trial(INDUCTOR)
+    assert proposed(90).plan == rewritten
+    assert proposed(90).limit_s == pytest.approx(90 - other_s)
+    assert proposed(math.inf).limit_s == math.inf, "a search without end leaves time for all"
+    few = proposed(other_s + 1).limit_s
+    assert few == pytest.approx(2 * history.predicted_trial(rewritten)), "yet what is a little late is not ended"
+    late = Trial(0, rewritten, TrialState.FAIL, failure=Failure(FailureKind.TIMED_OUT, "compile", "passed its limit"))
+    alone = sampler.ask(replace(history, left_s=20.0, trials=(late,)))
+    assert alone is not None
+    assert (alone.plan, alone.limit_s) == (INDUCTOR, math.inf), "nothing else waits"
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_known"),
+    [
+        (Plan(backend="inductor", capture="call"), True),
+        (Plan(backend="inductor", mode="reduce-overhead"), True),
+        (Plan(backend="inductor", scope="rolled"), False),
+        (Plan(backend="inductor", options=(("freezing", True),)), False),
+        (CAPTURE, False),
+    ],
+    ids=str,
+)
+def test_code_that_took_too_long_is_not_compiled_again_under_another_name(plan: Plan, is_known: bool) -> None:
+    failure = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 60 s")
+    late = Trial(0, INDUCTOR, TrialState.FAIL, failure=failure, seconds=61.0)
+    assert (known(late).ran_out(plan) is late) is is_known
+    slow = replace(late, failure=replace(failure, stage="verify"))
+    assert known(slow).ran_out(plan) is None, "it compiled"
+
+
+def test_what_took_too_long_is_left_out_and_the_report_says_why() -> None:
+    failure = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 60 s")
+    late = Trial(0, INDUCTOR, TrialState.FAIL, failure=failure, seconds=61.0)
+    captured = str(Plan(backend="inductor", capture="call"))
+    leads = a_trial(CAPTURE, 1.5, cold_s=0.0)
+    assert captured not in excluded(known(leads, shares={"launch": 0.5}))
+    found = excluded(known(leads, late, shares={"launch": 0.5}))
+    assert found[captured] == "compiling it takes longer than 61 s, as inductor showed"
 
 
 # ---- what changes nothing

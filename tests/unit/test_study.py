@@ -145,6 +145,33 @@ def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -
     assert study.seconds == 6
 
 
+def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage, spent_clock: Any) -> None:
+    """The budget of a search is shared: what comes first is ended so that what comes next can be tried."""
+    rewritten = Plan(backend="inductor", transforms=("complex_to_real",))
+    limits_s: dict[Plan, float] = {}
+
+    class Slow(Table):
+        def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
+            if job.task == "try":
+                limits_s[job.plan] = limits.time_s
+                on_stage("compile")
+                spent_clock.now += limits.time_s if job.plan == rewritten else 12
+            return super().run(job, limits, on_stage)
+
+        def inspect(self) -> str:
+            found = codec.from_json(super().inspect(), Inspection)
+            return codec.to_json(replace(found, traits=found.traits | {"complex"}, operators=80))
+
+    table = Slow()
+    table.known[rewritten] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit")
+    table.known[INDUCTOR] = (2.0, 10.0, GOOD)
+    study = run_study(request(10**7, effort="quick", budget_s=90.0), storage, table, Silent())
+    assert table.tried()[:2] == [rewritten, INDUCTOR]
+    assert 60 < limits_s[rewritten] < 90
+    assert study.decision is not None
+    assert study.decision.plan == INDUCTOR
+
+
 def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: Storage, spent_clock: Any) -> None:
     class Looks(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:

@@ -40,6 +40,7 @@ class Choice:
         brings: choices that are proposed together with it where they are open, as (field, value): what it only makes
             sense with, and what goes well with it.
         effort: the least effort at which it is tried by itself.
+        quick_with: traits of a workload with any of which that is effort "quick".
         compile_factor: compile time as a multiple of a plain compile; 0 for what compiles nothing.
         acts: which part of the time it can improve.
         keeps: share of that part that is sure to remain, so that 1 - keeps bounds the gain.
@@ -58,6 +59,7 @@ class Choice:
     on: tuple[tuple[str, Any], ...] = ()
     brings: tuple[tuple[str, Any], ...] = ()
     effort: Effort = "standard"
+    quick_with: tuple[str, ...] = ()
     compile_factor: float = 1.0
     acts: Acts = "all"
     keeps: float = 0.0

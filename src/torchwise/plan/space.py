@@ -55,7 +55,8 @@ class PlanSpace:
             return f"the workload has no {missing[0].replace('_', ' ')}"
         if barred := self.bars(choice):
             return barred
-        if EFFORTS.index(choice.effort) > EFFORTS.index(self.effort):
+        is_early = any(trait in self.traits for trait in choice.quick_with)
+        if not is_early and EFFORTS.index(choice.effort) > EFFORTS.index(self.effort):
             return f"it is tried from effort {choice.effort} on"
         return None
 

@@ -36,10 +36,11 @@ class Inspection:
         description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
         inputs: one line per example, as `describe_example` gives it.
         traits: what choices may need, and what proofs must know: "module", "floating", "float32", "gemm", "conv",
-            "repeated_blocks", "several_shapes", "stochastic", "writes_inputs", "complex", "repeats", "rnn", "patches",
-            "short_rows" (points of a few coordinates are read again and again), "static_form", "dependent_launch" (the
-            GPU can start a kernel before the one ahead of it has ended), "prints" (or logs), "questions" (Python
-            asks the GPU yes or no, or how many), "numbers" (it reads floating-point numbers from it); of a training
+            "repeated_blocks", "several_shapes", "stochastic", "writes_inputs", "complex", "repeats", "long" (of
+            very many operators), "rnn", "patches", "short_rows" (points of a few coordinates are read again and again),
+            "static_form", "dependent_launch" (the GPU can start a kernel before the one ahead of it has ended),
+            "prints" (or logs), "questions" (Python asks the GPU yes or no, or how many), "numbers" (it reads
+            floating-point numbers from it); of a training
             step "training_step", "fusable", "foreachable", "divisible_by_2" and "divisible_by_4".
         measurement: eager against itself; its speed-up interval should hold 1 and shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.

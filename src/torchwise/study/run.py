@@ -170,7 +170,7 @@ class _Loop:
     def _stored(self) -> History:
         study = self._storage.get_study(self._id)
         counted = tuple(t for t in study.trials if self._counts(t.plan))
-        return History(self._request.workload, study.inspection, counted)
+        return History(self._request.workload, study.inspection, counted, self._end_s - self._spent.seconds)
 
     def _may_go_on(self, trial: Trial, stored: History) -> bool:
         """Whether a trial is to be had again; never one of this very search."""
@@ -203,7 +203,7 @@ class _Loop:
         if trial is None:  # another process was quicker; the next history holds it
             return
         try:
-            finished = self._launch(trial)
+            finished = self._launch(trial, proposal.limit_s)
         except BaseException:  # raised again: whatever it was, this trial did not happen
             with suppress(StorageError):  # whoever goes on takes back the claims of the dead
                 self._storage.release_trial(self._id, trial.number)
@@ -213,7 +213,7 @@ class _Loop:
         self._listener.finished(finished)
         self._report_leader()
 
-    def _launch(self, trial: Trial) -> Trial:
+    def _launch(self, trial: Trial, limit_s: float) -> Trial:
         self._tried.add(trial.plan)
         self._listener.trying(trial.number, trial.plan, trial.reason)
         history = self._history()
@@ -224,7 +224,7 @@ class _Loop:
             baseline_s=history.economics.baseline_s,
             cache_dir=self._caches.new(trial.plan),
         )
-        limits = Limits.of_this_machine(self._limit_s(history))
+        limits = Limits.of_this_machine(min(self._limit_s(history), limit_s))
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
 
     def _hold_duels(self) -> int:

@@ -38,6 +38,8 @@ LEAST_OPERATORS = 60
 """Operators in a call from which repetitions in it are a trait: whatever has fewer is compiled whole in seconds."""
 HOPPER = (9, 0)
 """The first compute capability at which a kernel may start before the one ahead of it has ended."""
+MANY_OPERATORS = 1000
+"""Operators in a call from which it is long: compiling it whole may take minutes."""
 MOST_OPERATORS = 20_000
 """Operators of a call that are looked at for repetitions."""
 MAX_NAMED = 3
@@ -172,6 +174,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
         "short_rows": has_short_rows,
         "uneven_mean": has_uneven_mean,
         "repeats": _repeats(labels),
+        "long": operators >= MANY_OPERATORS,
         "questions": asks,
         "numbers": reads,
     }
@@ -192,12 +195,12 @@ def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
 def _compatible(traits: frozenset[str]) -> frozenset[str]:
     """Drop what a model only seems to have.
 
-    The steps that repeat in an RNN are its own, which Dynamo never sees. A batch is divisible, and a mean over it that
-    is uneven is not the mean of its pieces' means. What a model with static shapes asks for is what its other form need
-    not ask.
+    The steps that repeat in an RNN, however many, are its own, which Dynamo never sees. A batch is divisible, and a
+    mean over it that is uneven is not the mean of its pieces' means. What a model with static shapes asks for is what
+    its other form need not ask.
     """
     if "rnn" in traits:
-        traits -= {"repeats"}
+        traits -= {"repeats", "long"}
     if "static_form" in traits:
         traits -= {"questions", "numbers"}
     if "uneven_mean" in traits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,10 +12,18 @@ from torchwise.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan worth trying, and why."""
+    """A plan worth trying, and why.
+
+    Attributes:
+        plan: the plan.
+        reason: why, in words.
+        limit_s: seconds after which its trial is ended, so that others can be tried as well; infinite where nothing
+            else waits.
+    """
 
     plan: Plan
     reason: str
+    limit_s: float = math.inf
 
 
 class Sampler(Protocol):

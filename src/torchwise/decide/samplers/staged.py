@@ -8,10 +8,11 @@ rest the one that compiles quickest is tried next, and every result moves the le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchwise.decide.history import RESTRIDED, History, lays_out_by_itself
+from torchwise.decide.history import RESTRIDED, History, code_of, lays_out_by_itself
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
@@ -23,6 +24,8 @@ LEAST_GAIN = 0.02
 HOPE = 0.5
 """Share of its bound that a choice is counted on to save: on the reference workloads few saved more. Its compiling and
 its trial must be paid from that, or the search would cost more than it finds."""
+PATIENCE = 2.0
+"""Times as long as predicted that a trial may take, however little is left of the budget."""
 LOST = 0.95
 """Speed relative to its base below which a choice counts as having lost."""
 MOST_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
@@ -42,6 +45,8 @@ class _Option:
     def problem(self, history: History) -> str | None:
         """Return why it is not worth trying, or None: what it could save must pay for compiling and for the trial."""
         leader = history.incumbent()
+        if late := history.ran_out(self.plan):
+            return f"compiling it takes longer than {_about(late.seconds)}, as {late.plan} showed"
         short = self.choice.acts == "memory" and not history.eager_fits
         if history.workload.objective == "memory" or short:  # bounds are of time, and tell nothing of memory
             return (
@@ -107,18 +112,27 @@ class StagedSampler:
         worth = [option for option in self._options(history) if option.problem(history) is None]
         if not worth:
             return None
-        # What builds on the leader comes first: variants of plans that trail would use up the trials. While eager
-        # leads, so does the quickest compiled plan: what compiles as quickly is tried before what compiles for long.
+        # What can end in time comes first. Then what builds on the leader: variants of plans that trail would use up
+        # the trials. While eager leads, so does the quickest compiled plan: what compiles as quickly is tried before
+        # what compiles for long.
         leader = history.incumbent()
         first = (leader, history.fastest_compiled()) if leader == EAGER else (leader,)
         best = min(
-            worth, key=lambda o: (o.base not in first, o.overhead_s, -o.gain_s, complexity_of(o.plan), o.plan.id)
+            worth,
+            key=lambda o: (
+                o.trial_s > history.left_s,
+                o.base not in first,
+                o.overhead_s,
+                -o.gain_s,
+                complexity_of(o.plan),
+                o.plan.id,
+            ),
         )
-        base = str(best.base)
+        reason, limit_s = f"{best.choice.summary}; on {best.base}", _limit_s(best, worth, history)
         if best.choice.acts == "compile":
-            return Proposal(best.plan, f"{best.choice.summary}; on {base}")
+            return Proposal(best.plan, reason, limit_s)
         bound = best.gain_s / history.seconds_of(history.incumbent())
-        return Proposal(best.plan, f"{best.choice.summary}; on {base} it could save up to {min(bound, 1):.0%}")
+        return Proposal(best.plan, f"{reason} it could save up to {min(bound, 1):.0%}", limit_s)
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Whether a plan is open here and could pay if it took no time at all."""
@@ -196,6 +210,17 @@ class StagedSampler:
             if without == EAGER or history.tried(without) is not None:
                 return history.seconds_of(without) / history.seconds_of(trial.plan) < LOST
         return False
+
+
+def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> float:
+    """Return the seconds that a trial may take so that the quickest other code can be tried in what is left after it.
+
+    What takes twice as long as predicted is not ended yet.
+    """
+    others = [o.trial_s for o in worth if o.overhead_s > 0 and code_of(o.plan) != code_of(chosen.plan)]
+    if not others:
+        return math.inf
+    return max(history.left_s - min(others), PATIENCE * chosen.trial_s)
 
 
 def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:

@@ -13,6 +13,8 @@ def _threads(value: int | str) -> Choice:
         complexity=1,
         summary="another number of threads for each operator; small operators can lose time waking threads",
         devices=("cpu",),
+        # Where compiling may take minutes, what takes none is tried before.
+        quick_with=("repeats", "long"),
         compile_factor=0.0,
         carries_over=True,
     )
