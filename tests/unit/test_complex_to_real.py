@@ -552,6 +552,37 @@ def test_a_rewritten_graph_may_fuse_more_before_it_is_written_to_memory() -> Non
     assert seen == [(32, 120), before], "and no other graph"
 
 
+@pytest.mark.parametrize(
+    ("function", "x", "in_vectors"),
+    [
+        (lambda x: x.exp() * 2, z(3), True),
+        (lambda x: x.abs().log(), z(3), True),
+        (lambda x: x.angle() * x, z(3), True),
+        (lambda x: x * x + 1, z(3), False),
+        (lambda x: (x * 2j).abs(), z(3), False),
+        (lambda x: (x * 2j).exp(), torch.randn(3), False),
+    ],
+    ids=["exp", "log", "angle", "product", "modulus", "of real numbers"],
+)
+def test_functions_of_interleaved_numbers_are_computed_in_vectors(
+    function: Callable[..., Any], x: torch.Tensor, in_vectors: bool
+) -> None:
+    from torch._inductor import config
+
+    seen, backend = [], uncompiled()
+    compiles = backend._inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        seen.append(config.cpp.enable_tiling_heuristics)
+        return compiles(*args, **kwargs)
+
+    backend._inner = inner
+    before = config.cpp.enable_tiling_heuristics
+    torch.compile(function, backend=backend)(x)
+    assert seen == [before and not in_vectors]
+    assert config.cpp.enable_tiling_heuristics is before
+
+
 # ---- below AOTAutograd, uncompiled
 
 

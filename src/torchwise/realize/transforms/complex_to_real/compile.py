@@ -23,6 +23,7 @@ from torchwise.realize.effect import effective
 from torchwise.realize.transforms.complex_to_real import private
 from torchwise.realize.transforms.complex_to_real.repeated_work import bound_repeated_work
 from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewrite
+from torchwise.realize.transforms.complex_to_real.vectors import pays_in_vectors
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """Takes a list, which it may empty, of a graph's inputs; returns its outputs."""
@@ -78,7 +79,7 @@ class ComplexToReal:
             self.reasons.append(f"rewriting failed with {type(error).__name__}: {error}")
             return self._inner(module, inputs, **kwargs)
         bound_repeated_work(rewriting.module.graph)
-        with private.patient_fusion():
+        with private.patient_fusion(vectors=pays_in_vectors(rewriting)):
             compiled = self._inner(rewriting.module, rewriting.inputs, **kwargs)
         self.rewritten += 1
         _correct_reported_strides(rewriting.complex_outputs)

@@ -41,13 +41,18 @@ def autograd_cache_off() -> Any:
     return name(_CONFIG).patch(enable_autograd_cache=False)
 
 
-def patient_fusion() -> Any:
+def patient_fusion(*, vectors: bool = False) -> Any:
     """Return a context in which Inductor fuses four times as much before it writes to memory what is used once.
 
     Its limits count reads and operations, of which a complex product has four and six where a real one has one each.
     What they do not count, `repeated_work` bounds.
+
+    Args:
+        vectors: whether code for a CPU computes on whole vectors, however much it reads here and there.
     """
-    return name(_INDUCTOR_CONFIG).patch(PATIENT_LIMITS)
+    config = name(_INDUCTOR_CONFIG)
+    known = vectors and hasattr(config.cpp, "enable_tiling_heuristics")  # a version may do without
+    return config.patch({**PATIENT_LIMITS, **({"cpp.enable_tiling_heuristics": False} if known else {})})
 
 
 def no_autocast() -> Any:
