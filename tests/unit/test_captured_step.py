@@ -14,6 +14,8 @@ from tape import Machine
 
 import torchwise
 from torchwise.errors import StalePlanError, UnsupportedError
+from torchwise.realize.capture.step import CapturedStep
+from torchwise.realize.recompiles import RecompileLimitError, Recompiles
 from torchwise.realize.weights import Guard
 from torchwise.workload import trees
 
@@ -291,6 +293,22 @@ def test_what_is_done_between_the_calls_has_its_effect(machine: Machine, make: A
         check_alike(ours, theirs, batch())
         check_alike(ours, theirs, batch())
     assert machine.replayed >= 2
+
+
+def test_what_is_captured_anew_all_the_time_is_counted_bounded_and_named(machine: Machine) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    told: list[str] = []
+    recompiles = Recompiles(2, told=told.append)
+    step = CapturedStep(zero_first(model, optimizer), [model], [optimizer], recompiles=recompiles)
+    for _ in range(3):
+        for _ in range(3):
+            step(*batch())
+        optimizer.param_groups[0]["lr"] /= 2
+    assert (machine.recorded, len(told)) == (3, 2)
+    with pytest.raises(RecompileLimitError, match=r"lr of group 0 of optimizers\[0\] changes from call to call"):
+        step(*batch())
+    assert machine.recorded == 3
 
 
 def test_a_method_put_in_a_class_is_captured_anew(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

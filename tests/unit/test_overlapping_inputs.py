@@ -15,7 +15,6 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.realize import Recognizer, ahead, realize, signature_of
 from torchwise.realize.ahead import Loader, Maker
-from torchwise.realize.backends import inductor
 from torchwise.records import Outcome
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.step import OptimizedStep

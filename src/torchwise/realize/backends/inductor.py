@@ -164,7 +164,7 @@ class Compiled:
 
     def reads(self) -> Reads | None:
         """Return the attributes of the module that what is compiled depends on; None where it may be any."""
-        return self._straight.reads()
+        return None if self._by_overlap else self._straight.reads()
 
     def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owned = _outputs_owned if self._plan.mode in CUDA_GRAPH_MODES else lambda call: call
