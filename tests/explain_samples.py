@@ -26,7 +26,7 @@ from torchwise.records.explanation import (
     Stage,
     Tried,
 )
-from torchwise.records.watched import Compilation, Watched
+from torchwise.records.watched import Break, Compilation, Watched
 from torchwise.workload import WorkloadSpec
 
 CALL_S = 100e-6
@@ -70,6 +70,7 @@ class FixedPrices:
         fixes: dict[str, Tried] | None = None,
     ) -> None:
         self.asked: list[Any] = []
+        self.failures: dict[Plan | str, str] = {}
         self._fixes = fixes or {}
         self._found, self._break, self._unguarded = found, a_break, unguarded or found
 
@@ -83,6 +84,11 @@ class FixedPrices:
 
     def under(self, setting: str) -> Price | None:
         self.asked.append(setting)
+        return self._found
+
+    def of_line(self, found: Break) -> Price | None:
+        assert found.mend is not None
+        self.asked.append(found.mend.line)
         return self._found
 
     def tried(self, fix: Fix) -> Tried | None:

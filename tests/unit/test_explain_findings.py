@@ -23,7 +23,8 @@ from torchwise.records.explanation import Basis, Execution, Kernel, Place
 from torchwise.records.watched import Break, Fallback, FallbackKind, Frame, Mend, Recompile, Watched
 
 BRANCH = Break("model.py", 12, "forward", "GB0170", "Data-dependent branching", "It branches.", excerpt="if h > 0:")
-ITEM = replace(BRANCH, mend=Mend("item", "keep it a tensor", "torch._dynamo.config.capture_scalar_outputs = True"))
+SETTING = "torch._dynamo.config.capture_scalar_outputs = True"
+ITEM = replace(BRANCH, mend=Mend("item", "keep it a tensor", SETTING))
 
 
 def test_nothing_is_found_where_nothing_is_the_matter() -> None:
@@ -91,14 +92,40 @@ def test_any_other_break_is_estimated_from_what_one_costs_here() -> None:
     assert priced(found).per_call_s.low < priced(found).per_call_s.mid < priced(found).per_call_s.high
 
 
-def test_a_setting_that_is_a_call_is_named_and_not_tried() -> None:
+def test_a_setting_that_is_a_call_is_tried_as_well() -> None:
     adds = replace(
         BRANCH, mend=Mend("print", "print less", "torch._dynamo.config.reorderable_logging_functions.add(print)")
     )
     prices = FixedPrices(price(9e-6), Interval(9e-6, 10e-6, 11e-6))
     (found,) = breaks.find(evidence(watched=Watched(5.0, (adds,), compilations=(COMPILATION,))), prices)
-    assert prices.asked == ["a break"]
-    assert "functions.add(print)" in found.mend
+    assert prices.asked == ["torch._dynamo.config.reorderable_logging_functions.add(print)"]
+    assert "Or set torch._dynamo.config.reorderable_logging_functions.add(print)" in found.mend
+
+
+def test_a_setting_that_saves_nothing_is_not_recommended() -> None:
+    prices = FixedPrices(price(-9e-6))
+    (found,) = breaks.find(evidence(watched=Watched(5.0, (ITEM,), compilations=(COMPILATION,))), prices)
+    assert "capture_scalar_outputs" not in found.mend
+    assert [(one.fix, one.helps) for one in found.tried] == [(SETTING, False)]
+
+
+def test_a_setting_that_failed_is_not_recommended_and_one_that_was_not_tried_is_said_to_be() -> None:
+    prices = FixedPrices(None, Interval(9e-6, 10e-6, 11e-6))
+    seen = evidence(watched=Watched(5.0, (ITEM,), compilations=(COMPILATION,)))
+    (found,) = breaks.find(seen, prices)
+    assert f"Or, which was not tried, set {SETTING}" in found.mend
+    prices.failures = {SETTING: f"{SETTING}: not priced, because it failed with TypeError: no"}
+    (found,) = breaks.find(seen, prices)
+    assert SETTING not in found.mend
+    assert found.tried[0].seen == "not priced, because it failed with TypeError: no"
+
+
+def test_a_line_that_was_run_is_priced_and_recommended() -> None:
+    line = replace(BRANCH, mend=Mend("branch", "choose", line="y = torch.where(h > 0, a, b)"))
+    prices = FixedPrices(price(9e-6))
+    (found,) = breaks.find(evidence(watched=Watched(5.0, (line,), compilations=(COMPILATION,))), prices)
+    assert found.mend == "choose Here: `y = torch.where(h > 0, a, b)`."
+    assert (priced(found).basis, found.tried[0].helps) == (Basis.MEASURED, True)
 
 
 def test_a_break_in_what_was_compiled_too_often_is_priced_as_left_to_eager() -> None:

@@ -21,6 +21,7 @@ from torchwise.diagnose.observed import Observed, observe
 from torchwise.diagnose.prices import PairedPrices, profiles
 from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.stages import FILES, code_of, stages, write
+from torchwise.diagnose.suggestions import checked
 from torchwise.diagnose.trace import Artefact, Span, Trace
 from torchwise.errors import InternalError, raised
 from torchwise.realize import realize
@@ -62,13 +63,16 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
     with arena.gradients():
         stage("compile")
         run, compiled = _compile(inquiry, arena)
+        stage("try what is suggested")
+        suggested = checked(compiled.watched.breaks, arena)
+        compiled = replace(compiled, watched=replace(compiled.watched, breaks=suggested.breaks))
         stage("measure")
         measurement = arena.measure(run, arena.eager)
         stage("profile")
         limits = kernels.measured_limits(arena.device, _dtype(arena.workload))
         instruments = Instruments(lambda: check_plainly(arena.workload))
         evidence = _look(inquiry, arena, run, compiled, measurement, limits, instruments)
-        prices = PairedPrices(arena, run, inquiry.budget_s, stage)
+        prices = PairedPrices(arena, run, inquiry.budget_s, stage, suggested)
         found = findings.find(evidence, prices)
     files = write(compiled.artefacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend

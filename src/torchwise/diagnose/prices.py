@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from torchwise.diagnose.findings.evidence import Fix
+from torchwise.diagnose.findings.evidence import Fix, place_of_line
 from torchwise.diagnose.fix_trials import settle
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.saving import BLOCK_S, saving, saving_anywhere
 from torchwise.diagnose.settings import patched
+from torchwise.diagnose.suggestions import NOTHING, Checked
 from torchwise.diagnose.twin import twin
 from torchwise.errors import first_line, raised
 from torchwise.measure import Clock, Mix, Precision, measure_pair
@@ -21,6 +22,7 @@ from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Interval, Measurement
 from torchwise.records.explanation import Basis, Price, Tried
+from torchwise.records.watched import Break
 from torchwise.report import format as show
 from torchwise.trial.arena import Arena, Calls
 
@@ -40,12 +42,20 @@ class PairedPrices:
         run: the calls that are explained, compiled already.
         budget_s: seconds after which no further mend is tried.
         stage: told what is tried.
+        suggested: the code that was run against graph breaks.
     """
 
-    def __init__(self, arena: Arena, run: Calls, budget_s: float, stage: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        run: Calls,
+        budget_s: float,
+        stage: Callable[[str], None],
+        suggested: Checked = NOTHING,
+    ) -> None:
         self.notes: list[str] = []
         self.failures: dict[Plan | str, str] = {}
-        self._arena, self._run, self._stage = arena, run, stage
+        self._arena, self._run, self._stage, self._suggested = arena, run, stage, suggested
         self._end = time.perf_counter() + budget_s
         self._known: dict[Plan | str, Price | None] = {}
         self._tried: dict[Fix, Tried | None] = {}
@@ -67,6 +77,13 @@ class PairedPrices:
     def under(self, setting: str) -> Price | None:
         """Return what compiling under a setting of PyTorch saves."""
         return self._price(setting, lambda: self._set(setting))
+
+    def of_line(self, found: Break) -> Price | None:
+        """Return what the model saves with the line that a break's mend gives."""
+        copied = self._suggested.rewritten.get(found)
+        if copied is None or found.mend is None:
+            return None
+        return self._price(place_of_line(found), lambda: self._plain(copied, **self._profiled))
 
     def tried(self, fix: Fix) -> Tried | None:
         """Try a fix on a copy of the model; None where the budget was spent."""
@@ -144,17 +161,21 @@ class PairedPrices:
         return self._settled([arena.runners(way)[place] for place, way in enumerate(ways)])
 
     def _set(self, setting: str) -> Calls:
-        profiled = {PROFILED: True} if self._arena.device == "cpu" else {}
-        with patched(setting):
-            return self._plain(**profiled)
+        with patched(setting, self._suggested.names.get(setting)):
+            return self._plain(**self._profiled)
+
+    @property
+    def _profiled(self) -> dict[str, Any]:
+        """Options with which what is generated reports to the profiler, as the run's does."""
+        return {PROFILED: True} if self._arena.device == "cpu" else {}
 
     def _settled(self, calls: Calls) -> Calls:
         self._arena.first_calls(calls)
         return calls
 
-    def _plain(self, **options: Any) -> Calls:
+    def _plain(self, model: Callable[..., Any] | None = None, **options: Any) -> Calls:
         """Return the calls compiled as a user compiles them, under options of Inductor."""
-        model = twin(self._arena.workload.call)
+        model = model or twin(self._arena.workload.call)
         return self._settled(self._arena.runners(torch.compile(model, options=options or None)))
 
 

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterator
+from typing import Any
+
+_SETTING = re.compile(
+    r"(?P<module>torch\.[\w.]*config)\.(?P<name>\w+)(?: = (?P<value>True|False)|\.add\((?P<added>.+)\))$"
+)
+
+
+def argument(setting: str) -> str:
+    """Return what a setting such as "torch._dynamo.config.x.add(print)" adds to a set; "" for one that is a flag."""
+    hit = _SETTING.match(setting)
+    return (hit["added"] or "") if hit else ""
 
 
 @contextlib.contextmanager
-def patched(setting: str) -> Iterator[None]:
-    """Hold a setting of PyTorch, written as "torch._dynamo.config.capture_scalar_outputs = True".
+def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]:
+    """Hold a setting of PyTorch, as "torch._dynamo.config.x = True" or "torch._dynamo.config.x.add(print)".
+
+    Args:
+        setting: as it is printed.
+        names: what it may name beside Python's own.
 
     Raises:
         ValueError: it is not written so.
     """
-    name, _, value = setting.partition("=")
-    module, _, attribute = name.strip().rpartition(".")
-    if not module.startswith("torch.") or not module.endswith("config") or value.strip() not in ("True", "False"):
+    hit = _SETTING.match(setting)
+    if hit is None:
         raise ValueError(f"setting is {setting!r}, but must be such as torch._dynamo.config.name = True")
-    with importlib.import_module(module).patch({attribute: value.strip() == "True"}):
+    config = importlib.import_module(hit["module"])
+    value = hit["value"] == "True"
+    if hit["added"]:
+        value = {*getattr(config, hit["name"]), eval(hit["added"], dict(names or {}))}
+    with config.patch({hit["name"]: value}):
         yield

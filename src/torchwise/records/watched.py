@@ -32,12 +32,22 @@ class Mend:
         text: what to do, about the line at hand.
         setting: a setting of PyTorch that does it without a change of the code; empty where there is none.
         consequence: what that setting changes beside it.
+        line: what takes the place of the line; empty where that cannot be told. `explain` runs it before it says so.
+        condition: what the line asks, as a tensor; likewise.
     """
 
     kind: str
     text: str
     setting: str = ""
     consequence: str = ""
+    line: str = ""
+    condition: str = ""
+
+    @property
+    def words(self) -> str:
+        """All of it but the setting."""
+        condition = f" As a tensor, what is asked is `{self.condition}`." if self.condition else ""
+        return f"{self.text}{condition}" + (f" Here: `{self.line}`." if self.line else "")
 
 
 @dataclass(frozen=True, slots=True)

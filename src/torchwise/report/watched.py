@@ -81,7 +81,7 @@ def _break(one: Break) -> RenderableType:
     if one.excerpt:
         parts.append(_text(f"    {one.excerpt}", style="cyan"))
     if one.mend:
-        parts.append(_text(f"→ {one.mend.text}"))
+        parts.append(_text(f"→ {one.mend.words}"))
         if one.mend.setting:
             parts.append(_text(f"→ or {one.mend.setting}: {one.mend.consequence}", style="dim"))
     return Group(*parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from torchwise.diagnose.findings import (
     breaks,
@@ -17,7 +18,7 @@ from torchwise.diagnose.findings import (
     waits,
 )
 from torchwise.diagnose.findings.evidence import Evidence, Prices
-from torchwise.records.explanation import Finding
+from torchwise.records.explanation import Basis, Finding
 
 __all__ = ["Evidence", "Prices", "find"]
 
@@ -43,4 +44,12 @@ TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
 def find(evidence: Evidence, prices: Prices) -> list[Finding]:
     """Return everything that is found."""
     seen = [finding for finder in SEEN for finding in finder(evidence)]
-    return seen + [finding for finder in TRIED for finding in finder(evidence, prices)]
+    return seen + [_honest(finding) for finder in TRIED for finding in finder(evidence, prices)]
+
+
+def _honest(finding: Finding) -> Finding:
+    """Recommend nothing that was timed without a gain; those that try several fixes say so of each."""
+    price = finding.price
+    if finding.tried or price is None or price.basis is not Basis.MEASURED or price.per_call_s.low > 0 or price.once_s:
+        return finding
+    return replace(finding, mend=f"What was tried saves nothing that shows here: {finding.mend}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated, left_to_eager
-from torchwise.records.explanation import Finding, Place, Price
+from torchwise.diagnose.findings.evidence import Evidence, Prices, estimated, left_to_eager, place_of_line
+from torchwise.records.explanation import Finding, Place, Price, Tried
 from torchwise.records.watched import Break, FallbackKind
 from torchwise.report import format as show
 
@@ -14,13 +14,15 @@ def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
     """Find every break; those of RNNs are priced with their RNN."""
     found = [one for one in evidence.watched.breaks if not (evidence.has_rnn and one.whole)]
     for one in found:
+        tried = _tried(one, prices)
         yield Finding(
             "graph break",
             f"the graph breaks: {one.reason}",
             _cause(one),
-            _mend(one),
-            _price(one, evidence, prices, len(found)),
+            _mend(one, tried),
+            _best(tried) or _worked_out(one, evidence, prices, len(found)),
             (Place(one.file, one.line, one.function, one.excerpt),),
+            tried=tuple(tried.values()),
         )
 
 
@@ -29,12 +31,35 @@ def _cause(one: Break) -> str:
     return f"{cause} Because of it the whole function is left uncompiled." if one.whole else cause
 
 
-def _mend(one: Break) -> str:
+def _tried(one: Break, prices: Prices) -> dict[str, Tried]:
+    """Try the line and the setting that take the break away; by what is said of each."""
+    if one.mend is None:
+        return {}
+    line, setting = one.mend.line, one.mend.setting
+    asked = [(line, place_of_line(one), prices.of_line(one))] if line else []
+    asked += [(setting, setting, prices.under(setting))] if setting else []
+    found: dict[str, Tried] = {}
+    for code, key, price in asked:
+        if price:
+            found[code] = Tried(code, price.per_call_s.low > 0, "the break is gone", price)
+        elif key in prices.failures:
+            found[code] = Tried(code, False, prices.failures[key].removeprefix(f"{key}: "))
+    return found
+
+
+def _best(tried: dict[str, Tried]) -> Price | None:
+    return max((seen.price for seen in tried.values() if seen.price), key=lambda p: p.per_call_s.mid, default=None)
+
+
+def _mend(one: Break, tried: dict[str, Tried]) -> str:
+    """Say what to do: a setting that was tried without gain is not recommended."""
     if one.mend is None:
         return " ".join(one.hints) or "write it without Python between the tensors' operators"
-    if not one.mend.setting:
-        return one.mend.text
-    return f"{one.mend.text.removesuffix('.')}. Or set {one.mend.setting}. {one.mend.consequence}".rstrip()
+    words, setting = one.mend.words, one.mend.setting
+    if not setting or (setting in tried and not tried[setting].helps):
+        return words
+    how = "Or set" if setting in tried else "Or, which was not tried, set"
+    return f"{words.removesuffix('.')}. {how} {setting}. {one.mend.consequence}".rstrip()
 
 
 def _is_given_up(evidence: Evidence) -> bool:
@@ -43,16 +68,13 @@ def _is_given_up(evidence: Evidence) -> bool:
     return limited and not evidence.execution.regions
 
 
-def _price(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
-    """Time it without the break where a setting mends it; else work out what each break costs by itself.
+def _worked_out(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
+    """Work out what a break costs by itself.
 
     That is what a break between next to nothing costs here, for as often as graphs are resumed in a call, and the
     guards of what follows. What fusing across it would save comes on top: at most half the time of the generated
     kernels.
     """
-    # A setting that is a call, such as `….add(print)`, cannot be taken back, and is not tried.
-    if one.mend and "=" in one.mend.setting and (price := prices.under(one.mend.setting)):
-        return price
     if one.whole or _is_given_up(evidence):
         return left_to_eager(evidence, breaks)
     if (alone := prices.of_a_break()) is None:

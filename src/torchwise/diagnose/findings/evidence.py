@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,7 +13,7 @@ from torchwise.errors import PlanError
 from torchwise.plan import Plan
 from torchwise.records import Interval, Measurement
 from torchwise.records.explanation import Basis, Execution, Kernel, Price, Tried
-from torchwise.records.watched import Frame, Watched
+from torchwise.records.watched import Break, Frame, Watched
 from torchwise.workload import DEFAULT_CALLS
 
 COMPILED = Plan(backend="inductor")
@@ -118,6 +119,13 @@ class Prices(Protocol):
     def under(self, setting: str) -> Price | None:
         """Return what compiling under a setting of PyTorch saves, written as "torch._dynamo.config.x = True"."""
 
+    def of_line(self, found: Break) -> Price | None:
+        """Return what the model saves with the line that a break's mend gives, which was run."""
+
+    @property
+    def failures(self) -> Mapping[Plan | str, str]:
+        """How mends failed when they were tried."""
+
     def tried(self, fix: Fix) -> Tried | None:
         """Try a fix on a copy of the model: how often it is then compiled, whether it answers alike, what it saves."""
 
@@ -147,3 +155,8 @@ def left_to_eager(evidence: Evidence, among: int) -> Price:
         "compiling what is left uncompiled saves at most the time in which no kernel runs, and half of the kernels "
         "that could be fused",
     )
+
+
+def place_of_line(found: Break) -> str:
+    """Return what a line that is written otherwise goes by: a program may have the same one twice."""
+    return f"{found.file}:{found.line}: {found.mend.line if found.mend else ''}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-
 from torchwise.diagnose.mends.look import Look
+from torchwise.diagnose.mends.tensors import as_tensor, with_where
 from torchwise.records.watched import Mend
 
 
@@ -23,26 +22,28 @@ def _while(look: Look) -> Mend:
     return Mend(
         "while",
         f"How often {look.quoted} repeats lies in the data. Run as many steps as are ever needed, "
-        f"`for _ in range(MOST)`, and hold what is finished: `x = torch.where({_bare(look)}, step(x), x)`. Where that "
+        "`for _ in range(MOST)`, and hold what is finished: `x = torch.where(condition, step(x), x)`. Where that "
         "many steps would cost more than they save, keep the loop outside and compile only its body: "
         "`step = torch.compile(step)`.",
+        condition=as_tensor(look.condition),
     )
 
 
 def _if(look: Look) -> Mend:
-    chosen = next((n for n in ast.walk(look.statement) if isinstance(n, ast.IfExp)), None) if look.statement else None
-    sides = f"{ast.unparse(chosen.body)}, {ast.unparse(chosen.orelse)}" if chosen else "this_side, other_side"
     leaves = look.reads(r":\s*(break|continue|return)\b")
     loop = (
         " In a loop that ends here: go on for all steps, and let `torch.where` hold the value that it ended with."
         if leaves
         else ""
     )
+    line = with_where(look.statement)
     return Mend(
         "branch",
         f"Which way {look.quoted} goes lies in the data. Compute both sides and choose: "
-        f"`torch.where({_bare(look)}, {sides})`. Where a side is costly: "
-        f"`torch.cond({_bare(look)}, this_function, other_function, (inputs,))`, which runs one of them.{loop}",
+        "`torch.where(condition, this_side, other_side)`. Where a side is costly: "
+        f"`torch.cond(condition, this_function, other_function, (inputs,))`, which runs one of them.{loop}",
+        line=line,
+        condition="" if line else as_tensor(look.condition),
     )
 
 
@@ -51,17 +52,10 @@ def _comparison(look: Look) -> Mend | None:
     call = look.called(r"(^|\.)(allclose|equal)$")
     if not call:
         return None
-    same = call.replace("allclose", "isclose", 1) if "allclose" in call else call.replace("equal", "eq", 1)
     return Mend(
         "comparison",
-        f"`{call}` answers with a Python bool. Ask for a tensor, `{same}.all()`, and choose by "
-        f"`torch.where({same}.all(), this_side, other_side)`.",
+        f"`{call}` answers with a Python bool. Ask for a tensor, such as `torch.isclose(x, y).all()` or "
+        "`torch.eq(x, y).all()`, and choose by `torch.where(condition, this_side, other_side)`.",
+        line=with_where(look.statement),
+        condition=as_tensor(look.condition),
     )
-
-
-def _bare(look: Look) -> str:
-    """The condition, without what makes a Python number of it."""
-    text = look.condition or "condition"
-    if text.startswith("bool(") and text.endswith(")"):
-        text = text[len("bool(") : -1]
-    return text.replace(".item()", "")

@@ -42,7 +42,7 @@ class Look:
     def statement(self) -> ast.stmt | None:
         """The statement of the line; None where the line holds only a part of one."""
         line = re.sub(r"^elif\b", "if", self.line)
-        for text in (line, f"{line} pass"):
+        for text in (line, f"{line}\n pass"):  # a comment may end the line
             try:
                 return ast.parse(text).body[0]
             except (SyntaxError, IndexError):

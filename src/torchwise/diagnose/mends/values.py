@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-
 from torchwise.diagnose.mends.look import Look
+from torchwise.diagnose.mends.tensors import without_numbers
 from torchwise.records.watched import Mend
 
 _NUMPY = {
@@ -38,11 +37,10 @@ def item(look: Look) -> Mend | None:
     )  # 2.11 complains of the `add`, not of the number
     if not stores_number and not look.says(r"Tensor\.item\(\)|_local_scalar_dense"):
         return None
-    kept = _without_numbers(look)
     where = (
         "Return the tensor, and store its value in the caller, once the compiled call is done."
         if stores
-        else f"Keep it a tensor{f': `{kept}`' if kept else ''}; arithmetic with it stays in the graph."
+        else "Keep it a tensor; arithmetic with it stays in the graph."
     )
     text = f"{look.quoted} makes a Python number of a tensor, and waits for the device. {where}"
     if stores:  # with the setting, what is stored would be a symbol, which breaks in its turn
@@ -53,6 +51,7 @@ def item(look: Look) -> Mend | None:
         f"{look.hinted('capture_scalar_outputs')} = True",
         "Numbers read from tensors become symbols in the graph. What then depends on them, such as `if`, fails or "
         "breaks there; the read itself still waits for the device.",
+        line=without_numbers(look.statement),
     )
 
 
@@ -80,22 +79,3 @@ def numpy(look: Look) -> Mend | None:
         "make it one operator of the graph: `@torch.library.custom_op` with `register_fake` around a function that "
         "calls NumPy; it still runs on the host.",
     )
-
-
-class _Tensors(ast.NodeTransformer):
-    def visit_Call(self, node: ast.Call) -> ast.expr:  # the name is ast's
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
-            return node.func.value
-        if isinstance(node.func, ast.Name) and node.func.id in ("int", "float", "bool") and len(node.args) == 1:
-            return node.args[0]
-        return node
-
-
-def _without_numbers(look: Look) -> str:
-    """The line with tensors where it made numbers; empty where it is no whole statement, or nothing changes."""
-    if look.statement is None or isinstance(look.statement, ast.If | ast.While | ast.For | ast.With | ast.FunctionDef):
-        return ""
-    before = ast.unparse(look.statement)
-    after = ast.unparse(_Tensors().visit(ast.parse(before)))
-    return after if after != before else ""

@@ -1,0 +1,101 @@
+"""Code that makes Python numbers and answers of tensors, written so that they stay tensors."""
+
+from __future__ import annotations
+
+import ast
+import copy
+
+
+def as_tensor(condition: str) -> str:
+    """Return a condition as one whose answer is a tensor; empty where its text is no expression.
+
+    Whether it is one, only running it tells: `a or b` is, where a and b are tensors, and `n in seen` never is.
+    """
+    try:
+        asked = ast.parse(condition, mode="eval").body
+    except SyntaxError:
+        return ""
+    return ast.unparse(ast.fix_missing_locations(_Asked().visit(asked)))
+
+
+def without_numbers(statement: ast.stmt | None) -> str:
+    """Return a statement with tensors where it made numbers; empty where it is no simple one, or nothing changes."""
+    if statement is None or not isinstance(
+        statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
+    ):
+        return ""
+    before = ast.unparse(statement)
+    after = ast.unparse(_Numbers().visit(copy.deepcopy(statement)))
+    return after if after != before else ""
+
+
+def with_where(statement: ast.stmt | None) -> str:
+    """Return a statement with `torch.where` in the place of a conditional expression; empty where it has none."""
+    if statement is None or not isinstance(
+        statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
+    ):
+        return ""
+    before = ast.unparse(statement)
+    after = ast.unparse(ast.fix_missing_locations(_Chosen().visit(copy.deepcopy(statement))))
+    return after if after != before else ""
+
+
+class _Numbers(ast.NodeTransformer):
+    """Takes away `.item()`, `int()`, `float()` and `bool()`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:  # the name is ast's
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
+            return node.func.value
+        if isinstance(node.func, ast.Name) and node.func.id in ("int", "float", "bool") and len(node.args) == 1:
+            return node.args[0]
+        return node
+
+
+class _Asked(_Numbers):
+    """Makes a tensor of what Python answers by itself: `and`, `or`, `not`, chains of comparisons, and two functions."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        name = "torch.logical_and" if isinstance(node.op, ast.And) else "torch.logical_or"
+        return _joined(name, node.values)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        return _called("torch.logical_not", node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        sides = [node.left, *node.comparators]
+        pairs: list[ast.expr] = [
+            ast.Compare(left, [how], [right])
+            for left, how, right in zip(sides, node.ops, node.comparators, strict=False)
+        ]
+        return _joined("torch.logical_and", pairs)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        found = super().visit_Call(node)
+        if not isinstance(found, ast.Call) or not isinstance(found.func, ast.Attribute):
+            return found
+        alike = {"allclose": "isclose", "equal": "eq"}.get(found.func.attr)
+        if alike is None:
+            return found
+        each = ast.Call(ast.Attribute(found.func.value, alike, ast.Load()), found.args, found.keywords)
+        return ast.Call(ast.Attribute(each, "all", ast.Load()), [], [])
+
+
+class _Chosen(ast.NodeTransformer):
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        self.generic_visit(node)
+        return _called("torch.where", _Asked().visit(node.test), node.body, node.orelse)
+
+
+def _called(name: str, *given: ast.expr) -> ast.expr:
+    return ast.Call(ast.parse(name, mode="eval").body, list(given), [])
+
+
+def _joined(name: str, parts: list[ast.expr]) -> ast.expr:
+    first, *rest = parts
+    for part in rest:
+        first = _called(name, first, part)
+    return first

@@ -1,0 +1,122 @@
+"""A line of a program written otherwise, in a copy of the model: so that advice can be run before it is given."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwise.diagnose.twin import fresh_copy
+
+Found = tuple[str, int, str]
+"""Where a code object comes from: its file, first line and name."""
+
+
+def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) -> Callable[..., Any] | None:
+    """Return a copy of a callable in which a line reads otherwise; None where that line is in no method of its own.
+
+    Args:
+        call: a module or a function.
+        file: that the line stands in.
+        line: counted from 1; a statement must begin there.
+        statement: to stand in its place.
+
+    Raises:
+        Exception: whatever reading and compiling the file raises.
+    """
+    new = _compiled(file, line, statement)
+    if new is None:
+        return None
+    if isinstance(call, types.FunctionType):
+        return _with(call, new) if _found(call.__code__) == _found(new) else None
+    if not isinstance(call, torch.nn.Module):
+        return None
+    copied = fresh_copy(call)
+    assert isinstance(copied, torch.nn.Module)
+    changed = [_rewrite(kind, new) for kind in {type(part) for part in copied.modules()}]
+    return copied if any(changed) else None
+
+
+def _rewrite(kind: type, new: types.CodeType) -> bool:
+    """Give a class that is a copy its own version of a method that it has or inherits."""
+    for name in dir(kind):
+        function = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        if isinstance(function, types.FunctionType) and _found(function.__code__) == _found(new):
+            setattr(kind, name, _with(function, new))
+            return True
+    return False
+
+
+def _with(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
+    made = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _found(code: types.CodeType) -> Found:
+    return (code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _compiled(file: str, line: int, statement: str) -> types.CodeType | None:
+    """Compile a file with a line written otherwise; return the code of the function around it."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
+    place = _Place(line)
+    place.visit(tree)
+    if place.body is None or place.function is None:
+        return None
+    number = next(n for n, one in enumerate(place.body) if one.lineno == line)
+    place.body[number : number + 1] = [_at(line, one) for one in ast.parse(statement).body]
+    begins = min(one.lineno for one in (place.function, *place.function.decorator_list))
+    return next(
+        (
+            code
+            for code in _codes(compile(tree, file, "exec", dont_inherit=True))
+            if _is_at(code, place.function, begins)
+        ),
+        None,
+    )
+
+
+def _is_at(code: types.CodeType, function: ast.FunctionDef | ast.AsyncFunctionDef, begins: int) -> bool:
+    return code.co_name == function.name and code.co_firstlineno == begins
+
+
+def _at(line: int, statement: ast.stmt) -> ast.stmt:
+    for node in ast.walk(statement):
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+            node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
+    return statement
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield inner
+            yield from _codes(inner)
+
+
+class _Place(ast.NodeVisitor):
+    """Finds the innermost function around a line, and the list of statements that it begins one of."""
+
+    def __init__(self, line: int) -> None:
+        self.function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
+        self.body: list[ast.stmt] | None = None
+        self._line = line
+
+    def generic_visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= self._line <= (
+            node.end_lineno or 0
+        ):
+            self.function = node
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list) and any(getattr(one, "lineno", 0) == self._line for one in statements):
+                self.body = statements
+        super().generic_visit(node)

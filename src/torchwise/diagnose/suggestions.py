@@ -1,0 +1,172 @@
+"""Code that is suggested against graph breaks, run on a copy of the model before anybody is told of it.
+
+What stands on the line at hand decides whether a suggestion fits: `torch.where(c, a, b)` takes no Python bool and no
+None, and a number that is kept a tensor may be the end of a loop further down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from torchwise.diagnose.mends.look import Look
+from torchwise.diagnose.rewriting import rewritten
+from torchwise.diagnose.settings import argument
+from torchwise.diagnose.trace import Trace
+from torchwise.diagnose.twin import fresh_copy
+from torchwise.records.watched import Break, Mend
+from torchwise.trial.arena import Arena
+from torchwise.verify import mismatch, observation_of
+
+ROUNDS = 3
+"""Calls of each example beside the model as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Breaks whose mends hold no code that was not run.
+
+    Attributes:
+        breaks: in their order.
+        rewritten: copies of the model with the line that a break's mend gives.
+        names: what the code around a break can name, for settings that name some of it.
+    """
+
+    breaks: tuple[Break, ...]
+    rewritten: dict[Break, Callable[..., Any]] = field(default_factory=dict)
+    names: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+NOTHING = Checked(())
+
+
+def checked(breaks: tuple[Break, ...], arena: Arena) -> Checked:
+    """Run what the mends of these breaks say of their lines, and leave out what does not do."""
+    derived = [one for one in breaks if one.mend and (one.mend.line or one.mend.condition or _is_call(one.mend))]
+    if not derived:
+        return Checked(breaks)
+    seen = _looked_at(derived, arena)
+    found: list[Break] = []
+    copies: dict[Break, Callable[..., Any]] = {}
+    names: dict[str, dict[str, Any]] = {}
+    for one in breaks:
+        mend = one.mend
+        if one not in derived or mend is None:
+            found.append(one)
+            continue
+        at = seen.get((one.file, one.line), _Seen())
+        if _is_call(mend) and _can_name(mend.setting, at.names):
+            names[mend.setting] = at.names
+        elif _is_call(mend):
+            mend = replace(mend, setting="", consequence="")
+        if mend.condition and mend.condition not in at.conditions:
+            mend = replace(mend, condition="")
+        copied = _tried(one, arena) if mend.line else None
+        kept = replace(one, mend=mend if copied else replace(mend, line=""))
+        if copied:
+            copies[kept] = copied
+        found.append(kept)
+    return Checked(tuple(found), copies, names)
+
+
+def _is_call(mend: Mend) -> bool:
+    """Whether the setting adds something to a set, which must be named."""
+    return bool(argument(mend.setting))
+
+
+def _can_name(setting: str, names: dict[str, Any]) -> bool:
+    """Whether what a setting adds can be named where a program sets it, which is at the top of a module."""
+    try:
+        return callable(eval(argument(setting), dict(names)))
+    except Exception:  # somebody's names may be missing there, or be of any kind
+        return False
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a line had at hand: global names, and which conditions were tensors that answer as the line does."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+    conditions: set[str] = field(default_factory=set)
+
+
+def _looked_at(breaks: list[Break], arena: Arena) -> dict[tuple[str, int], _Seen]:
+    """Run a copy of the model as it is, and ask on each line, when it is come to first, what is suggested for it."""
+    found: dict[tuple[str, int], _Seen] = {}
+    asked = {(one.file, one.line): one for one in breaks}
+
+    def at(frame: FrameType, event: str, _argument: Any) -> Any:
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and place in asked and place not in found:
+            found[place] = _Seen(frame.f_globals)
+            mend = asked[place].mend
+            if mend and mend.condition and _answers(mend.condition, Look(asked[place]).condition, frame):
+                found[place].conditions.add(mend.condition)
+        return at
+
+    files = {one.file for one in breaks}
+    copied = fresh_copy(arena.workload.call)
+    with _traced(lambda code: code.co_filename in files, at), contextlib.suppress(Exception):  # as it does for its user
+        for call in arena.runners(copied):
+            call()
+    return found
+
+
+@contextlib.contextmanager
+def _traced(wanted: Callable[[CodeType], bool], trace: Callable[..., Any]) -> Iterator[None]:
+    """Have `trace` see each line of some code, in this thread."""
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_: trace if wanted(frame.f_code) else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _answers(condition: str, asked: str, frame: FrameType) -> bool:
+    """Whether a condition is a tensor in a frame, and says what the line's own says."""
+    try:
+        names = {**frame.f_globals, **frame.f_locals, "torch": torch}
+        value = eval(condition, names)
+        return isinstance(value, torch.Tensor) and value.numel() == 1 and bool(value) == bool(eval(asked, names))
+    except Exception:  # it is code that nobody has run before
+        return False
+
+
+def _tried(found: Break, arena: Arena) -> Callable[..., Any] | None:
+    """Return a copy of the model with the line of a mend, where it answers as before and no longer breaks there."""
+    assert found.mend is not None
+    try:
+        copied, plain = _rewritten(found, arena), fresh_copy(arena.workload.call)
+        if copied is None:
+            return None
+        for number in range(ROUNDS):
+            for mine, theirs in zip(arena.runners(copied), arena.runners(plain), strict=True):
+                if not _is_alike(mine, theirs, number):
+                    return None
+        with Trace() as trace:
+            for call in arena.runners(torch.compile(_rewritten(found, arena), backend="eager")):
+                call()
+        places = {(one.file, one.line) for one in trace.breaks}
+        return None if (found.file, found.line) in places else _rewritten(found, arena)
+    except Exception:  # it is code that nobody has run before, in somebody's model
+        return None
+
+
+def _rewritten(found: Break, arena: Arena) -> Any:
+    assert found.mend is not None
+    return rewritten(arena.workload.call, found.file, found.line, found.mend.line)
+
+
+def _is_alike(mine: Callable[[], Any], theirs: Callable[[], Any], seed: int) -> bool:
+    answers = []
+    for call in (mine, theirs):
+        torch.manual_seed(seed)
+        answers.append(observation_of(call(), ()))
+    return mismatch(answers[0], answers[1], 0.0) is None
