@@ -363,3 +363,11 @@ def test_frames_of_recompiles_are_places() -> None:
     seen = evidence(watched=Watched(5.0, recompiles=(changed,), compilations=(COMPILATION,)))
     (found,) = recompiles.find_repeated(seen, FixedPrices())
     assert [spot.line for spot in found.places] == [10, 14]
+
+
+@pytest.mark.parametrize(("saved", "recommended"), [(50e-6, True), (-50e-6, False)])
+def test_a_plan_that_was_timed_without_a_gain_is_not_recommended(saved: float, recommended: bool) -> None:
+    code = Code(1, Counter(), Counter({"aten.mul": 2}))
+    seen = evidence(code=code, observed=Observed(complex_operators=3))
+    (found,) = [one for one in findings.find(seen, FixedPrices(price(saved))) if one.kind == "complex"]
+    assert found.mend.startswith("What was tried saves nothing") is not recommended

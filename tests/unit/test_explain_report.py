@@ -13,7 +13,7 @@ from explain_samples import explanation, finding, price
 from torchwise.errors import InputError
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Interval
-from torchwise.records.explanation import Basis, Explanation, Kernel, Price, Stage, ranked
+from torchwise.records.explanation import Basis, Explanation, Kernel, Price, Stage, Tried, ranked
 from torchwise.report.explain import render_explanation, render_explanation_html, write_explanation
 from torchwise.report.explain.plots import plots
 from torchwise.report.explain.words import next_steps
@@ -168,3 +168,14 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     write_explanation(told, html=tmp_path / "x.html", json=tmp_path / "x.json")
     assert Explanation.from_json((tmp_path / "x.json").read_text()) == told
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+
+
+def test_what_was_tried_is_shown_with_what_came_of_it() -> None:
+    helps = Tried("torch._dynamo.config.x = True", True, "compiled 2 times", price(20e-6), 2)
+    useless = Tried("torch.compile(model, dynamic=True)", False, "compiled 9 times, and then given up as well")
+    told = explanation(finding("recompile", price(20e-6), tried=(helps, useless)))
+    assert Explanation.from_json(told.to_json()) == told
+    for text in (shown(told), render_explanation_html(told)):
+        flat = " ".join(text.split())
+        assert "Tried: torch._dynamo.config.x = True: compiled 2 times; it saves 20.0 µs a call" in flat
+        assert "dynamic=True): compiled 9 times, and then given up as well; it does not help" in flat
