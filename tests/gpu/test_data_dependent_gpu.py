@@ -16,7 +16,11 @@ from torchwise.errors import UnsupportedError  # noqa: E402
 from torchwise.plan import Plan  # noqa: E402
 from torchwise.realize import realize  # noqa: E402
 from torchwise.realize.capture import branches as captured  # noqa: E402
-from torchwise.workload import Example  # noqa: E402
+from torchwise.records import Outcome  # noqa: E402
+from torchwise.store import open_storage  # noqa: E402
+from torchwise.study import Request, Silent, run_study  # noqa: E402
+from torchwise.trial import ProcessLauncher  # noqa: E402
+from torchwise.workload import Example, WorkloadSpec  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 TARGETS = Path(__file__).parents[2] / "benchmarks" / "data_targets.py"
@@ -205,3 +209,17 @@ def test_programs_whose_work_depends_on_their_data(name: str, backend: str, monk
     draws = [torch.randn_like(given).cuda() for _ in range(3)]
     for x in draws * 3:
         torch.testing.assert_close(made(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detection", "adaptive"])
+def test_a_search_captures_them_in_pieces_and_proves_it(name: str, tmp_path: Path) -> None:
+    spec = WorkloadSpec(f"{TARGETS}:{name}", device="cuda", calls=10**7)
+    with open_storage(str(tmp_path / "store.db")) as storage:
+        study = run_study(Request(spec, effort="quick"), storage, ProcessLauncher(), Silent())
+    assert "questions" in study.inspection.traits
+    tried = {trial.plan: trial for trial in study.trials}[Plan(capture="branches")]
+    assert tried.verdict is not None, tried.reason
+    assert tried.verdict.outcome is Outcome.PASS, tried.reason
+    assert tried.measurement is not None
+    assert tried.measurement.speedup.low > 1.5, "no Python of the model runs, and nothing waits but for its questions"
