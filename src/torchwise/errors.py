@@ -11,6 +11,7 @@
     ├── BaselineError         the model itself fails on its own inputs   (exit code 3)
     ├── InternalError         Torchwise fails where the model does not
     ├── UnsupportedError      this torch or machine lacks what a plan needs
+    │   └── NoEffectError     a part of a plan changes nothing in this model
     ├── StalePlanError        a plan no longer fits the live model
     └── RefusedPlanError      somebody's ruling permits no plan that is proven
 

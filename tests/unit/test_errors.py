@@ -13,6 +13,7 @@ from torchwise.errors import (
     BaselineError,
     InputError,
     InternalError,
+    NoEffectError,
     PlanError,
     RefusedPlanError,
     StalePlanError,
@@ -35,9 +36,15 @@ EXIT_CODES = {
     BaselineError: 3,
     InternalError: 1,
     UnsupportedError: 1,
+    NoEffectError: 1,
     StalePlanError: 1,
     RefusedPlanError: 1,
 }
+
+
+def made(error: type[TorchwiseError], message: str) -> TorchwiseError:
+    """Make an error with that message, and with the part of a plan where it must name one."""
+    return error(message, ("scope", "rolled")) if error is NoEffectError else error(message)  # type: ignore[call-arg]
 
 
 def drawn_tree() -> dict[str, str]:
@@ -62,8 +69,8 @@ def test_the_tree_is_the_one_that_the_docstring_draws() -> None:
 
 @pytest.mark.parametrize(("error", "code"), EXIT_CODES.items(), ids=lambda value: getattr(value, "__name__", value))
 def test_exit_code(error: type[TorchwiseError], code: int) -> None:
-    assert error("why").exit_code == code
-    assert str(error("calls is 0")) == "calls is 0"
+    assert made(error, "why").exit_code == code
+    assert str(made(error, "calls is 0")) == "calls is 0"
 
 
 def test_every_error_has_its_exit_code_listed_here() -> None:
@@ -73,7 +80,7 @@ def test_every_error_has_its_exit_code_listed_here() -> None:
 @pytest.mark.parametrize("error", EXIT_CODES, ids=lambda error: error.__name__)
 def test_the_command_line_says_it_and_exits_with_its_code(error, monkeypatch, capsys) -> None:
     def fail() -> None:
-        raise error("calls is 0, but must be at least 1")
+        raise made(error, "calls is 0, but must be at least 1")
 
     monkeypatch.setattr(cli, "app", fail)
     with pytest.raises(SystemExit) as left:

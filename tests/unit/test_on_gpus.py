@@ -141,6 +141,7 @@ def test_a_lane_is_told_its_gpu_and_whether_its_cores_are_its_own(
     run_suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, own: bool
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # nproc tells that number, where it is set
     monkeypatch.setenv("TORCHWISE_OWN_CORES", "1")  # what was said of this process does not hold for its lanes
     core = max(os.sched_getaffinity(0))
     told, python = tmp_path / "told", tmp_path / "python"

@@ -171,7 +171,7 @@ def test_what_was_written_before_a_later_piece_fails_to_compile_is_put_back(monk
 
 def test_what_was_written_is_put_back_and_nothing_else() -> None:
     written, read, buffers = torch.zeros(3), torch.zeros(3), torch.nn.BatchNorm1d(2)
-    undo = Undo((written,), {"read": read}, buffers)
+    undo = Undo(buffers, (written,), {"read": read})
     written.add_(1)
     buffers.num_batches_tracked.add_(1)
     before = read._version
@@ -204,7 +204,7 @@ def test_what_batch_norm_writes_without_counting_is_put_back(monkeypatch: pytest
 def test_what_has_no_count_of_its_writes_is_put_back_where_it_differs() -> None:
     with torch.inference_mode():
         x, y = torch.zeros(3), torch.zeros(3)
-        undo = Undo((x, y), {}, None)
+        undo = Undo(None, (x, y), {})
         x.add_(1)
         undo()
         assert torch.equal(x, torch.zeros(3))
@@ -216,11 +216,16 @@ def test_what_cannot_be_copied_or_written_stops_nobody(caplog: pytest.LogCapture
             raise RuntimeError("hands off")
 
     x = torch.zeros(3)
-    undo = Undo((x, torch.zeros(2).as_subclass(Odd)), {}, None)
+    undo = Undo(None, (x, torch.zeros(2).as_subclass(Odd)), {})
     x.add_(1)
     undo()
     assert torch.equal(x, torch.ones(3))
-    undo = Undo((x,), {}, None)
+    undo = Undo(None, (x,), {})
     x.add_(1).resize_(5)
+    undo()
+    assert torch.equal(x, torch.ones(3)), "its size, too"
+    draws = iter(torch.rand(1) for _ in range(2))
+    undo = Undo(None, (draws,), {})
+    next(draws)
     undo()
     assert "cannot be put back" in caplog.text

@@ -273,6 +273,37 @@ def test_what_cannot_be_put_back_is_named_by_type_and_attribute() -> None:
     assert not hasattr(model[0], "n"), "all else is put back nevertheless"
 
 
+@torch.library.custom_op("state_test::triple", mutates_args=())
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+triple.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        triple,
+        torch.ops.aten.sin.default,
+        torch.ops.aten.sin,
+        torch.compile(torch.sin, backend="eager"),
+        torch.vmap(torch.sin),
+        torch.func.grad(torch.sum),
+        torch.jit.trace(torch.sin, torch.ones(2), check_trace=False),
+    ],
+    ids=["custom_op", "overload", "packet", "compiled", "vmap", "grad", "traced"],
+)
+def test_caches_that_pytorch_keeps_on_a_function_are_no_state(function: Callable[..., Any]) -> None:
+    model = Stateful(function, lambda m: m.kept(torch.ones(2)).numel())
+    for cache in [getattr(part, "_dispatch_cache", {}) for part in (function, getattr(function, "_opoverload", None))]:
+        cache.clear()  # the next call fills it
+    state = State.of(model, (torch.ones(2),))
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.ones(2))
+    assert state.changes() == {}
+
+
 def test_parameters_that_a_call_writes_are_put_back() -> None:
     model = torch.nn.Linear(2, 2)
     before = model.weight.detach().clone()

@@ -33,6 +33,7 @@ _SKIPPED = frozenset({"_torchwise", "_dispatcher", "_compiled_call_impl"})
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _SCRIPT_ATTRIBUTE = re.compile(r'prim::[GS]etAttr\[name="(\w+)"\]')
 _LIBRARIES = frozenset({"torch", "torchwise", "numpy", *sys.stdlib_module_names}) - {"__main__"}
+_KERNEL_COMPILERS = frozenset({"triton", "numba"})
 _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 
 
@@ -58,7 +59,12 @@ def contents_of(path: str, thing: Any) -> Contents:
         path: what it is called.
         thing: anything but plain data (`trees.PLAIN`).
     """
-    return next((look for kinds, look in _looks() if isinstance(thing, kinds)), _object)(path, thing)
+    return next((look for kinds, look in _looks() if isinstance(thing, kinds)), _any)(path, thing)
+
+
+def _any(path: str, thing: Any) -> Contents:
+    """Look at an object of any other kind, unless PyTorch made it of code and keeps caches on it (an operator, say)."""
+    return Contents(MISSING, [], []) if _is_code(type(thing).__module__) else _object(path, thing)
 
 
 def _object(path: str, thing: Any) -> Contents:
@@ -346,6 +352,11 @@ def _refuse(path: str, kind: str, _: Any) -> None:
         f"the call goes on with {path}, an object of type {kind}, which can be neither copied nor put back, but "
         "every candidate must start from the same state: keep a list and a number in its place"
     )
+
+
+def _is_code(name: str) -> bool:
+    """Whether a module makes code of code: PyTorch's private ones do, as do the compilers of kernels."""
+    return name.startswith("torch._") or name.partition(".")[0] in _KERNEL_COMPILERS
 
 
 @functools.cache
