@@ -19,6 +19,7 @@ import dataclasses
 import json
 import linecache
 import logging
+import math
 import multiprocessing
 import random
 import sys
@@ -343,23 +344,41 @@ def tasks_of(first: int, count: int, compiler: str) -> Iterator[tuple[int, str, 
 def main(run: Callable[..., Any] = check_seed) -> int:
     """Run as the module docstring says; the exit code is 1 where a program failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--count", type=int, default=2000, help="programs in all")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
-    parser.add_argument("--json", help="write the counts to this file")
+    parser.add_argument("--json", help="write the counts to this file, and go on from what it holds")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds to end after")
     asked = parser.parse_args()
     start, counts = time.time(), collections.Counter[str]()
+    made_of = {"first": asked.first, "compiler": asked.compiler, "torch": torch.__version__}
+    kept = Path(asked.json) if asked.json else None
+    if kept is not None and kept.exists():
+        counts = _counts_before(json.loads(kept.read_text()), made_of)
+    done = counts.total()
     with multiprocessing.get_context("spawn").Pool(asked.jobs, maxtasksperchild=100) as pool:
-        for seed, name, said in pool.imap_unordered(run, tasks_of(asked.first, asked.count, asked.compiler)):
+        tasks = tasks_of(asked.first + done, asked.count - done, asked.compiler)
+        for seed, name, said in pool.imap(run, tasks):  # in order, so that a later run knows where to go on
             counts[said if not said.startswith("FAILED") else "failed"] += 1
             if said.startswith("FAILED"):
                 print(f"{seed} {name}: {said}", flush=True)
-    found = {"programs": asked.count, "compiler": asked.compiler, "torch": torch.__version__, **counts}
-    print(json.dumps(found, indent=1), f"in {time.time() - start:.0f} s")
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
+            if kept is not None:
+                kept.write_text(json.dumps({**made_of, "counts": counts}, indent=1) + "\n")
+            if time.time() - start > asked.budget:
+                pool.terminate()
+                break
+    told = {**made_of, "programs": counts.total(), "counts": counts}
+    print(json.dumps(told, indent=1), f"{counts.total() - done} of them in {time.time() - start:.0f} s")
     return 1 if counts["failed"] else 0
+
+
+def _counts_before(told: dict[str, Any], made_of: dict[str, Any]) -> collections.Counter[str]:
+    """Return what an earlier run counted."""
+    other = {name: told.get(name) for name in made_of if told.get(name) != made_of[name]}
+    if other:
+        raise SystemExit(f"the file is of another run ({other}, and not {made_of}): name another file")
+    return collections.Counter(told["counts"])
 
 
 if __name__ == "__main__":
