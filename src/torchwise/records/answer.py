@@ -1,0 +1,90 @@
+"""What measurements answer: yes, no, or that they cannot tell; and how far they can be trusted, in one sentence.
+
+Every command that draws a conclusion from times draws it here, so that what is inconclusive in one is so in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchwise.records.statistics import Interval
+
+EXIT_INCONCLUSIVE = 4
+"""Exit code of a command whose question the measurements could not answer."""
+MAX_HALF_WIDTH = 0.25
+"""Relative half-width beyond which an interval names no figure: its middle may be off by a quarter or more."""
+QUIET_HALF_WIDTH = 0.05
+"""Relative half-width up to which measurements count as undisturbed."""
+
+
+class Answer(StrEnum):
+    """What a measurement says to a question."""
+
+    YES = "yes"
+    NO = "no"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Reliability(StrEnum):
+    """How far the measurements behind one output can be trusted."""
+
+    GOOD = "good"
+    LIMITED = "limited"
+    UNUSABLE = "unusable"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far the figures of one output can be trusted.
+
+    Attributes:
+        reliability: in one word, for programs.
+        sentence: for people; it stands at the top of the output.
+        half_width: typical relative half-width of the ratios' intervals; None where nothing was timed.
+    """
+
+    reliability: Reliability
+    sentence: str
+    half_width: float | None = None
+
+
+def is_usable(ratio: Interval) -> bool:
+    """Whether an interval is narrow enough that its middle may be quoted, ranked and drawn."""
+    return ratio.low > 0 and ratio.half_width <= MAX_HALF_WIDTH
+
+
+def exceeds(ratio: Interval, bound: float = 1.0) -> Answer:
+    """Say whether a ratio is above a bound: inconclusive where its interval holds the bound, or tells no figure.
+
+    A wide interval whose low end clears the bound is a yes; one that lies below it is a no.
+    """
+    if ratio.low > bound:
+        return Answer.YES
+    if ratio.high <= bound:
+        return Answer.NO
+    return Answer.INCONCLUSIVE if ratio.half_width > QUIET_HALF_WIDTH else Answer.NO
+
+
+def judge_trust(ratios: Iterable[Interval], causes: Iterable[str] = ()) -> Trust:
+    """Say how far an output's ratios can be trusted.
+
+    Args:
+        ratios: the intervals of all ratios that the output shows.
+        causes: what disturbed the measurements, such as "another program held 1 of 2 cores"; the first is quoted.
+    """
+    widths = sorted(ratio.half_width for ratio in ratios)
+    if not widths:
+        return Trust(Reliability.UNUSABLE, "Nothing was timed.")
+    typical = widths[len(widths) // 2]
+    unusable = sum(width > MAX_HALF_WIDTH for width in widths)
+    cause = next((f": {text}" for text in causes), "")
+    if typical > MAX_HALF_WIDTH:
+        share = f"{unusable} of {len(widths)} ratios" if len(widths) > 1 else "the ratio"
+        return Trust(Reliability.UNUSABLE, f"The machine was too busy to time{cause}; {share} cannot be told.", typical)
+    width = f"ratios hold within about ±{typical:.1%}" if len(widths) > 1 else f"the ratio holds within ±{typical:.1%}"
+    if typical > QUIET_HALF_WIDTH or unusable:
+        left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""
+        return Trust(Reliability.LIMITED, f"The machine was disturbed{cause}; {width}{left}.", typical)
+    return Trust(Reliability.GOOD, f"The machine was quiet: {width}.", typical)
