@@ -124,8 +124,8 @@ def _prepared(
 
 def _candidates(study: Study, decision: Decision, rules: Rules) -> list[Plan]:
     """Return what the decided plan and then the other proven and permitted ones become, the fastest first."""
-    faster = [t for t in study.trials if t.is_proven and t.measurement and t.measurement.speedup.low > 1]
-    ranked = sorted(faster, key=lambda t: -t.measurement.speedup.mid if t.measurement else 0.0)
+    faster = [t for t in study.trials if t.is_proven and t.speedup and t.speedup.low > 1]
+    ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
     plans = [decision.plan, *(t.plan for t in ranked if rules.against(t.plan) is None)]
     become = dict.fromkeys(carried(plan) for plan in plans)
     return [plan for plan in become if rules.rejection(plan) is None][:MOST_PREPARED]

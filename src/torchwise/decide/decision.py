@@ -40,13 +40,12 @@ def decide(history: History, environment: Environment) -> Decision:
     )
     if chosen is None:
         return replace(stay, reason=_why_eager(history))
-    assert chosen.measurement is not None
     assert chosen.costs is not None
     return replace(
         stay,
         plan=chosen.plan,
         reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen),
-        speedup=chosen.measurement.speedup,
+        speedup=chosen.speedup,
         break_even_calls=economics.break_even_calls(chosen),
         saved_s=economics.baseline_cost - economics.cost(chosen).mid,
         cold_s=chosen.costs.cold_s,
@@ -79,9 +78,8 @@ def _lightest(history: History) -> Trial | None:
 
 def _why(chosen: Trial, history: History) -> str:
     economics = history.economics
-    assert chosen.measurement is not None
     assert chosen.costs is not None
-    speed = f"Run {chosen.plan}: {chosen.measurement.speedup} times eager's speed"
+    speed = f"Run {chosen.plan}: {chosen.speedup} times eager's speed"
     break_even = economics.break_even_calls(chosen)
     if history.workload.objective == "memory" and chosen.costs.peak_memory is not None:
         needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
@@ -126,23 +124,22 @@ def _why_eager(history: History) -> str:
         return f"Stay with eager, which takes {took} a call and passes {limit}: no proven plan keeps it either."
     if history.workload.objective == "memory":
         return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
-    faster = [t for t in proven if t.measurement and t.measurement.speedup.low > 1]
+    faster = [t for t in proven if t.speedup and t.speedup.low > 1]
     if faster:
-        best = max(faster, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
+        best = max(faster, key=lambda t: t.speedup.mid if t.speedup else 0.0)
         reasons = [_shortfall(best, economics)]
         if tied := [t for t in faster if economics.surely_pays(t)]:
             cheapest = min(tied, key=lambda t: economics.cost(t).mid)
-            assert best.measurement is not None
-            assert cheapest.measurement is not None
-            is_clearly_faster = best.measurement.speedup.low > cheapest.measurement.speedup.high
+            assert best.speedup is not None
+            assert cheapest.speedup is not None
+            is_clearly_faster = best.speedup.low > cheapest.speedup.high
             reasons = [_tied(cheapest, economics), *(reasons if is_clearly_faster else [])]
         return f"Stay with eager: {'; '.join(reasons)}."
     if proven and not _too_few_calls(history):
-        best = max(proven, key=lambda t: t.measurement.speedup.mid if t.measurement else 0.0)
-        assert best.measurement is not None
+        best = max(proven, key=lambda t: t.speedup.mid if t.speedup else 0.0)
         return (
             f"Stay with eager: nothing proven was surely faster; the best, {best.plan}, "
-            f"reached {best.measurement.speedup} times its speed."
+            f"reached {best.speedup} times its speed."
         )
     if unseen := _not_comparable(history):
         return f"Stay with eager: no candidate's answer could be compared with eager's, so none is proven ({unseen})."
@@ -170,20 +167,18 @@ def _too_few_calls(history: History) -> str:
 
 
 def _shortfall(best: Trial, economics: Economics) -> str:
-    assert best.measurement is not None
     break_even = economics.break_even_calls(best)
     needed = f"may pay back only after {_count(break_even.high)} calls" if break_even else "may never pay back"
     return (
-        f"{best.plan} runs at {best.measurement.speedup} times its speed, but compiles for "
+        f"{best.plan} runs at {best.speedup} times its speed, but compiles for "
         f"{seconds(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
     )
 
 
 def _tied(best: Trial, economics: Economics) -> str:
-    assert best.measurement is not None
     saved = seconds(economics.baseline_cost - economics.cost(best).mid)
     return (
-        f"{best.plan} runs at {best.measurement.speedup} times its speed, and saves {saved} over {economics.calls:,} "
+        f"{best.plan} runs at {best.speedup} times its speed, and saves {saved} over {economics.calls:,} "
         f"calls: less than the {TIE:.0%} from which a plan is worth having"
     )
 

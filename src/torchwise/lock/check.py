@@ -157,7 +157,7 @@ def _timed(entry: Entry, trial: Trial, judge: Judge) -> Checked:
         row = _row(entry, State.SLOWER, found.detail, commands.from_scratch(entry))
     return replace(
         row,
-        found=trial.measurement.speedup,
+        found=trial.speedup,
         speedup=found.speedup,
         time=found.time,
         notes=trial.measurement.notes,

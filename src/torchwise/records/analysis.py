@@ -199,7 +199,7 @@ class Analysis(Document):
     @property
     def speedup(self) -> Interval | None:
         """Eager's time over the plan's; None where it was not timed."""
-        return self.trial.measurement.speedup if self.trial.measurement else None
+        return self.trial.speedup
 
     @property
     def break_even_calls(self) -> Interval | None:

@@ -60,8 +60,8 @@ class Economics:
 
     def seconds_per_call(self, trial: Trial) -> Interval:
         """Return what a call of the plan takes on the scale of the baseline."""
-        assert trial.measurement is not None, "only a timed trial has a speed"
-        speedup = trial.measurement.speedup
+        speedup = trial.speedup
+        assert speedup is not None, "only a timed trial has a speed"
         return Interval(*(self.baseline_s / factor for factor in (speedup.high, speedup.mid, speedup.low)))
 
     def cost(self, trial: Trial) -> Interval:

@@ -105,8 +105,8 @@ class Study:
         }
         for trial, row in zip(self.trials, data["trials"], strict=True):
             row["plan_id"] = trial.plan.id
-            if trial.measurement:
-                row["speedup"] = _derived(trial.measurement.speedup)
+            if trial.speedup:
+                row["speedup"] = _derived(trial.speedup)
             if trial.duel and trial.duel.measurement:
                 row["duel"]["speedup"] = _derived(trial.duel.measurement.speedup)
             if trial.verdict:

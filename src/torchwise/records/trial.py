@@ -131,6 +131,12 @@ class Trial:
     duel: Duel | None = None
 
     @property
+    def speedup(self) -> Interval | None:
+        """Eager's time over the plan's, by which the plan is judged everywhere; None where nothing was timed."""
+        timed = self.measurement
+        return timed.speedup if timed is not None and timed.candidate_s else None
+
+    @property
     def is_timed(self) -> bool:
         """Whether it was timed and so had passed its checks: a pruned one too, and one that failed afterwards not."""
         return self.measurement is not None and self.costs is not None and self.state is not TrialState.FAIL

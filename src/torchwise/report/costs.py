@@ -41,10 +41,9 @@ def asked(study: Study) -> WorkloadSpec:
 def cost_of(trial: Trial, study: Study) -> Cost | None:
     """Return what a trial's plan costs, or None where it was not timed or its compilation not measured."""
     baseline = baseline_cost(study)
-    if baseline is None or trial.costs is None or trial.measurement is None or not trial.measurement.candidate_s:
+    if baseline is None or trial.costs is None or trial.speedup is None:
         return None
-    speedup = trial.measurement.speedup.mid
-    if not (math.isfinite(speedup) and speedup > 0):
+    if not (math.isfinite(trial.speedup.mid) and trial.speedup.mid > 0):
         return None
     economics = Economics(baseline.per_call_s, asked(study).calls, asked(study).restarts)
     return Cost(economics.overhead(trial), economics.seconds_per_call(trial).mid)

@@ -150,7 +150,7 @@ def outcome(trial: Trial) -> str:
     """Say what came of a finished trial: its speed and cost where it is proven and faster, else what rules it out."""
     if fault := own_fault(trial):
         return fault
-    speedup = show.speedup(trial.measurement.speedup) if trial.measurement else ""
+    speedup = show.speedup(trial.speedup) if trial.speedup else ""
     cold = f", first call +{show.seconds(trial.costs.cold_s)}" if trial.costs else ""
     return f"{speedup}, {verdict_word(trial.verdict)}{cold}"
 

@@ -115,7 +115,7 @@ def _candidate(trial: Trial, study: Study) -> Row:
         standing="decided" if chosen else "proven" if timed and trial.is_proven else "out",
         is_decided=chosen,
         state=trial.state.value,
-        speedup=timed.speedup if timed else None,
+        speedup=trial.speedup,
         time=timed.candidate_time if timed else None,
         cold_s=costs.cold_s if costs else None,
         warm_s=costs.warm_s if costs else None,

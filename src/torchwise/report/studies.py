@@ -25,9 +25,7 @@ def progress(study: Study, now: float) -> str:
     """
     finished = [trial for trial in study.trials if trial.state.is_finished]
     tried = [f"{trial.plan} for {_since(trial.started_at, now)}" for trial in study.trials if trial not in finished]
-    best = max(
-        (trial.measurement.speedup.mid for trial in finished if trial.is_proven and trial.measurement), default=0
-    )
+    best = max((trial.speedup.mid for trial in finished if trial.is_proven and trial.speedup), default=0)
     words = [
         f"{show.counted(len(finished), 'trial')} finished",
         f"being tried: {', '.join(tried)}" if tried else "nothing is being tried at the moment",

@@ -106,15 +106,14 @@ def _figures(verdict: Verdict) -> str:
 
 
 def _pruned(trial: Trial) -> str:
-    measurement = trial.measurement
-    if measurement and measurement.candidate_s:
-        rounds = show.counted(len(measurement.candidate_s), "round")
-        return f"stopped after {rounds}: at {show.speedup(measurement.speedup)} it could no longer lead"
+    if trial.measurement and trial.speedup:
+        rounds = show.counted(len(trial.measurement.candidate_s), "round")
+        return f"stopped after {rounds}: at {show.speedup(trial.speedup)} it could no longer lead"
     return f"stopped early: {show.clipped(trial.reason, LONGEST) or 'it could no longer lead'}"
 
 
 def _not_faster(trial: Trial, memory: bool) -> str:
-    speedup = trial.measurement.speedup if trial.measurement else None
+    speedup = trial.speedup
     if speedup is None:
         return ""
     if speedup.high < 1:
@@ -157,7 +156,7 @@ def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
         if ratio.low > 1:
             return _faster(trial, decision, study, figures, ratio.mid)
         return f"no clear gain over {decision.plan} ({figures}), which is simpler or costs less to compile"
-    speedup, best = trial.measurement.speedup if trial.measurement else None, decision.speedup
+    speedup, best = trial.speedup, decision.speedup
     if speedup is None or best is None:
         return f"{decision.plan} was decided for"
     figures = f"{show.ratio(speedup.mid)} against {show.ratio(best.mid)}"

@@ -100,7 +100,7 @@ def add_finished(connection: Connection, study_id: int, number: int, record: dic
 
 def record_of(trial: Trial) -> dict[str, Any]:
     """Return the columns that hold a trial's contents, derived before the transaction that writes them."""
-    speedup = trial.measurement.speedup.mid if trial.measurement and trial.measurement.candidate_s else None
+    speedup = trial.speedup.mid if trial.speedup else None
     return {
         "plan_id": trial.plan.id,
         "state": trial.state.value,

@@ -127,9 +127,8 @@ def _anew(decision: Decision, study: Study, proven: tuple[Trial, ...], rules: Ru
 
 
 def _pinned(decision: Decision, trial: Trial, history: History, pin: Ruling) -> Decision:
-    assert trial.measurement is not None
     assert trial.costs is not None
-    economics, speedup = history.economics, trial.measurement.speedup
+    economics, speedup = history.economics, trial.speedup
     return replace(
         decision,
         plan=trial.plan,

@@ -104,8 +104,8 @@ def _ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
 
     Calls, restarts, memory limit, effort and plans may be asked for otherwise than when it was tried.
     """
-    if trial.state is TrialState.PRUNED and trial.measurement is not None:
-        return bound is None or trial.measurement.speedup.high >= bound
+    if trial.state is TrialState.PRUNED and trial.speedup is not None:
+        return bound is None or trial.speedup.high >= bound
     return bool(trial.failure and trial.failure.kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
 
 
@@ -266,7 +266,7 @@ class _Loop:
         if leader != self._leader:
             self._leader = leader
             trial = history.tried(leader)
-            self._listener.leading(leader, trial.measurement.speedup if trial and trial.measurement else None)
+            self._listener.leading(leader, trial.speedup if trial else None)
 
     def _conclude(self, state: StudyState) -> Study:
         history = self._history()
