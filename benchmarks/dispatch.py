@@ -89,7 +89,12 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
 
 def applied(model: torch.nn.Module, plan: Plan, example: Example, device: str) -> Callable[..., object]:
     """Apply `plan` as a decision for this model, these inputs and this machine does."""
-    decision = torchwise.Decision(
+    return torchwise.apply(model, decided(model, plan, example, device), strict=True)
+
+
+def decided(model: Callable[..., object], plan: Plan, example: Example, device: str) -> torchwise.Decision:
+    """Return the decision for `plan`, as a study of this model on this machine would make it."""
+    return torchwise.Decision(
         plan=plan,
         reason="it is to be timed",
         speedup=None,
@@ -104,7 +109,6 @@ def applied(model: torch.nn.Module, plan: Plan, example: Example, device: str) -
         inputs=(describe_example(example),),
         environment=environment.detect(device),
     )
-    return torchwise.apply(model, decision, strict=True)
 
 
 def race(racers: dict[str, Callable[..., object]], example: Example) -> dict[str, float]:

@@ -1,0 +1,82 @@
+"""Counts the bytecodes that Python executes: for a call, for `import torchwise`, and for `torchwise --help`.
+
+The number is the same on every run and every machine, whatever else runs there. Not counted is the search for modules
+on disk, as it depends on where packages are installed. What C code does is not seen.
+
+`host_cost.py` runs it, in a process that loaded nothing else: python -S benchmarks/bytecodes.py "import torchwise"
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # `typing` has it, but what is loaded here would not count where Torchwise loads it
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+SEARCHES_DISK = "<frozen importlib"
+
+
+def count_bytecodes(call: Callable[[], object], leave_out: CodeType | None = None) -> int:
+    """Count the bytecodes that a call executes in this thread.
+
+    Args:
+        call: what to count.
+        leave_out: the code of a function whose calls do not count, nor does what they call. What a compiler made of
+            this function, under its name, is left out as well.
+    """
+    count, is_left_out = 0, False
+
+    def enter(frame: FrameType, _event: str, _value: object) -> Callable[..., object] | None:
+        nonlocal is_left_out
+        code = frame.f_code
+        if is_left_out or code.co_filename.startswith(SEARCHES_DISK):
+            return None
+        if leave_out and (code.co_name, code.co_filename) == (leave_out.co_name, leave_out.co_filename):
+            is_left_out = True
+            return leave
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return step
+
+    def step(_frame: FrameType, event: str, _value: object) -> Callable[..., object]:
+        nonlocal count
+        count += event == "opcode"
+        return step
+
+    def leave(_frame: FrameType, event: str, _value: object) -> Callable[..., object]:
+        nonlocal is_left_out
+        is_left_out = event != "return"
+        return leave
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def import_torchwise() -> None:
+    __import__("torchwise")
+
+
+def show_help() -> None:
+    from torchwise.cli import main
+
+    sys.argv = ["torchwise", "--help"]
+    shown = sys.stdout
+    with open("/dev/null", "w") as sys.stdout:
+        try:
+            main()
+        except SystemExit:
+            pass
+        finally:
+            sys.stdout = shown
+
+
+COMMANDS = {"import torchwise": import_torchwise, "torchwise --help": show_help}
+
+if __name__ == "__main__":
+    print(count_bytecodes(COMMANDS[sys.argv[1]]))
