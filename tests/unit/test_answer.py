@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchwise.records import Interval
-from torchwise.records.answer import Answer, Reliability, exceeds, is_usable, judge_trust
+from torchwise.records.answer import Answer, Reliability, exceeds, judge_trust
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,11 @@ def test_a_wide_interval_that_holds_the_bound_is_no_answer(ratio: tuple[float, f
 
 
 def test_a_middle_is_quoted_only_from_a_narrow_interval() -> None:
-    assert is_usable(Interval(1.5, 1.71, 1.9))
-    assert not is_usable(Interval(40.5, 79.5, 105.0))
-    assert not is_usable(Interval(0.0, 1.0, 1.0))
+    assert Interval(1.5, 1.71, 1.9).is_usable
+    assert str(Interval(1.5, 1.71, 1.9)) == "1.71 [1.5, 1.9]"
+    assert not Interval(40.5, 79.5, 105.0).is_usable
+    assert str(Interval(40.5, 79.5, 105.0)) == "between 40.5 and 105"
+    assert not Interval(0.0, 1.0, 1.0).is_usable
 
 
 def test_trust_is_one_sentence() -> None:

@@ -13,6 +13,7 @@ from torchwise.decide import decide
 from torchwise.decide.history import PLAIN_COMPILE_S
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Check, Decision, Failure, FailureKind, Outcome, Trial, TrialState, Verdict
+from torchwise.records.answer import Answer
 from torchwise.records.figures import seconds
 from torchwise.report import format as show
 
@@ -84,7 +85,7 @@ def test_too_few_calls_stay_with_eager_and_say_when_it_would_pay() -> None:
     assert (decision.speedup, decision.break_even_calls, decision.saved_s, decision.cold_s) == (None, None, 0.0, 0.0)
     assert decision.reason == (
         "Stay with eager: inductor runs at 2 [2, 2] times its speed, but compiles for 10.0 s and "
-        "may pay back only after 20 calls, and 10 are expected."
+        "pays back after 20 calls, at worst after 20, and 10 are expected."
     )
 
 
@@ -97,10 +98,32 @@ def test_eager_wins() -> None:
     )
 
 
-def test_an_interval_that_holds_one_wins_nothing() -> None:
-    decision = decided(a_trial(INDUCTOR, 0.99, 1.6, cold_s=0.0), calls=10**9)
+@pytest.mark.parametrize("ends", [(0.99, 1.6), (0.807, 28.4), (0.00245, 2.66)])
+def test_an_interval_that_holds_one_is_inconclusive(ends: tuple[float, float]) -> None:
+    decision = decided(a_trial(INDUCTOR, *ends, cold_s=0.0), calls=10**9)
     assert decision.plan == EAGER
-    assert "nothing proven was surely faster" in decision.reason
+    assert decision.answer is Answer.INCONCLUSIVE
+    assert decision.reason.startswith("Inconclusive: inductor may be faster than eager (")
+    assert "quieter" in decision.reason
+
+
+def test_what_is_told_is_yes_or_no() -> None:
+    assert decided(a_trial(INDUCTOR, 1.5, cold_s=0.0), calls=10**9).answer is Answer.YES
+    assert decided(a_trial(INDUCTOR, 0.7), calls=10**9).answer is Answer.NO
+    assert decided(a_trial(INDUCTOR, 0.99, 1.01, cold_s=0.0), calls=10**9).answer is Answer.NO, "no faster, and told"
+    assert decided(a_trial(INDUCTOR, 0.9, 1.5), calls=10).answer is Answer.NO, "whichever it is, it never pays"
+    beside_a_winner = a_trial(CAPTURE, 0.9, 1.5, cold_s=0.0), a_trial(INDUCTOR, 2.0, cold_s=0.0)
+    assert decided(*beside_a_winner, calls=10**9).answer is Answer.YES
+
+
+def test_a_plan_that_is_faster_by_an_unknown_factor_is_told_by_the_least() -> None:
+    decision = decided(a_trial(INDUCTOR, 40.0, 100.0, cold_s=0.0), calls=1000)
+    assert decision.plan == INDUCTOR
+    assert decision.reason == (
+        "Run inductor: between 40 and 100 times eager's speed, proven right, with nothing to pay back; it saves at "
+        "least 16 min 15 s."
+    )
+    assert decision.saved_s == pytest.approx(1000 * (1 - 1 / 40))
 
 
 def test_nothing_was_worth_trying() -> None:
@@ -242,7 +265,7 @@ def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
     # Pays after 2,000 calls in the middle of its interval, which is well below those expected; but it may never.
     decision = decided(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)
     assert decision.plan == EAGER
-    assert decision.reason.endswith("may pay back only after 10,000,010 calls, and 100,000 are expected.")
+    assert decision.reason.endswith("pays back after 2,010 calls, at worst after 10,000,000, and 100,000 are expected.")
 
 
 @pytest.mark.parametrize(("looked_at_s", "baseline_s"), [(1.2, 1.2), (1.0, 1.0), (0.5, 0.5), (40.0, 1.0)])

@@ -71,7 +71,9 @@ def test_a_row_holds_the_figures_of_its_trial() -> None:
     row, trial = row_of(study, 3), study.trials[3]
     assert trial.measurement is not None
     assert (row.name, row.state, row.verdict) == ("inductor + channels_last", "complete", "passed")
-    assert (row.speedup, row.time) == (trial.measurement.speedup, trial.measurement.candidate_time)
+    assert row.speedup == trial.measurement.speedup
+    assert row.time is not None
+    assert row.time.mid * row.speedup.mid == pytest.approx(study.eager.baseline_time.mid), "on the scale of eager's"
     assert (row.cold_s, row.warm_s, row.memory) == (38.2, 4.1, "312 MiB (1.11×)")
     assert (row.error, row.floor) == (2.1e-7, 1.9e-7)
 
@@ -166,7 +168,11 @@ def test_a_pruned_trial_says_where_it_stood() -> None:
 
 def test_slower_and_not_surely_faster_are_told_apart() -> None:
     assert why(a_trial(speedup=0.8)).startswith("slower than eager: 0.8")
-    assert why(a_trial(speedup=1.0)).startswith("not surely faster than eager: the interval of ")
+    assert why(a_trial(speedup=1.0)).startswith("no faster than eager: ")
+    wide = replace(fixed(1.0), candidate_s=(0.001, 0.1, 0.02, 0.05, 0.002), baseline_s=(0.01,) * 5)
+    assert why(a_trial(measurement=wide)) == (
+        "inconclusive: between 0.100× and 10.0× eager's speed, so slower or faster"
+    )
 
 
 def test_what_does_not_pay_back_is_told_with_its_figures() -> None:
@@ -307,12 +313,10 @@ def test_where_eager_was_held_up_when_it_was_looked_at_every_figure_is_from_besi
     assert measured(row_of(study, None), study) == replace(quickest, candidate_s=quickest.baseline_s)
     assert series_of(study)[0].measurement == quickest
     assert study.to_dict()["baseline"]["seconds_per_call"]["mid"] == eager.mid
-    plan = next(trial.plan for trial in trials if trial.measurement == quickest)
-    said = f"eager took 500 ms a call when it was looked at: something held it up; beside {plan} it took 12.4 ms"
-    assert said in notes(study)
+    assert "something held eager up while it was profiled" in study.trust.sentence
 
 
-def test_what_differs_in_its_figures_alone_is_said_once_and_by_the_decided_plan_first() -> None:
+def test_what_disturbed_is_said_once_at_the_top_and_by_the_decided_plan_first() -> None:
     def noted(number: int, mode: str, *said: str) -> Trial:
         trial = a_trial(number, a_plan(mode=mode))
         assert trial.measurement is not None
@@ -325,12 +329,8 @@ def test_what_differs_in_its_figures_alone_is_said_once_and_by_the_decided_plan_
     )
     looked_at = replace(an_inspection(), notes=("the model was looked at",))
     study = a_study(trials, decided=1, inspection=looked_at)
-    assert notes(study) == [
-        "the model was looked at",
-        "eager drifted by +31.5% from first to last (inductor max-autotune; the like of inductor, inductor "
-        "reduce-overhead)",
-        "the clocks fell (inductor max-autotune, inductor)",
-    ]
+    assert notes(study) == ["the model was looked at"]
+    assert study.trust.sentence.endswith(": eager drifted by +31.5% from first to last.")
 
 
 def test_a_report_goes_by_the_baseline_of_its_decision_whatever_was_tried_since() -> None:
@@ -361,7 +361,7 @@ def test_partial_records_make_rows() -> None:
     assert row_of(found, 1).speedup is None
     assert row_of(found, 1).why == "it was not timed, so it cannot be decided for"
     assert row_of(found, None).time is None
-    assert row_of(found, None).memory == "–"
+    assert row_of(found, None).memory == "280 MiB", "as it was beside the plans"
     assert baseline_cost(found) is None
 
 

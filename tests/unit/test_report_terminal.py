@@ -59,7 +59,7 @@ def test_a_wide_terminal_has_every_column() -> None:
     header = next(line for line in found.splitlines() if "speed-up" in line and "why" in line)
     assert " ".join(header.split()) == "# plan speed-up per call compile warm peak memory answer why"
     row = next(line for line in found.splitlines() if line.lstrip().startswith("3 "))
-    for cell in ("inductor + channels_last", "1.71× [1.70, 1.72]", "7.23 ms", "38.2 s", "4.10 s", "312 MiB", "passed"):
+    for cell in ("inductor + channels_last", "1.71× [1.70, 1.72]", "7.24 ms", "38.2 s", "4.10 s", "312 MiB", "passed"):
         assert cell in row
 
 
@@ -126,7 +126,7 @@ def test_what_was_not_tried_is_cut_short() -> None:
     assert "more, in the page" not in shown(render_study(a_study(excluded=("a: b",) * 6)))
 
 
-def test_notes_of_the_inspection_and_of_measurements_are_shown_once_with_their_plans() -> None:
+def test_notes_of_the_inspection_and_what_disturbed_are_shown_once() -> None:
     note = "another process used the GPU"
     trials = [
         a_trial(i, a_plan(options=(("freezing", i),)), measurement=a_measurement(1.5, notes=(note,))) for i in range(5)
@@ -134,9 +134,7 @@ def test_notes_of_the_inspection_and_of_measurements_are_shown_once_with_their_p
     found = words(shown(render_study(a_study(trials, decided=None))))
     assert "the model is in training mode" in found
     assert found.count(note) == 1
-    assert f"{note} (inductor + freezing=0, inductor + freezing, inductor + freezing=2 and 2 more)" in found.replace(
-        "freezing=1,", "freezing,"
-    )
+    assert found.startswith("Ratios hold within about ±0.")
 
 
 def test_a_command_is_broken_only_where_a_shell_allows_it() -> None:

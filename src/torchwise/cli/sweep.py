@@ -34,7 +34,7 @@ def sweep(
     Results are stored as they come. The same command goes on where a sweep ended, however that was.
 
     Exit codes: 0 all are decided; 2 bad input, or that of a target; 3 a model itself fails; 1 a study ended otherwise;
-    130 interrupted.
+    4 all ended, and one is inconclusive; 130 interrupted.
     """
     from torchwise.cluster import choice, read_manifest, run_sweep
     from torchwise.store import open_storage
@@ -75,8 +75,12 @@ def _environment(store: str | None) -> dict[str, str]:
 
 
 def _exit_code(done: list[Swept]) -> int:
+    from torchwise.records.answer import EXIT_INCONCLUSIVE
+
     codes = {swept.exit_code for swept in done if swept.exit_code}
-    return min(codes & {2, 3}, default=1) if codes else 0
+    if not codes - {EXIT_INCONCLUSIVE}:
+        return EXIT_INCONCLUSIVE if codes else 0
+    return min(codes & {2, 3}, default=1)
 
 
 def _write(done: list[Swept], file: Path) -> None:

@@ -58,11 +58,12 @@ def tune(
     """Try candidate plans for a model, each proven and timed in its own process; decide by expected cost.
 
     Exit codes: 0 decided (also "stay with eager", as where no answer can be compared), 2 bad input, 3 the model itself
-    fails, 130 interrupted.
+    fails, 4 inconclusive (the measurements cannot tell whether a plan is faster, so eager stays), 130 interrupted.
     """
     from rich.console import Console
 
     from torchwise.cluster import Task, choice
+    from torchwise.records.answer import EXIT_INCONCLUSIVE
     from torchwise.report import Progress, render_study, write_html, write_json
     from torchwise.store import open_storage
     from torchwise.study import run_study
@@ -100,3 +101,5 @@ def tune(
         write_json(study, json)
     if html:
         write_html(study, html, store=place)
+    if study.decision and study.decision.is_inconclusive:
+        raise typer.Exit(EXIT_INCONCLUSIVE)

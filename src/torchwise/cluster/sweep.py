@@ -22,6 +22,7 @@ import msgspec
 
 from torchwise import parsing
 from torchwise.cluster.manifest import Task
+from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.trial.launcher import signal_name
 
 RETRIES = 2
@@ -53,7 +54,8 @@ class Swept:
 
     Attributes:
         task: what was asked.
-        exit_code: of `torchwise tune`: 0 decided, 2 bad input, 3 the model itself fails; below 0 the signal it died of.
+        exit_code: of `torchwise tune`: 0 decided, 2 bad input, 3 the model itself fails, 4 inconclusive; below 0 the
+            signal it died of.
         reason: the decision in a sentence, or the error.
         seconds: wall time, with whatever was begun again.
         study: schema `torchwise.study/1`; None where there is no decision.
@@ -150,7 +152,7 @@ class _Sweep:
                     break
                 self._say(f"{task.name}: its process was ended by {signal_name(-code)}")
             seconds = time.monotonic() - start
-            if code == 0 and file.exists():
+            if code in (0, EXIT_INCONCLUSIVE) and file.exists():
                 study = parsing.read(file, parsing.parse_json)
                 return Swept(task, code, study["decision"]["reason"], seconds, study)
         return Swept(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)

@@ -10,8 +10,9 @@ from torchwise.environment import Environment
 from torchwise.plan import EAGER, Legality, Plan
 from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Outcome, Trial
+from torchwise.records.answer import Answer, exceeds
 from torchwise.records.economics import Economics
-from torchwise.records.figures import seconds
+from torchwise.records.figures import count, seconds
 from torchwise.records.trial import speeds_beside
 
 LESS_MEMORY = 0.95
@@ -38,8 +39,10 @@ def decide(history: History, environment: Environment) -> Decision:
         inputs=history.inspection.inputs,
         environment=environment,
     )
+    if chosen is None and (untold := _untold(history)) is not None:
+        return replace(stay, reason=_why_inconclusive(untold), answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        return replace(stay, reason=_why_eager(history))
+        return replace(stay, reason=_why_eager(history), answer=Answer.NO)
     assert chosen.costs is not None
     return replace(
         stay,
@@ -47,7 +50,8 @@ def decide(history: History, environment: Environment) -> Decision:
         reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen),
         speedup=chosen.speedup,
         break_even_calls=economics.break_even_calls(chosen),
-        saved_s=economics.baseline_cost - economics.cost(chosen).mid,
+        saved_s=economics.saving(chosen),
+        answer=Answer.YES,
         cold_s=chosen.costs.cold_s,
         warm_s=chosen.costs.warm_s,
         error=chosen.verdict.error if chosen.verdict else None,
@@ -61,10 +65,10 @@ def _lightest(history: History) -> Trial | None:
     """
 
     def share(trial: Trial) -> float:
-        costs = trial.costs
-        if costs is None or costs.peak_memory is None or not costs.baseline_peak_memory:
+        costs, eager = trial.costs, history.eager_peak_memory
+        if costs is None or costs.peak_memory is None or not eager:
             return 1.0
-        return costs.peak_memory / costs.baseline_peak_memory
+        return costs.peak_memory / eager
 
     def is_better(trial: Trial) -> bool:
         return share(trial) < LESS_MEMORY and economics.cost(trial).mid <= economics.baseline_cost * (1 + TIE)
@@ -76,6 +80,33 @@ def _lightest(history: History) -> Trial | None:
     return min(fitting, key=lambda t: (share(t), complexity_of(t.plan)), default=None)
 
 
+def _untold(history: History) -> Trial | None:
+    """Return the verified plan that may pay most, where no measurement can tell whether any pays; None where one can.
+
+    With the objective "memory", and where eager does not keep the memory limit, time does not decide.
+    """
+    if history.workload.objective == "memory" or not history.eager_fits:
+        return None
+    economics = history.economics
+    timed = [t for t in history.trials if t.is_proven and history.fits(t)]
+    untold = [
+        t
+        for t in timed
+        if t.speedup
+        and exceeds(t.speedup) is Answer.INCONCLUSIVE
+        and economics.cost(t).low < economics.baseline_cost * (1 - TIE)
+    ]
+    return min(untold, key=lambda t: economics.cost(t).low, default=None)
+
+
+def _why_inconclusive(best: Trial) -> str:
+    return (
+        f"Inconclusive: {best.plan} may be faster than eager ({best.speedup} times its speed), but the "
+        "measurements are too uncertain to tell. Eager goes on serving. Run this again while the machine is quieter, "
+        "or with a larger budget."
+    )
+
+
 def _why(chosen: Trial, history: History) -> str:
     economics = history.economics
     assert chosen.costs is not None
@@ -83,15 +114,15 @@ def _why(chosen: Trial, history: History) -> str:
     break_even = economics.break_even_calls(chosen)
     if history.workload.objective == "memory" and chosen.costs.peak_memory is not None:
         needs = f"{chosen.costs.peak_memory / 2**20:.0f} MiB at its peak"
-        return f"{speed}, with {needs} against eager's {(chosen.costs.baseline_peak_memory or 0) / 2**20:.0f} MiB."
+        return f"{speed}, with {needs} against eager's {(history.eager_peak_memory or 0) / 2**20:.0f} MiB."
     if not history.eager_fits:
         return f"{speed}, proven right, and it keeps the memory limit, which eager passes."
     if break_even is None or break_even.mid < 1:
         paid = "with nothing to pay back"
     else:
-        paid = f"paid back after {_count(break_even.mid)} of your {history.workload.calls:,} calls"
-    saved = economics.baseline_cost - economics.cost(chosen).mid
-    return f"{speed}, proven right, {paid}; it saves about {seconds(saved)}."
+        paid = f"paid back after {count(break_even.mid)} of your {history.workload.calls:,} calls"
+    least = "about" if chosen.speedup and chosen.speedup.is_usable else "at least"
+    return f"{speed}, proven right, {paid}; it saves {least} {seconds(economics.saving(chosen))}."
 
 
 def _beside(chosen: Trial, history: History) -> str:
@@ -120,7 +151,7 @@ def _why_eager(history: History) -> str:
     proven = [t for t in history.trials if t.is_proven and history.fits(t)]
     if not history.eager_fits:
         limit = f"the limit of {(history.workload.memory_limit or 0) / 2**20:.0f} MiB"
-        took = f"{(history.inspection.peak_memory or 0) / 2**20:.0f} MiB"
+        took = f"{(history.eager_peak_memory or 0) / 2**20:.0f} MiB"
         return f"Stay with eager, which takes {took} a call and passes {limit}: no proven plan keeps it either."
     if history.workload.objective == "memory":
         return f"Stay with eager: of {len(proven)} proven plans none needs surely less memory and is not slower."
@@ -168,7 +199,9 @@ def _too_few_calls(history: History) -> str:
 
 def _shortfall(best: Trial, economics: Economics) -> str:
     break_even = economics.break_even_calls(best)
-    needed = f"may pay back only after {_count(break_even.high)} calls" if break_even else "may never pay back"
+    needed = "may never pay back"
+    if break_even:
+        needed = f"pays back after {count(break_even.mid)} calls, at worst after {count(break_even.high)}"
     return (
         f"{best.plan} runs at {best.speedup} times its speed, but compiles for "
         f"{seconds(economics.overhead(best))} and {needed}, and {economics.calls:,} are expected"
@@ -176,12 +209,8 @@ def _shortfall(best: Trial, economics: Economics) -> str:
 
 
 def _tied(best: Trial, economics: Economics) -> str:
-    saved = seconds(economics.baseline_cost - economics.cost(best).mid)
+    saved = seconds(economics.saving(best))
     return (
         f"{best.plan} runs at {best.speedup} times its speed, and saves {saved} over {economics.calls:,} "
         f"calls: less than the {TIE:.0%} from which a plan is worth having"
     )
-
-
-def _count(calls: float) -> str:
-    return f"{max(round(calls), 1):,}"

@@ -10,7 +10,7 @@ from typing import Any
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import compile_factor_of, parts_of
 from torchwise.records import FailureKind, Inspection, Outcome, Trial
-from torchwise.records.economics import Economics, eager_measured
+from torchwise.records.economics import Economics, eager_measured, eager_peak_memory
 from torchwise.records.verdict import STRIDES
 from torchwise.workload import WorkloadSpec
 
@@ -123,6 +123,12 @@ class History:
             return self.inspection.shares.get("launch", 0.0) * self.economics.baseline_s
         return trial.measurement.launch_share * self.seconds_of(plan)
 
+    @property
+    def eager_peak_memory(self) -> int | None:
+        """Bytes that a call of eager takes at its peak; None where unknown."""
+        beside = (trial.costs.baseline_peak_memory for trial in self.trials if trial.costs)
+        return eager_peak_memory(self.inspection.peak_memory, beside)
+
     def fits(self, trial: Trial) -> bool:
         """Whether a trial's plan keeps the memory limit; one whose peak is not known does not keep any."""
         limit, peak = self.workload.memory_limit, trial.costs.peak_memory if trial.costs else None
@@ -131,7 +137,7 @@ class History:
     @property
     def eager_fits(self) -> bool:
         """Whether eager keeps the memory limit; where its peak is not known, it is taken to."""
-        limit, peak = self.workload.memory_limit, self.inspection.peak_memory
+        limit, peak = self.workload.memory_limit, self.eager_peak_memory
         return limit is None or peak is None or peak <= limit
 
     def paying(self) -> list[Trial]:

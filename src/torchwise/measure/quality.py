@@ -9,6 +9,7 @@ import psutil
 
 from torchwise.environment import available_cpus, query_gpu
 from torchwise.records import Measurement
+from torchwise.records.measurement import WIDE
 
 NOISY = 0.25
 """Relative interquartile range of eager's own samples above which the machine counts as noisy."""
@@ -31,17 +32,16 @@ class Watch:
 
     def notes(self, measurement: Measurement, target: float) -> list[str]:
         """List what speaks against `measurement`, each in a sentence with its figure."""
-        found = [*_spread(measurement), *self._load()]
+        found = [*self._load(), *(_gpu() if self._device == "cuda" else []), *_spread(measurement)]  # causes first
         speedup = measurement.speedup
         if not measurement.pruned and speedup.half_width > target:
             # Beyond 100 % it is far from symmetrical, and its ends say more.
             is_wide = speedup.half_width > 1
             width = f"[{speedup.low:.3g}, {speedup.high:.3g}]" if is_wide else f"±{speedup.half_width:.1%}"
             found.append(
-                f"the interval is {width} after {len(measurement.candidate_s)} rounds, "
-                f"wider than the ±{target:.0%} asked for"
+                f"{WIDE} {width} after {len(measurement.candidate_s)} rounds, wider than the ±{target:.0%} asked for"
             )
-        return found + (_gpu() if self._device == "cuda" else [])
+        return found
 
     def _load(self) -> list[str]:
         wall = max(time.time() - self._wall, 1e-6)

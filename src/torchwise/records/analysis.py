@@ -211,7 +211,7 @@ class Analysis(Document):
         """Seconds saved over all calls and restarts, compiling taken off; None where the plan was not proven."""
         if not self.trial.is_proven:
             return None
-        return self.economics.baseline_cost - self.economics.cost(self.trial).mid
+        return self.economics.saving(self.trial)
 
     @property
     def timed_batches(self) -> Sequence[Batch]:

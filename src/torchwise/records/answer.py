@@ -9,12 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from torchwise.records.statistics import Interval
+from torchwise.records.statistics import MAX_HALF_WIDTH, Interval
 
 EXIT_INCONCLUSIVE = 4
 """Exit code of a command whose question the measurements could not answer."""
-MAX_HALF_WIDTH = 0.25
-"""Relative half-width beyond which an interval names no figure: its middle may be off by a quarter or more."""
 QUIET_HALF_WIDTH = 0.05
 """Relative half-width up to which measurements count as undisturbed."""
 
@@ -50,11 +48,6 @@ class Trust:
     half_width: float | None = None
 
 
-def is_usable(ratio: Interval) -> bool:
-    """Whether an interval is narrow enough that its middle may be quoted, ranked and drawn."""
-    return ratio.low > 0 and ratio.half_width <= MAX_HALF_WIDTH
-
-
 def exceeds(ratio: Interval, bound: float = 1.0) -> Answer:
     """Say whether a ratio is above a bound: inconclusive where its interval holds the bound, or tells no figure.
 
@@ -87,4 +80,8 @@ def judge_trust(ratios: Iterable[Interval], causes: Iterable[str] = ()) -> Trust
     if typical > QUIET_HALF_WIDTH or unusable:
         left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""
         return Trust(Reliability.LIMITED, f"The machine was disturbed{cause}; {width}{left}.", typical)
+    if cause:
+        return Trust(
+            Reliability.GOOD, f"{width[0].upper()}{width[1:]}, though the machine was not idle{cause}.", typical
+        )
     return Trust(Reliability.GOOD, f"The machine was quiet: {width}.", typical)

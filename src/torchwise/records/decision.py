@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Plan
+from torchwise.records.answer import Answer
 from torchwise.records.bounds import Seconds
 from torchwise.records.codec import Document
 from torchwise.records.statistics import Interval
@@ -24,7 +25,8 @@ class Decision(Document):
         reason: one sentence.
         speedup: eager's time over the plan's; None for eager.
         break_even_calls: calls after which the plan has paid for its compilation; None for eager.
-        saved_s: expected seconds saved over all calls and restarts, costs taken off; 0 for eager.
+        saved_s: expected seconds saved over all calls and restarts, costs taken off; 0 for eager. Where the speed-up is
+            too uncertain to name a figure, the least that is saved.
         baseline_s: seconds per call of eager, by which the other figures were reached.
         cold_s: cold compile cost of the plan in seconds.
         warm_s: warm compile cost per restart in seconds; None where not measured.
@@ -36,6 +38,8 @@ class Decision(Document):
         error: largest relative error of the plan against the float64 reference; None for eager.
         structure_details: what the structure is made of, packed (`torchwise.workload.structure_details`), so that a
             stale decision says what differs; "" in those of earlier versions.
+        answer: whether a plan pays: yes, no (eager stays), or inconclusive (eager stays, since the measurements cannot
+            tell); None in those of earlier versions.
     """
 
     plan: Plan
@@ -53,7 +57,13 @@ class Decision(Document):
     environment: Environment
     error: float | None = None
     structure_details: str = ""
+    answer: Answer | None = None
     schema: str = SCHEMA
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether eager stays only because the measurements cannot tell whether a plan is faster."""
+        return self.answer is Answer.INCONCLUSIVE
 
     def check_read(self) -> None:
         """Refuse an error below 0.

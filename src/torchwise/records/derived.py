@@ -10,13 +10,13 @@ from typing import Any
 from torchwise.errors import InputError
 from torchwise.parsing import shown
 
-_OF_TRIALS = ("plan_id", "speedup", "duel.speedup", "verdict.outcome")
+_OF_TRIALS = ("plan_id", "speedup", "seconds_per_call", "duel.speedup", "verdict.outcome")
 """What `to_dict` derives for each trial."""
 
 
 def without(data: dict[str, Any]) -> dict[str, Any]:
     """Return a study's data as the record has them: without the schema and all that is derived."""
-    plain = {name: value for name, value in data.items() if name not in ("schema", "baseline")}
+    plain = {name: value for name, value in data.items() if name not in ("schema", "baseline", "trust")}
     if "baseline" in data:
         plain["inspection"] = _without(data["baseline"], "seconds_per_call")
     if isinstance(trials := data.get("trials"), (list, tuple)):

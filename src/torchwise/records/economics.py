@@ -33,6 +33,19 @@ def eager_measured(looked_at: Measurement, beside: Iterable[Measurement]) -> Mea
     return quickest
 
 
+def eager_peak_memory(looked_at: int | None, beside: Iterable[int | None]) -> int | None:
+    """Return the bytes that a call of eager takes at its peak; None where that was never measured.
+
+    It is measured in the inspection and beside every plan. The least of them tells: whatever else a process does at
+    that time can only add.
+
+    Args:
+        looked_at: of the inspection.
+        beside: of the trials.
+    """
+    return min((peak for peak in (looked_at, *beside) if peak is not None), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Economics:
     """Costs of plans over a number of calls and restarts.
@@ -76,6 +89,12 @@ class Economics:
         if gains[-1] <= 0:
             return None
         return Interval(*(fixed / gain for gain in gains))
+
+    def saving(self, trial: Trial) -> float:
+        """Return the seconds saved over all calls; the least of them where the speed-up is no figure."""
+        assert trial.speedup is not None, "only a timed trial has a speed"
+        cost = self.cost(trial)
+        return self.baseline_cost - (cost.mid if trial.speedup.is_usable else cost.high)
 
     def surely_pays(self, trial: Trial) -> bool:
         """Whether the plan costs less than eager even at the slow end of its interval."""

@@ -28,6 +28,15 @@ def seconds(value: float | None) -> str:
     return f"{three(value * 1e9)} ns"
 
 
+def count(value: float | None) -> str:
+    """Return a whole number with commas, and only three digits of it from ten thousand on where it is an estimate."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if isinstance(value, float):
+        value = rounded(value, 3) if value >= 10_000 else math.ceil(value)
+    return f"{int(value):,}"
+
+
 def three(value: float) -> str:
     """Return a number in three digits, without an exponent below a million."""
     if not math.isfinite(value):

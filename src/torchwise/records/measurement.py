@@ -13,6 +13,9 @@ HELD_UP = 1.5
 them, each of which waits for the last, and hardly what computes on one. So the ratio of a pair does not cancel it, and
 a slower plan looks faster than eager."""
 
+WIDE = "the interval is"
+"""Begins the note that an interval is wider than was asked for: it says how far, and not what disturbed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:

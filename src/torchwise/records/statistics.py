@@ -20,6 +20,8 @@ MOST_RESAMPLES = 100_000
 """A bootstrap of a ratio takes about ten milliseconds with so many."""
 FEW = 10
 """Samples below which the percentiles of a bootstrap hold less than they promise."""
+MAX_HALF_WIDTH = 0.25
+"""Relative half-width beyond which an interval names no figure: its middle may be off by a quarter or more."""
 BEYOND = 10
 """Resamples wanted beyond each end of an interval: with fewer, its ends would be noise."""
 
@@ -37,6 +39,11 @@ class Interval:
         """Half the interval relative to its middle: 0.02 reads "plus or minus 2 %"."""
         return (self.high - self.low) / 2 / abs(self.mid) if self.mid else float("inf")
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the interval is narrow enough that its middle may be quoted, ranked and drawn."""
+        return self.low > 0 and self.half_width <= MAX_HALF_WIDTH
+
     def check_read(self) -> None:
         """Refuse ends that are not in order.
 
@@ -51,7 +58,9 @@ class Interval:
         return self.low <= other.high and other.low <= self.high
 
     def __str__(self) -> str:
-        """Return such as "1.52 [1.49, 1.56]"."""
+        """Return such as "1.52 [1.49, 1.56]"; the ends alone where the middle is no figure."""
+        if self.low != self.high and not self.is_usable:
+            return f"between {self.low:.3g} and {self.high:.3g}"
         return f"{self.mid:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 

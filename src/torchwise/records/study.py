@@ -11,12 +11,13 @@ from torchwise.errors import InputError
 from torchwise.plan import Legality
 from torchwise.plan.space import EFFORTS
 from torchwise.records import codec, derived
+from torchwise.records.answer import Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.decision import Decision
-from torchwise.records.economics import eager_measured
+from torchwise.records.economics import Economics, eager_measured, eager_peak_memory
 from torchwise.records.inspection import Inspection
-from torchwise.records.measurement import Measurement
-from torchwise.records.trial import Trial
+from torchwise.records.measurement import WIDE, Measurement
+from torchwise.records.trial import Trial, TrialState
 from torchwise.workload import WorkloadSpec
 
 SCHEMA = "torchwise.study/1"
@@ -82,6 +83,38 @@ class Study:
         went_by = (measurement for measurement in timed if measurement.baseline_time.mid == decided_s)
         return next(went_by, None) or eager_measured(looked_at, beside)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether any candidate was timed, so that there are ratios to trust or not."""
+        return any(trial.is_timed for trial in self.trials)
+
+    @property
+    def economics(self) -> Economics:
+        """Costs on the scale that every time of this study is shown on: what eager takes, over the paired ratio."""
+        asked = self.decision.workload if self.decision else self.workload
+        return Economics(self.eager.baseline_time.mid, asked.calls, asked.restarts)
+
+    @property
+    def eager_peak_memory(self) -> int | None:
+        """Bytes that a call of eager takes at its peak, to which all plans are compared; None where unknown."""
+        beside = (trial.costs.baseline_peak_memory for trial in self.trials if trial.costs)
+        return eager_peak_memory(self.inspection.peak_memory, beside)
+
+    @property
+    def trust(self) -> Trust:
+        """How far the figures can be trusted; trials that were stopped early, so wide by intent, are left out."""
+        decided = self.decision.plan if self.decision else None
+        timed = sorted(
+            (trial for trial in self.trials if trial.is_timed and trial.state is TrialState.COMPLETE),
+            key=lambda trial: trial.plan != decided,
+        )
+        own = self.inspection.measurement
+        ratios = [*([own.speedup] if own.candidate_s else []), *(trial.speedup for trial in timed if trial.speedup)]
+        found = (own, *(trial.measurement for trial in timed if trial.measurement))
+        held_up = [] if self.eager is own else ["something held eager up while it was profiled"]
+        notes = [note for measurement in found for note in measurement.notes if not note.startswith(WIDE)]
+        return judge_trust(ratios, [*held_up, *notes])
+
     def to_json(self) -> str:
         """Return one line of JSON, as `to_dict` has it."""
         return codec.to_json(self.to_dict())
@@ -107,11 +140,13 @@ class Study:
             row["plan_id"] = trial.plan.id
             if trial.speedup:
                 row["speedup"] = _derived(trial.speedup)
+                if self.eager.baseline_s:
+                    row["seconds_per_call"] = _derived(self.economics.seconds_per_call(trial))
             if trial.duel and trial.duel.measurement:
                 row["duel"]["speedup"] = _derived(trial.duel.measurement.speedup)
             if trial.verdict:
                 row["verdict"]["outcome"] = trial.verdict.outcome.value
-        return {"schema": SCHEMA, **data}
+        return {"schema": SCHEMA, **data, "trust": codec.to_builtins(self.trust)}
 
 
 def study_from_dict(data: Any) -> Study:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchwise.records import Economics, Study, Trial
+from torchwise.records import Study, Trial
 from torchwise.workload import WorkloadSpec
 
 
@@ -45,8 +45,7 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
         return None
     if not (math.isfinite(trial.speedup.mid) and trial.speedup.mid > 0):
         return None
-    economics = Economics(baseline.per_call_s, asked(study).calls, asked(study).restarts)
-    return Cost(economics.overhead(trial), economics.seconds_per_call(trial).mid)
+    return Cost(study.economics.overhead(trial), study.economics.seconds_per_call(trial).mid)
 
 
 def baseline_cost(study: Study) -> Cost | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -13,8 +12,6 @@ from torchwise.report.costs import asked
 from torchwise.report.throughput import throughputs
 
 Fact = tuple[str, str]
-
-_FIGURES = re.compile(r"[-+±]?\d[\d,.]*")
 
 
 def asked_for(study: Study) -> str:
@@ -49,33 +46,8 @@ def break_even(calls: Interval | None) -> str:
 
 
 def notes(study: Study) -> list[str]:
-    """Return what inspection and measurements say against themselves, with the plans it is about.
-
-    What differs in its figures alone is said once: on a noisy machine each trial has the like to say. The decided plan
-    speaks first.
-    """
-    inspection = study.inspection
-    found = list(dict.fromkeys([*inspection.notes, *inspection.measurement.notes, *_held_up(study)]))
-    about: dict[str, dict[str, list[str]]] = {}
-    decided = study.decision and study.decision.plan
-    for trial in sorted(study.trials, key=lambda trial: trial.plan != decided):
-        own = dict.fromkeys(trial.measurement.notes if trial.measurement else ())
-        for note in (note for note in own if note not in found):
-            about.setdefault(_FIGURES.sub("", note), {}).setdefault(note, []).append(str(trial.plan))
-    for (note, plans), *others in (list(alike.items()) for alike in about.values()):
-        like = [plan for _, some in others for plan in some]
-        found.append(f"{note} ({_some(plans)}{f'; the like of {_some(like)}' if like else ''})")
-    return [show.one_line(note) for note in found]
-
-
-def _held_up(study: Study) -> list[str]:
-    """Say where what eager took when it was looked at is not what it takes."""
-    looked_at, eager = study.inspection.measurement, study.eager
-    if eager is looked_at:
-        return []
-    first, usual = (show.seconds(measurement.baseline_time.mid) for measurement in (looked_at, eager))
-    beside = next(str(trial.plan) for trial in study.trials if trial.measurement is eager)
-    return [f"eager took {first} a call when it was looked at: something held it up; beside {beside} it took {usual}"]
+    """Return what the inspection found worth knowing; how far times can be trusted, `Study.trust` says once."""
+    return [show.one_line(note) for note in dict.fromkeys(study.inspection.notes)]
 
 
 def inspected(study: Study) -> list[Fact]:
@@ -88,7 +60,7 @@ def inspected(study: Study) -> list[Fact]:
         *(("Throughput", line) for line in throughputs(study)),
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
-        ("Peak memory of a call", show.size(seen.peak_memory)),
+        ("Peak memory of a call", show.size(study.eager_peak_memory)),
         ("Where the time goes", ", ".join(f"{name} {show.percent(share)}" for name, share in _largest(seen.shares))),
         ("Traits", ", ".join(sorted(trait.replace("_", " ") for trait in seen.traits))),
     ]
@@ -144,7 +116,3 @@ def _noise(study: Study) -> str:
 
 def _largest(shares: dict[str, float]) -> Iterable[tuple[str, float]]:
     return sorted(shares.items(), key=lambda item: -item[1])
-
-
-def _some(plans: list[str]) -> str:
-    return ", ".join(plans[:3]) + (f" and {len(plans) - 3} more" if len(plans) > 3 else "")

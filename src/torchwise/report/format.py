@@ -8,7 +8,7 @@ import unicodedata
 
 from torchwise.records import Interval
 from torchwise.records.figures import NONE as NONE
-from torchwise.records.figures import rounded
+from torchwise.records.figures import count as count
 from torchwise.records.figures import seconds as seconds
 from torchwise.records.figures import three as three
 
@@ -48,10 +48,21 @@ def ratio(value: float | None) -> str:
 
 
 def speedup(interval: Interval | None) -> str:
-    """Return a factor with its 95 % interval, as "1.52× [1.49, 1.56]"."""
+    """Return a factor with its 95 % interval, as "1.52× [1.49, 1.56]"; the ends alone where the middle is no figure."""
     if interval is None or not math.isfinite(interval.mid):
         return NONE
+    if interval.low != interval.high and not interval.is_usable:
+        return f"between {ratio(interval.low)} and {ratio(interval.high)}"
     return f"{ratio(interval.mid)} [{three(interval.low)}, {three(interval.high)}]"
+
+
+def time(interval: Interval | None) -> str:
+    """Return a duration as "45.6 ms"; its ends, as "1.2 ms to 45.6 ms", where its middle is no figure."""
+    if interval is None:
+        return NONE
+    if interval.is_usable or interval.low == interval.high:
+        return seconds(interval.mid)
+    return f"{seconds(interval.low)} to {seconds(interval.high)}"
 
 
 def percent(share: float | None) -> str:
@@ -59,15 +70,6 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return NONE
     return f"{share * 100:.1f} %" if 0 < abs(share) < 0.0995 else f"{share * 100:.0f} %"
-
-
-def count(value: float | None) -> str:
-    """Return a whole number with commas, and only three digits of it from ten thousand on where it is an estimate."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    if isinstance(value, float):
-        value = rounded(value, 3) if value >= 10_000 else math.ceil(value)
-    return f"{int(value):,}"
 
 
 def counted(value: float, noun: str) -> str:

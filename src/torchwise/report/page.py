@@ -52,7 +52,7 @@ def _details(study: Study, row: Row, trial: Trial) -> Details:
         anchor=f"trial-{trial.number}",
         choices=_choices(trial),
         checks=facts.checked(trial.verdict),
-        facts=tuple(_facts(trial)),
+        facts=tuple(_facts(trial, study)),
         notes=measurement.notes if measurement else (),
         message=failure.message if failure and len(failure.message) > len(show.clipped(failure.message, 200)) else "",
         traceback=failure.traceback if failure else "",
@@ -67,7 +67,7 @@ def _choices(trial: Trial) -> tuple[tuple[str, str], ...]:
         return ((str(error), "unknown"),)
 
 
-def _facts(trial: Trial) -> list[facts.Fact]:
+def _facts(trial: Trial, study: Study) -> list[facts.Fact]:
     costs, measurement = trial.costs, trial.measurement
     found = [("Recorded", trial.reason), ("Plan id", trial.plan.id)]
     if measurement and measurement.candidate_s:
@@ -78,7 +78,7 @@ def _facts(trial: Trial) -> list[facts.Fact]:
     if costs:
         found.append(("Cold compile", show.seconds(costs.cold_s)))
         found.append(("Warm compile", show.seconds(costs.warm_s)))
-        eager = show.size(costs.baseline_peak_memory)
+        eager = show.size(study.eager_peak_memory)
         found.append(("Peak memory", f"{show.size(costs.peak_memory)}, eager {eager}"))
         found.append(("Compile caches", show.size(costs.cache_bytes)))
     if trial.seconds:

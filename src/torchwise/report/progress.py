@@ -40,6 +40,7 @@ class Progress:
         self._start = self._task_start = self._stage_start = clock()
         self._task, self._stage, self._leader = "", "", "eager leads"
         self._work: StepWork | None = None
+        self._eager_s = 0.0
 
     def __enter__(self) -> Self:
         self._start = self._task_start = self._clock()
@@ -67,12 +68,12 @@ class Progress:
         measurement = inspection.measurement
         each = ""
         if measurement.baseline_s:
-            seconds = measurement.baseline_time.mid
+            seconds = self._eager_s = measurement.baseline_time.mid
             work = f", {throughput(inspection.work, seconds)}" if inspection.work else ""
             each = f", {show.seconds(seconds)} per call{work}"
         self._work = inspection.work
         self._say(f"eager: {show.one_line(inspection.description)}{each}")
-        for text in (*inspection.notes, *measurement.notes):
+        for text in (*inspection.notes, *measurement.notes[:1]):
             self.note(text)
 
     def trying(self, number: int, plan: Plan, reason: str) -> None:
@@ -121,9 +122,10 @@ class Progress:
 
     def _done(self, trial: Trial) -> str:
         """Return what the trial's plan gets done in a second, where that means anything."""
-        if self._work is None or trial.measurement is None or not trial.measurement.candidate_s:
+        if self._work is None or trial.speedup is None:
             return ""
-        words = [throughput(self._work, trial.measurement.candidate_time.mid), learnt(trial)]
+        seconds = self._eager_s / trial.speedup.mid
+        words = [throughput(self._work, seconds) if self._eager_s else "", learnt(trial)]
         return "".join(f"; {word}" for word in words if word)
 
     def _begin(self, task: str, because: str = "") -> None:

@@ -28,11 +28,12 @@ class Row:
         is_decided: whether the decision is for this row; eager can be both baseline and decided.
         state: of the trial; "inspected" for eager.
         speedup: eager's time over the plan's.
-        time: seconds per call.
+        time: seconds per call, on the scale of what eager takes in this study (`Study.economics`), so that times and
+            speed-ups of one table agree.
         cold_s: cost of the first call with empty caches.
         warm_s: cost of the first call with full caches.
         peak_memory: bytes at the peak.
-        baseline_peak_memory: the same for eager, measured beside it.
+        baseline_peak_memory: the same for eager, one figure for all rows (`Study.eager_peak_memory`).
         verdict: "passed", "failed", "not comparable", "reference" for eager, or empty where not verified.
         error: largest relative error against the reference.
         floor: eager's own error, the noise floor.
@@ -68,7 +69,10 @@ class Row:
 
 
 def rows(study: Study) -> list[Row]:
-    """Return the decided plan, eager, then the proven plans by speed-up, then the others as they were proposed."""
+    """Return the decided plan, eager, the proven plans by speed-up, then the others as they were proposed.
+
+    Proven plans whose speed-up names no figure come after those that have one.
+    """
     candidates = [_candidate(trial, study) for trial in study.trials if not trial.plan.is_eager]
     return sorted([_baseline(study), *candidates], key=_rank)
 
@@ -78,9 +82,10 @@ def verdict_word(verdict: Verdict | None) -> str:
     return _VERDICTS[verdict.outcome] if verdict else ""
 
 
-def _rank(row: Row) -> tuple[int, float]:
-    speed = row.speedup.mid if row.speedup and row.standing == "proven" else 0.0
-    return (_ORDER.index(row.standing), -speed)
+def _rank(row: Row) -> tuple[int, bool, float]:
+    speed = row.speedup if row.standing == "proven" else None
+    is_figure = speed is None or speed.is_usable
+    return (_ORDER.index(row.standing), not is_figure, -speed.mid if speed and is_figure else 0.0)
 
 
 def _baseline(study: Study) -> Row:
@@ -94,7 +99,7 @@ def _baseline(study: Study) -> Row:
         state="inspected",
         time=study.eager.baseline_time if study.eager.baseline_s else None,
         cold_s=inspection.first_call_s,
-        peak_memory=inspection.peak_memory,
+        peak_memory=study.eager_peak_memory,
         verdict="reference",
         why=decided(decision) if decision and _leaves_alone(decision) else "the baseline: the model left alone",
     )
@@ -116,17 +121,25 @@ def _candidate(trial: Trial, study: Study) -> Row:
         is_decided=chosen,
         state=trial.state.value,
         speedup=trial.speedup,
-        time=timed.candidate_time if timed else None,
+        time=_time(trial, study) if timed and study.eager.baseline_s else None,
         cold_s=costs.cold_s if costs else None,
         warm_s=costs.warm_s if costs else None,
         peak_memory=costs.peak_memory if costs else None,
-        baseline_peak_memory=costs.baseline_peak_memory if costs else None,
+        baseline_peak_memory=study.eager_peak_memory,
         verdict=verdict_word(verdict),
         error=verdict.error if verdict else None,
         floor=_floor(verdict),
         why=show.one_line(why(trial, study)),
         trial=trial,
     )
+
+
+def _time(trial: Trial, study: Study) -> Interval:
+    """Return what a call takes; where eager's own time is no figure, with the ends of that."""
+    time, eager = study.economics.seconds_per_call(trial), study.eager.baseline_time
+    if eager.is_usable:
+        return time
+    return Interval(time.low * eager.low / eager.mid, time.mid, time.high * eager.high / eager.mid)
 
 
 def _floor(verdict: Verdict | None) -> float | None:

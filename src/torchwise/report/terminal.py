@@ -11,7 +11,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.panel import Panel
 from rich.text import Text
 
-from torchwise.records import Decision, Study, StudyState
+from torchwise.records import Decision, Interval, Study, StudyState
+from torchwise.records.answer import Reliability
 from torchwise.report import facts, layout
 from torchwise.report import format as show
 from torchwise.report.commands import Step, folded, next_steps
@@ -22,20 +23,21 @@ from torchwise.report.throughput import throughputs
 WIDE, MEDIUM = 130, 80
 """Columns from which the reasons fit into the table, and from which all but the memory do."""
 MOST_EXCLUDED = 6
+TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliability.UNUSABLE: "bold yellow"}
 STYLES = {"decided": "bold green", "baseline": "bold", "proven": "", "out": "dim"}
 
 _PLAN: Column[Row] = ("plan", False, lambda row: row.name)
 _SPEEDUP: Column[Row] = ("speed-up", True, lambda row: show.speedup(row.speedup) if row.trial else "1×")
 _NARROW: tuple[Column[Row], ...] = (
     _PLAN,
-    ("speed-up", True, lambda row: (show.ratio(row.speedup.mid) if row.speedup else show.NONE) if row.trial else "1×"),
+    ("speed-up", True, lambda row: _ratio(row.speedup) if row.trial else "1×"),
     ("answer", False, lambda row: row.verdict or show.NONE),
 )
 _MEDIUM: tuple[Column[Row], ...] = (
     ("#", True, lambda row: "" if row.number is None else str(row.number)),
     _PLAN,
     _SPEEDUP,
-    ("per call", True, lambda row: show.seconds(row.time.mid if row.time else None)),
+    ("per call", True, lambda row: show.time(row.time)),
     ("compile", True, lambda row: show.seconds(row.cold_s)),
     ("answer", False, lambda row: row.verdict or show.NONE),
 )
@@ -57,6 +59,7 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
         store: the place of the store.
     """
     parts: list[RenderableType] = [
+        *([Text(study.trust.sentence, style=TRUST_STYLES[study.trust.reliability])] if study.is_timed else []),
         render_decision(study.decision) if study.decision else _undecided(study),
         Text(facts.asked_for(study), style="dim"),
         *(Text(line) for line in throughputs(study)),
@@ -77,8 +80,16 @@ def render_decision(decision: Decision) -> RenderableType:
         lines.append(Text(facts.besides(decision)))
     holds = f"holds for {show.one_line(decision.workload.target)} on {facts.place(decision.environment)}"
     lines.append(Text(holds, style="dim"))
-    style = "yellow" if decision.plan.is_eager else "green"
-    return Panel(Group(*lines), title="Decision", title_align="left", border_style=style)
+    is_sure = decision.speedup is not None and decision.speedup.is_usable
+    title = "Inconclusive" if decision.is_inconclusive else "Decision"
+    return Panel(Group(*lines), title=title, title_align="left", border_style="green" if is_sure else "yellow")
+
+
+def _ratio(speedup: Interval | None) -> str:
+    """Return a speed-up for a narrow column; its interval does not fit."""
+    if speedup is None:
+        return show.NONE
+    return show.ratio(speedup.mid) if speedup.is_usable else "inconclusive"
 
 
 def _undecided(study: Study) -> RenderableType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
+from torchwise.records.answer import Answer, exceeds
 from torchwise.records.trial import speeds_beside
 from torchwise.report import format as show
 from torchwise.report.costs import asked, baseline_cost, cost_of
@@ -43,12 +44,16 @@ def is_decided(trial: Trial, decision: Decision | None) -> bool:
 def decided(decision: Decision) -> str:
     """Say what deciding for the plan is worth."""
     if decision.plan.is_eager:
+        if decision.is_inconclusive:
+            return "stays, as the measurements cannot tell whether a plan is faster"
         return "decided: no plan is proven to earn more than it costs"
     if decision.workload.objective == "memory":
         return "decided: it needs the least memory at the peak"
     if decision.saved_s <= 0:
         return "decided"
-    return f"decided: saves {show.seconds(decision.saved_s)} over {show.counted(decision.workload.calls, 'call')}"
+    least = "" if decision.speedup is None or decision.speedup.is_usable else "at least "
+    calls = show.counted(decision.workload.calls, "call")
+    return f"decided: saves {least}{show.seconds(decision.saved_s)} over {calls}"
 
 
 def own_fault(trial: Trial, *, memory: bool = False) -> str:
@@ -119,7 +124,9 @@ def _not_faster(trial: Trial, memory: bool) -> str:
     if speedup.high < 1:
         return f"slower than eager: {show.speedup(speedup)}"
     if speedup.low <= 1 and not memory:
-        return f"not surely faster than eager: the interval of {show.speedup(speedup)} holds 1"
+        if exceeds(speedup) is Answer.INCONCLUSIVE:
+            return f"inconclusive: {show.speedup(speedup)} eager's speed, so slower or faster"
+        return f"no faster than eager: {show.speedup(speedup)}"
     return ""
 
 
@@ -129,7 +136,7 @@ def _against_others(trial: Trial, study: Study) -> str:
     if message := _does_not_pay(trial, study):
         return message
     if asked(study).objective == "memory":
-        return _memory(trial, decision)
+        return _memory(trial, study)
     if decision is None:
         return "proven, and pays back"
     if decision.plan.is_eager:
@@ -183,11 +190,12 @@ def _faster(trial: Trial, decision: Decision, study: Study, figures: str, ratio:
     return f"{said}, but compiling it costs more than that saves" if mine.fixed_s - its.fixed_s > saved else said
 
 
-def _memory(trial: Trial, decision: Decision | None) -> str:
+def _memory(trial: Trial, study: Study) -> str:
     """Say how a plan's peak memory compares, where memory is the objective."""
-    mine, eager = (trial.costs.peak_memory, trial.costs.baseline_peak_memory) if trial.costs else (None, None)
+    mine, eager = trial.costs.peak_memory if trial.costs else None, study.eager_peak_memory
     if mine is None or eager is None:
         return "its peak memory could not be measured"
+    decision = study.decision
     figures = f"{show.size(mine)} at the peak against eager's {show.size(eager)}"
     if decision is None:
         return f"proven: {figures}"

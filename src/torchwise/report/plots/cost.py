@@ -61,7 +61,7 @@ def _candidates(study: Study, baseline: Cost) -> list[_Line]:
     lines, faster = [], []
     for series in series_of(study):
         row = series.row
-        cost = cost_of(row.trial, study) if row.trial and row.standing != "out" else None
+        cost = cost_of(row.trial, study) if row.trial and series.is_ranked else None
         if cost:
             lines.append(_Line(row.name, cost, series.color, cost.break_even(baseline)))
             faster += lines[-1:] if row.speedup and row.speedup.low > 1 else []

@@ -27,7 +27,7 @@ def latency_plot(study: Study) -> Plot | None:
     found = series_of(study)
     if not found:
         return None
-    medians = {series.row.name: float(np.median(_samples(series))) for series in found if series.is_proven}
+    medians = {series.row.name: series.row.time.mid for series in found if series.is_ranked and series.row.time}
     quickest = min(medians, key=lambda name: medians[name], default=None)
     summary = "Nothing that was timed was proven right."
     if quickest:
@@ -37,9 +37,9 @@ def latency_plot(study: Study) -> Plot | None:
         title="Time per call",
         summary=summary,
         caption="Each dot is one round of a plan; the grey dots under it are eager's rounds, taken in alternation in "
-        "the same process. The thin bar spans the middle 90 %, the thick one the middle half, the stroke is the "
-        f"median. Of many rounds {MOST_DOTS} are drawn, evenly chosen; rare hiccups may lie beyond the axis, and are "
-        "in the table.",
+        "the same process. Each process is scaled so that its medians agree with the table. The thin bar spans the "
+        "middle 90 %, the thick one the middle half, the stroke is the median. Of many rounds "
+        f"{MOST_DOTS} are drawn, evenly chosen; rare hiccups may lie beyond the axis, and are in the table.",
         svg=draw("latency", summary, height(len(found)), lambda axes: _paint(axes, found)),
         header=("plan", "rounds", "minimum", "5 %", "median", "95 %", "maximum"),
         table=tuple(line for series in found for line in _lines(series)),
@@ -47,7 +47,22 @@ def latency_plot(study: Study) -> Plot | None:
 
 
 def _samples(series: Series) -> Sequence[float]:
-    return series.measurement.candidate_s if series.row.trial else series.measurement.baseline_s
+    if not series.row.trial:
+        return series.measurement.baseline_s
+    return _scaled(series.measurement.candidate_s, series.row.time.mid if series.row.time else None)
+
+
+def _eager(series: Series) -> Sequence[float]:
+    """Return eager's rounds beside a plan, on the scale of what eager takes in this study."""
+    row = series.row
+    eager_s = row.time.mid * row.speedup.mid if row.time and row.speedup else None
+    return _scaled(series.measurement.baseline_s, eager_s)
+
+
+def _scaled(samples: Sequence[float], median: float | None) -> Sequence[float]:
+    """Return samples times what makes their median this one."""
+    factor = 1.0 if median is None else median / float(np.median(samples))
+    return [sample * factor for sample in samples]
 
 
 def _paint(axes: Axes, found: list[Series]) -> None:
@@ -56,7 +71,7 @@ def _paint(axes: Axes, found: list[Series]) -> None:
         values = np.asarray(_samples(series))
         _dots(axes, values, position + 0.02, series.color)
         if series.row.trial and series.measurement.baseline_s:
-            eager = np.asarray(series.measurement.baseline_s)
+            eager = np.asarray(_eager(series))
             _dots(axes, eager, position + 0.26, NEUTRAL)
             values = np.concatenate([values, eager])
         _bars(axes, np.asarray(_samples(series)), position + 0.02, series.color)
@@ -85,7 +100,7 @@ def _bars(axes: Axes, values: np.ndarray, position: float, color: str) -> None:
 def _lines(series: Series) -> list[tuple[str, ...]]:
     lines = [_line(series.row.name, _samples(series))]
     if series.row.trial and series.measurement.baseline_s:
-        lines.append(_line(f"eager beside {series.row.name}", series.measurement.baseline_s))
+        lines.append(_line(f"eager beside {series.row.name}", _eager(series)))
     return lines
 
 

@@ -44,8 +44,18 @@ class Series:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it may be compared: eager, or a plan that was proven right."""
+        """Whether it may be compared: eager, or a plan that was proven right and timed to the end."""
         return self.row.standing != "out"
+
+    @property
+    def is_right(self) -> bool:
+        """Whether its answers passed; those of a plan that was stopped early did, too."""
+        return self.row.trial is None or self.row.verdict == "passed"
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it may be called the fastest: proven, with a speed-up that names a figure."""
+        return self.is_proven and (self.row.speedup is None or self.row.speedup.is_usable)
 
 
 def series_of(study: Study) -> list[Series]:

@@ -19,17 +19,18 @@ def speedup_plot(study: Study) -> Plot | None:
     found = [(s, s.row.speedup) for s in series_of(study) if s.row.speedup]
     if not found:
         return None
-    proven = [pair for pair in found if pair[0].is_proven]
-    best, speedup = max(proven or found, key=lambda pair: pair[1].mid)
-    doubt = "" if proven else ", but was not proven right"
-    among = show.counted(len(proven or found), "proven plan" if proven else "timed plan")
-    summary = f"Of {among} {best.row.name} is the fastest, at {show.speedup(speedup)}{doubt}."
+    ranked = [pair for pair in found if pair[0].is_ranked]
+    summary = "No plan was both proven right and timed well enough to be ranked."
+    if ranked:
+        best, speedup = max(ranked, key=lambda pair: pair[1].mid)
+        plans = show.counted(len(ranked), "proven plan")
+        summary = f"Of {plans} {best.row.name} is the fastest, at {show.speedup(speedup)}."
     return Plot(
         key="speedup",
         title="Speed-up over eager",
         summary=summary,
         caption="The dot is the median of the paired ratios, the bar its 95 % interval. Right of 1 is faster than "
-        "eager; a hollow dot was not proven right.",
+        "eager; a hollow dot was not proven right. A bar without a dot is too long to name a figure.",
         svg=draw("speedup", summary, height(len(found)), lambda axes: _paint(axes, found)),
         header=("plan", "speed-up", "low", "high", "rounds"),
         table=tuple(_line(series, interval) for series, interval in found),
@@ -42,7 +43,9 @@ def _paint(axes: Axes, found: list[tuple[Series, Interval]]) -> None:
     axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     for position, (series, interval) in enumerate(found):
         axes.hlines(position + 0.02, interval.low, interval.high, color=series.color, linewidth=3.5, alpha=0.55)
-        face = series.color if series.is_proven else "none"
+        if not interval.is_usable:
+            continue
+        face = series.color if series.is_right else "none"
         axes.plot(interval.mid, position + 0.02, "o", color=series.color, markerfacecolor=face, markersize=7)
     ends = [1.0, *(end for _, interval in found for end in (interval.low, interval.high))]
     margin = max((max(ends) - min(ends)) * 0.08, 0.02)
