@@ -5,22 +5,35 @@ what a run decides by: the cost of compiling and of all calls together, as a sha
 compiling barely pays over the calls asked for, two plans may cost the same and differ in speed.
 
 Run it: python benchmarks/agreement.py zoo:tutorial.fusion_demo --device cpu --runs 10 --out .
+
+With `--busy N`, so many other processes compute meanwhile, each on a core of its own. With `--against FILE`, the JSON
+of earlier runs on a quiet machine, each decision is judged: right, inconclusive or wrong. It is wrong where it names a
+plan that is slower than eager there, or stays with eager where a plan is faster there by more than 2 %, and would pay:
+
+    python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 3 --label quiet
+    python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 10 --label busy --busy 2 --budget 90 --against FILE
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from torchwise.decide.history import TIE
 from torchwise.records import Economics, Interval, Study, codec
+from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.records.study import study_from_dict
 
 
@@ -31,15 +44,50 @@ def main() -> None:
     parser.add_argument("--calls", default="100000")
     parser.add_argument("--effort", default="standard")
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")
+    parser.add_argument("--budget", help="seconds of each search")
+    parser.add_argument("--against", type=Path, help="JSON of earlier runs that tells what is right")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
-    runs = []
-    for number in range(options.runs):
-        runs.append(tune(options))
-        print(number, json.dumps(runs[-1]), flush=True)
-        text = report(runs, options)  # after every run, so that a run that is cut off keeps what it has
+    runs: list[dict[str, object]] = []
+    quiet = json.loads(options.against.read_text()) if options.against else []
+    with computing(options.busy):
+        for number in range(options.runs):
+            run = tune(options)
+            runs.append(run | ({"judged": judge(run, quiet)} if quiet else {}))
+            print(number, json.dumps(runs[-1]), flush=True)
+            text = report(runs, options)  # after every run, so that a run that is cut off keeps what it has
     print(text)
+
+
+@contextlib.contextmanager
+def computing(count: int) -> Iterator[None]:
+    """Have so many other processes compute, each on one core, as long as this lasts."""
+    cores = sorted(os.sched_getaffinity(0)) if count else []
+    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", code, str(cores[n % len(cores)])]) for n in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def judge(run: dict[str, object], quiet: list[dict[str, object]]) -> str:
+    """Say whether a decision is right, inconclusive or wrong, by what quiet runs measured."""
+    if run["answer"] == "inconclusive":
+        return "inconclusive"
+    known: dict[str, list[float]] = {}
+    for earlier in quiet:
+        for plan, speedup in earlier["speedups"].items():  # type: ignore[attr-defined]
+            known.setdefault(plan, []).append(speedup["mid"])
+    typical = {plan: statistics.median(speedups) for plan, speedups in known.items()}
+    if run["answer"] == "yes":
+        return "right" if typical.get(str(run["plan"]), 0.0) > 1 else "wrong"
+    pays = statistics.median(float(str(earlier["saved_s"])) for earlier in quiet) > 0
+    return "wrong" if pays and max(typical.values(), default=1.0) > 1 + TIE else "right"
 
 
 def tune(options: argparse.Namespace) -> dict[str, object]:
@@ -49,7 +97,10 @@ def tune(options: argparse.Namespace) -> dict[str, object]:
         command = ["tune", options.target, "--device", options.device, "--calls", options.calls]
         command += ["--effort", options.effort, "--store", f"{folder}/store.db", "--json", str(file)]
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "torchwise.cli", *command], check=True, capture_output=True)
+        command += ["--budget", options.budget] if options.budget else []
+        ended = subprocess.run([sys.executable, "-m", "torchwise.cli", *command], capture_output=True, text=True)
+        if ended.returncode not in (0, EXIT_INCONCLUSIVE):
+            raise SystemExit(f"tune ended with {ended.returncode}: {ended.stderr[-2000:]}")
         seconds = time.perf_counter() - start
         study = json.loads(file.read_text())
     return summary(study_from_dict(study)) | {"seconds": round(seconds, 1)}
@@ -65,9 +116,13 @@ def summary(study: Study) -> dict[str, object]:
     return {
         "plan": str(decision.plan),
         "reason": decision.reason,
+        "answer": decision.answer,
+        "saved_s": decision.saved_s,
+        "trust": study.trust.sentence,
+        "speedups": {str(t.plan): asdict(t.speedup) for t in study.trials if t.is_proven and t.speedup},
         "speedup": asdict(decision.speedup or Interval(1.0, 1.0, 1.0)),
         "cost": {name: value / economics.baseline_cost for name, value in asdict(cost).items()},
-        "tried": {str(t.plan): f"{t.measurement.speedup if t.measurement else ''} {t.reason}" for t in study.trials},
+        "tried": {str(t.plan): f"{t.speedup or ''} {t.reason}" for t in study.trials},
         "environment": codec.to_builtins(study.environment),
     }
 
@@ -86,11 +141,21 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> str:
     assert isinstance(environment, dict)
     machine = f"{environment['gpu'] or environment['cpu']}, {environment['cpus']} CPUs, torch {environment['torch']}"
     lines = [f"{options.target} on {machine}, {datetime.date.today()}, {options.calls} calls, {options.effort}", ""]
-    lines += ["| run | plan | speed-up over eager | cost, of eager's | search s |", "|---|---|---|---|---|"]
+    if options.busy:
+        lines[:1] = [f"{lines[0]}, {options.busy} other processes computing"]
+    lines += [
+        "| run | plan | answer | speed-up over eager | cost, of eager's | search s |",
+        "|---|---|---|---|---|---|",
+    ]
     for number, run in enumerate(runs):
         cells = [f"{v['mid']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in (run["speedup"], run["cost"])]  # type: ignore[index]
-        lines.append(f"| {number} | {run['plan']} | {' | '.join(cells)} | {run['seconds']} |")
+        answer = f"{run['answer']}: {run['judged']}" if "judged" in run else run["answer"]
+        lines.append(f"| {number} | {run['plan']} | {answer} | {' | '.join(cells)} | {run['seconds']} |")
     lines += ["", f"{agreeing} of {len(pairs)} pairs of runs agree."]
+    if judged := [run["judged"] for run in runs if "judged" in run]:
+        counts = ", ".join(f"{judged.count(word)} {word}" for word in ("right", "inconclusive", "wrong"))
+        lines += ["", f"Beside quiet runs: {counts}."]
+    lines += ["", *(f"- run {number}: {run['trust']}" for number, run in enumerate(runs))]
     text = "\n".join(lines) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
     name = options.target.replace(":", "-").replace("@", "-")

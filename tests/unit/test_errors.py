@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import json
 import re
 import sys
 
 import pytest
 
+from builders import a_study
 from torchwise import cli, errors
 from torchwise.errors import (
     BaselineError,
@@ -25,6 +28,7 @@ from torchwise.errors import (
     first_line,
     raised,
 )
+from torchwise.records.answer import Answer
 
 EXIT_CODES = {
     TorchwiseError: 1,
@@ -107,6 +111,18 @@ def test_an_interruption_is_130_and_says_that_what_is_done_is_kept(tmp_path, mon
     store = f"sqlite:///{tmp_path / 'store.db'}"
     assert run(monkeypatch, "tune", "zoo:tutorial.fusion_demo", "--device", "cpu", "--store", store) == 130
     assert "finished trials are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("answer", "code"), [(Answer.YES, 0), (Answer.NO, 0), (Answer.INCONCLUSIVE, 4), (None, 0)])
+def test_what_is_inconclusive_has_an_exit_code_of_its_own(answer, code, tmp_path, monkeypatch, capsys) -> None:
+    study = a_study()
+    told = dataclasses.replace(study, decision=dataclasses.replace(study.decision, answer=answer))
+    monkeypatch.setattr("torchwise.study.run_study", lambda *_: told)
+    store, file = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "study.json"
+    asked = ("tune", "zoo:tutorial.fusion_demo", "--device", "cpu", "--store", store, "--json", str(file))
+    assert run(monkeypatch, *asked) == code
+    assert json.loads(file.read_text())["decision"]["answer"] == answer, "the study is written all the same"
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
