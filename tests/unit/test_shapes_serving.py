@@ -96,6 +96,19 @@ def strides(tensor: Tensor) -> list[int]:
 
 
 @torch.no_grad()
+def test_a_model_that_changed_is_not_warmed_up_and_answers_by_itself(net: Net) -> None:
+    fast = served(net)
+    net.register_forward_hook(lambda _module, _inputs, output: (output[0] + 1, output[1]))
+    buckets_of(fast).warm(4, 2)
+    assert (fast.statistics.first_calls, net.sizes) == (0, [])
+    for size in (3, 4):
+        x = torch.randn(size, 3)
+        same(fast(x), net(x))
+    assert fast.statistics.optimized == 0
+    assert net.sizes == [3, 3, 4, 4], "nothing was padded"
+
+
+@torch.no_grad()
 def test_a_call_of_any_size_is_padded_answered_by_the_plan_and_cut_back(net: Net) -> None:
     fast = served(net)
     for size in (1, 3, 4, 5, 8):

@@ -108,12 +108,12 @@ class Buckets(Dispatcher):
             return self._original(f"padding failed ({type(error).__name__})", args, kwargs)
 
     def warm(self, bucket: int, calls: int) -> None:
-        """Call a bucket's plan on the example, made as long as the bucket; where eager serves, do nothing.
+        """Call a bucket's plan on the example, made as long as the bucket; where the original serves, do nothing.
 
         The example and the model's buffers are left as they were.
         """
         route = self._routes[self._buckets.index(bucket)]
-        for _ in range(calls if route is not None else 0):
+        for _ in range(calls if route is not None and self._changed() is None else 0):
             example = self._padder.resize(self.proof.example, bucket).clone()  # which the model may write to
             with torch.no_grad(), kept_state(self.original, example.args, example.kwargs):
                 route(*example.args, **example.kwargs)  # type: ignore[misc]

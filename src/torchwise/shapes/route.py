@@ -49,6 +49,7 @@ class Route(Dispatcher):
         super().__init__(original, decision, canary=canary, statistics=statistics)
         self._kind = ranks(describe_example(proof.example))
         self._here = threading.local()
+        self._changed = _is_looked_at_before
 
     def instead_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: tuple[Any, ...], named: Any) -> Any:
         """Answer a padded call by the plan; where that cannot be, return `AsItCame` with the answer to the call."""
@@ -68,3 +69,8 @@ class Route(Dispatcher):
         if ranks(describe_example(Example(args, kwargs))) != self._kind:
             return UNLIKE
         return super()._unproven(args, kwargs)
+
+
+def _is_looked_at_before() -> str | None:
+    """Stand in for a look at what changed: `Buckets` takes the same one before it comes here, on every call."""
+    return None
