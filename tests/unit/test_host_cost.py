@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from torchwise.plan import Plan
+from torchwise.realize.code_guard import writes_to
 from torchwise.runtime.changes import Changes
 from torchwise.runtime.module import OptimizedModule
 from torchwise.workload import Example
@@ -118,6 +119,21 @@ def test_work_that_is_planted_in_the_dispatch_of_a_call_fails(
         monkeypatch.setattr(owner, name, slower)
         compared = benchmark("host_cost").compare({VERSIONS: {"x": count(benchmark, plan)}}, {VERSIONS: {"x": before}})
         assert [cost.fails for cost in compared] == [True]
+
+
+def test_one_more_thing_that_c_code_goes_through_is_counted(
+    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, make = count(benchmark, Plan(threads=1)), Changes.__init__
+
+    def look_at_one_more(self: Changes, *args: object, **kwargs: object) -> None:
+        make(self, *args, **kwargs)  # type: ignore[arg-type]
+        self._dicts.append({})
+        self._seen = writes_to(self._dicts)
+
+    monkeypatch.setattr(Changes, "__init__", look_at_one_more)
+    after = count(benchmark, Plan(threads=1))
+    assert before < after < before + 20
 
 
 def test_a_single_look_up_is_counted(benchmark: Callable[[str], ModuleType]) -> None:
