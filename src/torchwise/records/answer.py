@@ -79,7 +79,11 @@ def judge_trust(ratios: Iterable[Interval], causes: Iterable[str] = ()) -> Trust
     width = f"ratios hold within about ±{typical:.1%}" if len(widths) > 1 else f"the ratio holds within ±{typical:.1%}"
     if typical > QUIET_HALF_WIDTH or unusable:
         left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""
-        return Trust(Reliability.LIMITED, f"The machine was disturbed{cause}; {width}{left}.", typical)
+        return Trust(
+            Reliability.LIMITED,
+            f"The machine was disturbed{cause}; {width}, times only as long as it is{left}.",
+            typical,
+        )
     if cause:
         return Trust(
             Reliability.GOOD, f"{width[0].upper()}{width[1:]}, though the machine was not idle{cause}.", typical

@@ -113,7 +113,7 @@ class Study:
         found = (own, *(trial.measurement for trial in timed if trial.measurement))
         held_up = [] if self.eager is own else ["something held eager up while it was profiled"]
         notes = [note for measurement in found for note in measurement.notes if not note.startswith(WIDE)]
-        return judge_trust(ratios, [*held_up, *notes])
+        return judge_trust(ratios, [*notes, *held_up])
 
     def to_json(self) -> str:
         """Return one line of JSON, as `to_dict` has it."""
