@@ -19,12 +19,13 @@ import torch
 from torch import nn
 
 from torchwise.diagnose.explain import explain
-from torchwise.diagnose.saving import BLOCK_S, saving
+from torchwise.diagnose.saving import BLOCK_S, share_saved
 from torchwise.diagnose.twin import twin
 from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Interval
+from torchwise.records.answer import Answer
 from torchwise.records.explanation import Price
 from torchwise.workload import Example
 
@@ -190,7 +191,11 @@ def check(name: str) -> bool:
         print(f"{name}: no finding of kind {case.kind!r} with a price; {'; '.join(told.notes)}")
         return False
     price, plan = found.price, found.plan
-    saved = _saved(call, _planned(plan, call, args) if plan else case.mended(call, args), args)
+    share, call_s = (
+        _saved(call, _planned(plan, call, args) if plan else case.mended(call, args), args),
+        told.execution.call_s.mid,
+    )
+    saved = Interval(share.low * call_s, share.mid * call_s, share.high * call_s)
     honest = _is_honest(price, saved)
     mend = f"plan {plan}" if plan else "by hand"
     print(
@@ -201,6 +206,7 @@ def check(name: str) -> bool:
 
 
 def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval:
+    """Return what share of a call the mend saves."""
     now = torch.compile(call)
     with torch.no_grad():
         for one in (now, mended):
@@ -208,11 +214,13 @@ def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval
                 one(*args)
         sides = [Mix(((lambda one=one: one(*args)),), (1.0,)) for one in (mended, now)]  # type: ignore[misc]
         found = measure_pair(sides[0], sides[1], Clock("cpu"), Precision(0.01, 4.0, BLOCK_S))
-    return saving(found)
+    return share_saved(found)
 
 
 def _is_honest(price: Price, saved: Interval) -> bool:
     """Whether the saving is within the price's interval, or a quarter of the price from it."""
+    if price.answer is Answer.INCONCLUSIVE:
+        return False
     predicted = price.per_call_s
     within = predicted.low <= saved.mid <= predicted.high
     return within or abs(saved.mid - predicted.mid) <= NEAR * abs(predicted.mid)

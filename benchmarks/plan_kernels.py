@@ -1,7 +1,7 @@
 """Which kernels does a call take under a plan, and how long? For plans one after the other; nothing is proven here.
 
 Unlike `torchwise explain` it takes whole training steps, too, and any number of plans. Time per call is the median of
-seven blocks of twenty queued calls; time by kernel comes from PyTorch's profiler, over three calls.
+seven blocks of twenty queued calls; time by kernel comes from PyTorch's profiler, on the scale of that call.
 
 Run it: python benchmarks/plan_kernels.py zoo:training.relevance_amp@large --mode training --plan '{"schema": …}' …
 """
@@ -16,15 +16,13 @@ import torch
 
 from torchwise import environment
 from torchwise.diagnose.kernels import profile
+from torchwise.diagnose.work import KnownWork
 from torchwise.measure import Clock
 from torchwise.plan import Plan
 from torchwise.realize import realize
-from torchwise.records.explanation import Limits
 from torchwise.workload import target
 
 BLOCKS, CALLS, SETTLING = 7, 20, 5
-UNKNOWN = Limits(float("inf"), float("inf"))
-"""No share of the roofline is asked for, and so the hardware is not measured."""
 
 
 def main() -> None:
@@ -55,8 +53,9 @@ def show(options: argparse.Namespace, plan: Plan) -> None:
     clock = Clock(options.device, each=False)
     first_s = sum(clock.once(call) for _ in range(SETTLING))
     print(f"\n### {plan}, first calls {first_s:.0f} s")
-    print(f"{statistics.median(clock.time(call, CALLS).wall_s for _ in range(BLOCKS)) * 1e3:.4f} ms per call")
-    seen = profile(call, options.device, UNKNOWN, nbytes={}, work={})
+    call_s = statistics.median(clock.time(call, CALLS).wall_s for _ in range(BLOCKS))
+    print(f"{call_s * 1e3:.4f} ms per call")
+    seen = profile(call, options.device, call_s, None, KnownWork({}, {}))  # no share of the roofline is asked for
     print(f"{seen.busy_s * 1e3:.4f} ms of kernels per call, {sum(kernel.calls for kernel in seen.kernels):.0f} of them")
     for kernel in seen.kernels[: options.most]:
         each_us = kernel.seconds / kernel.calls * 1e6

@@ -119,7 +119,7 @@ def an_inspection(**changes: Any) -> Inspection:
         "measurement": a_measurement(1.0, seed=90),
         "first_call_s": 0.31,
         "peak_memory": 280 << 20,
-        "shares": {"gemm": 0.11, "conv": 0.62, "launch": 0.08},
+        "shares": {"gemm": 0.73, "conv": 0.62, "launch": 0.08},
         "notes": ("the model is in training mode: batch norm uses the statistics of the batch",),
     }
     return Inspection(**{**fields, **changes})

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
 from torchwise.records import Study
+from torchwise.records.answer import Answer, Reliability
+from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
+from torchwise.report import format as show
 from torchwise.report.rows import Row, rows
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
 SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 ROUNDING = 0.011
 """Relative difference that two figures of three digits each may show when they are multiplied."""
+SAME = 0.006
+"""Relative difference of a figure of three digits from what it was rounded from."""
+DURATION = r"(?:-?[\d,.]+ (?:ns|µs|ms|s|min|h|days)\b(?: \d+ (?:s|min)\b)?)"
 
 
 def read_seconds(text: str) -> float:
@@ -42,7 +49,7 @@ def read_ratio(text: str) -> float | None:
 
 def agree(one: float, other: float, what: str, tolerance: float = ROUNDING) -> None:
     """Raise AssertionError unless two figures are equal within the rounding of what was printed."""
-    assert math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-9), f"{what}: {one:.6g} and {other:.6g} disagree"
+    assert math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12), f"{what}: {one:.6g} and {other:.6g} disagree"
 
 
 def check_study(study: Study, text: str, page: str) -> None:
@@ -180,3 +187,171 @@ def _check_decision(study: Study, words: str) -> None:
     gain = economics.baseline_s - chosen.time.mid
     for text in re.findall(r"paid back after ([\d,]+) of", words):
         agree(float(text.replace(",", "")), max(economics.overhead(trial) / gain, 1.0), "break-even", 0.02)
+
+
+class Figures:
+    """The figures of one text: of a terminal, or of a page.
+
+    Args:
+        name: of the text, for messages.
+        text: with line breaks wherever they are, or HTML.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        if text.lstrip().startswith("<"):
+            text = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", text, flags=re.DOTALL)
+            text = unescape(re.sub(r"<[^>]+>", " ", text))
+        self.text = re.sub(r"\s+", " ", text).replace("[ ", "[").replace(" ]", "]")
+
+    def check_says(self, words: str, times: int | None = None) -> None:
+        """Fail where the text does not say these words, or not so many times."""
+        found = self.text.count(_flat(words))
+        wanted = found > 0 if times is None else found == times
+        assert wanted, f"{self.name} says {words!r} {found} times, not {times or 'once at least'}"
+
+    def check_seconds(self, pattern: str, *values: float) -> None:
+        """Fail where the durations in the pattern's groups are not these."""
+        for shown, value in zip(self._groups(pattern), values, strict=True):
+            agree(
+                read_seconds(shown),
+                value,
+                f"{self.name} says {shown} ({pattern}), which the record has otherwise",
+                SAME,
+            )
+
+    def check_ratio(self, pattern: str, value: float) -> None:
+        """Fail where the number in the pattern's group is not this one."""
+        (shown,) = self._groups(pattern)
+        agree(float(shown.replace(",", "")), value, f"{self.name} says {shown} ({pattern}), not the record's", SAME)
+
+    def _groups(self, pattern: str) -> Sequence[str]:
+        hit = re.search(pattern, self.text)
+        assert hit, f"{self.name} does not say {pattern!r}"
+        return hit.groups()
+
+
+def check_explanation(record: Explanation, text: str, html: str) -> None:
+    """Fail where figures of one explanation disagree, in the record, on the terminal or on the page."""
+    call_s = record.execution.call_s.mid
+    _check_savings(record, call_s)
+    _check_order(record)
+    _check_kernels(record, call_s)
+    _check_advice(record)
+    for shown in (Figures("the terminal", text), Figures("the page", html)):
+        _check_headline(record, shown)
+        for number, finding in enumerate(record.findings, 1):
+            _check_finding(finding, f"{number}. {finding.title}", shown, call_s)
+        _check_trust(record, shown)
+        _check_longest(record.kernels, shown)
+
+
+def _check_savings(record: Explanation, call_s: float) -> None:
+    for name, price in _prices(record):
+        saved = price.per_call_s
+        assert saved.low <= saved.mid <= saved.high, f"{name}: {saved} is not in order"
+        costs = price.basis is Basis.MEASURED and saved.high < 0
+        within = saved.low >= 0 and saved.high <= call_s * (1 + 1e-9)
+        assert costs or within, f"{name}: a saving of {saved} s is not within 0 and the call's {call_s:.3g} s"
+
+
+def _prices(record: Explanation) -> Iterator[tuple[str, Price]]:
+    for finding in record.findings:
+        if finding.price:
+            yield finding.title, finding.price
+        for tried in finding.tried:
+            if tried.price:
+                yield tried.fix, tried.price
+
+
+def _check_order(record: Explanation) -> None:
+    """Largest saving first, and what is not known last."""
+    calls = record.workload.calls
+    known = [one.price is not None and one.price.is_ranked for one in record.findings]
+    assert known == sorted(known, reverse=True), "a finding whose saving is not known stands before one that is"
+    saved = [one.price.over(calls) for one in record.findings if one.price and one.price.is_ranked]
+    assert saved == sorted(saved, reverse=True), f"findings are not in the order of their savings: {saved}"
+    if not record.is_ranked:
+        assert all(price.answer is Answer.INCONCLUSIVE for _, price in _prices(record)), "savings of an unusable time"
+
+
+def _check_kernels(record: Explanation, call_s: float) -> None:
+    seen, total = record.execution, sum(kernel.seconds for kernel in record.kernels)
+    assert total <= call_s * (1 + 1e-9), f"kernels take {total:.3g} s together, the call {call_s:.3g} s"
+    assert seen.busy_s <= call_s * (1 + 1e-9), f"a kernel runs for {seen.busy_s:.3g} s of the call's {call_s:.3g} s"
+    if record.kernels:
+        agree(total, seen.busy_s, "the sum of the kernels, and the time in which one runs", 1e-6)
+    agree(seen.host_share * call_s + seen.busy_s, call_s, "kernels and host together, and the call", 1e-6)
+    for kernel in record.kernels:
+        work = (kernel.nbytes, kernel.flops)
+        assert kernel.share is None or None not in work, f"{kernel.name} has a roofline share, of work {work}"
+        assert kernel.share is None or 0 <= kernel.share <= 1, f"{kernel.name} reaches {kernel.share:.0%}"
+        assert kernel.share is None or not seen.is_rough, f"{kernel.name} has a share of a rough profile"
+
+
+def _check_advice(record: Explanation) -> None:
+    """Nothing is recommended that was timed without a gain."""
+    for one in record.findings:
+        price = one.price
+        if price and price.basis is not Basis.ESTIMATED and price.answer is not Answer.YES and not price.once_s:
+            withheld = one.mend.startswith(("Not recommended", "What was tried saves nothing"))
+            assert withheld, f"{one.title}: its saving is {price.answer}, but it is advised to {one.mend}"
+        for tried in one.tried:
+            known = tried.price is None or tried.price.answer is Answer.YES or tried.price.once_s
+            assert known or not tried.helps, f"{tried.fix} is said to help, without a gain"
+
+
+def _check_headline(record: Explanation, shown: Figures) -> None:
+    seen, speedup = record.execution, record.measurement.speedup
+    if seen.call_s.is_usable:
+        shown.check_seconds(rf": ({DURATION}) a call, ", seen.call_s.mid)
+    else:
+        shown.check_seconds(rf": ({DURATION}) to ({DURATION}) a call, ", seen.call_s.low, seen.call_s.high)
+    shown.check_seconds(rf"Of ({DURATION}) a kernel runs for ({DURATION})", seen.call_s.mid, seen.busy_s)
+    if speedup.is_usable:
+        shown.check_ratio(r"a call, ([\d,.]+)×", speedup.mid)
+    else:
+        shown.check_says("a call, between")
+
+
+def _check_finding(finding: Finding, title: str, shown: Figures, call_s: float) -> None:
+    shown.check_says(title)
+    if finding.price is None:
+        return
+    after = re.escape(_flat(title)) + r" "
+    saved, price = finding.price.per_call_s, finding.price
+    if price.answer is Answer.INCONCLUSIVE:
+        shown.check_says(f"{_flat(title)} could not be measured" if not price.once_s else "could not be measured")
+    elif saved.low > 0:
+        pattern = rf"saves ({DURATION}) a call \[({DURATION}), ({DURATION})\]"
+        shown.check_seconds(after + pattern, saved.mid, saved.low, saved.high)
+    elif saved.high < 0:
+        pattern = rf"costs ({DURATION}) a call \[({DURATION}), ({DURATION})\]"
+        shown.check_seconds(after + pattern, -saved.mid, -saved.high, -saved.low)
+    elif saved.high > 0:
+        shown.check_seconds(after + rf"saves (?:nothing that shows: )?at most ({DURATION}) a call", saved.high)
+    for most in re.findall(rf"saves (?:nothing that shows: )?(?:at most )?({DURATION}) a call", shown.text):
+        assert read_seconds(most) <= call_s * (1 + SAME), f"{shown.name}: {most} saved of a call of {call_s:.3g} s"
+
+
+def _check_trust(record: Explanation, shown: Figures) -> None:
+    """How far it can be trusted is said once, at the top, and nothing repeats it."""
+    assert record.trust, "nothing says how far it can be trusted"
+    shown.check_says(record.trust.sentence, times=1)
+    assert shown.text.index(_flat(record.trust.sentence)) < shown.text.index("Stages"), "it is not said at the top"
+    for note in record.measurement.notes:
+        within = _flat(note) in _flat(record.trust.sentence)
+        shown.check_says(note, times=int(within))
+    if record.trust.reliability is Reliability.UNUSABLE:
+        assert "largest" not in shown.text, f"{shown.name} ranks what was not timed"
+
+
+def _check_longest(kernels: Sequence[Kernel], shown: Figures) -> None:
+    for kernel in kernels[:1]:  # the longest; names are folded on a narrow terminal
+        share = "unknown" if kernel.share is None else show.percent(kernel.share)
+        after = re.escape(_flat(kernel.name)) + rf" [\d.,]+ ({DURATION}) .*?"
+        shown.check_seconds(after + re.escape(share), kernel.seconds)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())

@@ -234,7 +234,7 @@ def test_a_fix_that_raises_does_not_help(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("torchwise.diagnose.prices.settle", fails)
     arena = Arena(storms.Counts(), [(storms.X,)])
-    asked = PairedPrices(arena, [], 60.0, lambda _stage: None)  # type: ignore[arg-type]
+    asked = PairedPrices(arena, [], 1e-4, 60.0, lambda _stage: None)  # type: ignore[arg-type]
     found = asked.tried(Fix("held", "code", "advice"))
     assert found is not None
     assert not found.helps

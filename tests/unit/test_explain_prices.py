@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchwise.diagnose.prices import PairedPrices
-from torchwise.diagnose.saving import saving, saving_anywhere
+from torchwise.diagnose.saving import share_saved, share_saved_anywhere
 from torchwise.measure import peaks
 from torchwise.plan import Plan
 from torchwise.records import Measurement
@@ -48,7 +48,7 @@ class Stub:
 
 
 def prices(arena: Stub, budget_s: float = 60.0) -> PairedPrices:
-    return PairedPrices(arena, arena.runners(double), budget_s, lambda _stage: None)  # type: ignore[arg-type]
+    return PairedPrices(arena, arena.runners(double), 100e-6, budget_s, lambda _stage: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_peaks_are_measured_however_little_time_there_is(monkeypatch: pytest.Mon
 def test_what_disturbs_for_a_while_widens_the_interval() -> None:
     calm = tuple(100e-6 + (i % 2) * 1e-6 for i in range(80))
     disturbed = calm[:60] + tuple(second + 30e-6 for second in calm[60:])
-    sure = saving(Measurement((60e-6,) * 80, calm))
-    doubtful = saving(Measurement((60e-6,) * 80, disturbed))
-    assert sure.mid == pytest.approx(40.5e-6)
+    sure = share_saved(Measurement((60e-6,) * 80, calm))
+    doubtful = share_saved(Measurement((60e-6,) * 80, disturbed))
+    assert sure.mid == pytest.approx(0.403, abs=1e-3)
     assert sure.half_width < 0.02
-    assert doubtful.mid < 42e-6
-    assert doubtful.high > 50e-6, "rounds that are disturbed together count as one"
+    assert doubtful.mid < 0.42
+    assert doubtful.high > 0.5, "rounds that are disturbed together count as one"
 
 
 def test_a_price_holds_in_another_process_too() -> None:
     found = Measurement((60e-6,) * 80, (100e-6,) * 80)
-    assert saving(found).low == saving(found).high == pytest.approx(40e-6)
-    anywhere = saving_anywhere(found)
-    assert (anywhere.low, anywhere.mid, anywhere.high) == pytest.approx((37e-6, 40e-6, 43e-6)), "3 % of a call"
+    assert share_saved(found).low == share_saved(found).high == pytest.approx(0.4)
+    anywhere = share_saved_anywhere(found)
+    assert (anywhere.low, anywhere.mid, anywhere.high) == pytest.approx((0.37, 0.4, 0.43)), "3 % of a call"
 
 
 def test_a_measurement_of_a_few_rounds_has_a_saving_too() -> None:
-    assert saving(Measurement((3.0,), (1.0,))).mid == -2.0
+    assert share_saved(Measurement((3.0,), (1.0,))).mid == -2.0

@@ -99,13 +99,18 @@ def test_text_from_a_model_cannot_harm_terminal_or_page() -> None:
         (Price(Interval(0.0, 0.0, 0.0), Basis.MEASURED, "", 7.0), "saves 7.00 s once in each process, measured"),
         (Price(Interval(0.0, 0.0, 0.0), Basis.ESTIMATED, ""), "saves nothing, estimated"),
         (
-            Price(Interval(-3e-6, 2e-6, 5e-6), Basis.MEASURED, ""),
-            "saves nothing that shows: -3.00 µs to 5.00 µs a call, measured",
+            Price(Interval(0.0, 2e-6, 5e-6), Basis.MEASURED, ""),
+            "saves nothing that shows: at most 5.00 µs a call, measured",
         ),
         (Price(Interval(0.0, 2e-6, 4e-6), Basis.ESTIMATED, ""), "saves at most 4.00 µs a call, estimated"),
         (
             Price(Interval(1e-6, 2e-6, 3e-6), Basis.MEASURED, "", 7.0),
             "saves 2.00 µs a call [1.00 µs, 3.00 µs] and saves 7.00 s once in each process, measured",
+        ),
+        (Price(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, ""), "could not be measured"),
+        (
+            Price(Interval(0.0, 0.0, 9e-6), Basis.INCONCLUSIVE, "", 7.0),
+            "saves 7.00 s once in each process, measured; its saving in each call could not be measured",
         ),
         (None, "no price"),
     ],

@@ -345,3 +345,11 @@ def test_an_interval_without_an_end_comes_back_from_json() -> None:
     assert Decision.from_json(decision.to_json()).break_even_calls == never
     with pytest.raises(InputError, match=r"\$\.saved_s is null, but must be a number"):
         Decision.from_json(replace(decision, saved_s=float("inf")).to_json())
+
+
+@pytest.mark.parametrize("shares", [{"gemm": 0.85, "conv": 0.84}, {"gemm": 0.9, "conv": 0.3, "launch": 0.8}, {}])
+def test_the_parts_of_a_call_are_no_more_than_the_call(shares: dict[str, float]) -> None:
+    parts = an_inspection(1e-3, shares=shares).time_parts
+    assert set(parts) == set(shares)
+    assert sum(parts.values()) <= 1 + 1e-9
+    assert list(parts.values()) == sorted(parts.values(), reverse=True)

@@ -368,7 +368,7 @@ def test_environment_inspection_notes_and_what_was_not_tried_are_there(page: Ele
         "NVIDIA H200",
         "2.13.0+cu130",
         "140 GiB",
-        "conv 62 %, gemm 11 %, launch 8.0 %",
+        "convolutions 57 %, matrix products 10 %, no kernel runs 8.0 %",
         "the model is in training mode",
         "the clock of the GPU fell by 11 %",
         "tf32: it is reduced, and only up to reordered is allowed",

@@ -19,20 +19,24 @@ from torchwise.diagnose.fix_trials import varying_sizes
 from torchwise.diagnose.kernels import PROFILED
 from torchwise.diagnose.observed import Observed, observe
 from torchwise.diagnose.prices import PairedPrices, profiles
+from torchwise.diagnose.saving import measure_until_told
 from torchwise.diagnose.sizes import bytes_of_kernels
 from torchwise.diagnose.stages import FILES, code_of, stages, write
 from torchwise.diagnose.suggestions import checked
 from torchwise.diagnose.trace import Artefact, Span, Trace
+from torchwise.diagnose.work import KnownWork
 from torchwise.errors import InternalError, raised
 from torchwise.realize import realize
 from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.static_form import has_static_form
-from torchwise.records import Interval, Measurement
-from torchwise.records.explanation import Execution, Explanation, Limits, ranked
+from torchwise.records import Measurement
+from torchwise.records.answer import Reliability
+from torchwise.records.explanation import Execution, Explanation, Limits, judge_measurement, ranked
 from torchwise.records.statistics import median_interval
 from torchwise.records.watched import Watched
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import Instruments, check_plainly
+from torchwise.trial.inspection import mix_of
 from torchwise.trial.loading import load, refuse_step
 from torchwise.trial.plain_call import run_plainly
 from torchwise.verify.leaves import unread_note
@@ -67,12 +71,12 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         suggested = checked(compiled.watched.breaks, arena)
         compiled = replace(compiled, watched=replace(compiled.watched, breaks=suggested.breaks))
         stage("measure")
-        measurement = arena.measure(run, arena.eager)
+        measurement = measure_until_told(lambda: arena.measure(run, arena.eager), _is_timed)
         stage("profile")
         limits = kernels.measured_limits(arena.device, _dtype(arena.workload))
         instruments = Instruments(lambda: check_plainly(arena.workload))
         evidence = _look(inquiry, arena, run, compiled, measurement, limits, instruments)
-        prices = PairedPrices(arena, run, inquiry.budget_s, stage, suggested)
+        prices = PairedPrices(arena, run, evidence.execution.call_s.mid, inquiry.budget_s, stage, suggested)
         found = findings.find(evidence, prices)
     files = write(compiled.artefacts, Path(inquiry.folder)) if inquiry.folder else {}
     spec, backend = inquiry.job.workload, "eager" if evidence.base.is_eager else evidence.base.backend
@@ -91,7 +95,6 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         watched=compiled.watched,
         notes=(
             *filter(None, [unread_note(arena.workload.call)]),
-            *measurement.notes,
             *compiled.watched.notes,
             *prices.notes,
             *instruments.notes,
@@ -100,6 +103,7 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
         created_at=begun,
         folder=inquiry.folder,
         limits=limits,
+        trust=judge_measurement(measurement),
     )
 
 
@@ -163,22 +167,22 @@ def _look(
     limits: Limits,
     instruments: Instruments,
 ) -> Evidence:
-    """Watch one call of the plain model and a few of the run; the first example stands for all."""
+    """Watch one call of the plain model, and a few of the run for each example."""
     workload = arena.workload
     observed = instruments.use("where the host waits", lambda: observe(arena.eager[0], arena.device), Observed())
-    code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
+    call_s, is_timed = measurement.candidate_time, _is_timed(measurement)
     profiled = instruments.use(
         "where the time of a call goes",
-        lambda: kernels.profile(run[0], arena.device, limits, nbytes=bytes_of_kernels(code), work=observed.work),
+        lambda: _profile(arena, run, call_s.mid, limits if is_timed else None, _known_work(arena, compiled, observed)),
         kernels.Profiled(),
     )
-    call_s = measurement.candidate_time if len(run) == 1 else _timed(arena, run[0])
     execution = Execution(
         call_s,
         min(profiled.busy_s, call_s.mid),
         profiled.guards_s,
         sum(one.guards for one in compiled.watched.compilations if one.is_forward),
         profiled.regions,
+        profiled.inflation,
     )
     return Evidence(
         device=arena.device,
@@ -196,8 +200,31 @@ def _look(
     )
 
 
-def _timed(arena: Arena, call: Callable[[], Any]) -> Interval:
-    return median_interval([arena.once(call) for _ in range(CALLS)])
+def _is_timed(measured: Measurement) -> bool:
+    return judge_measurement(measured).reliability is not Reliability.UNUSABLE
+
+
+def _known_work(arena: Arena, compiled: _Compiled, observed: Observed) -> KnownWork:
+    """Return what kernels have to do: further examples have operators of further shapes."""
+    code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
+    further = [observe(call, arena.device).work for call in arena.eager[1:]] if observed.operators else []
+    return KnownWork(
+        bytes_of_kernels(code), {key: work for seen in (observed.work, *further) for key, work in seen.items()}
+    )
+
+
+def _profile(arena: Arena, run: Calls, call_s: float, limits: Limits | None, known: KnownWork) -> kernels.Profiled:
+    """Profile a call of each example; together they take what a call of their mix was timed to take."""
+    if len(run) == 1:
+        return kernels.profile(run[0], arena.device, call_s, limits, known)
+    weights = mix_of(run, arena.workload).weights
+    each_s = [median_interval([arena.once(call) for _ in range(CALLS)]).mid for call in run]
+    scale = call_s / sum(weight * own_s for weight, own_s in zip(weights, each_s, strict=True))
+    seen = [
+        kernels.profile(call, arena.device, own_s * scale, limits, known)
+        for call, own_s in zip(run, each_s, strict=True)
+    ]
+    return kernels.mixed(seen, weights)
 
 
 def _dtype(workload: Workload) -> torch.dtype:

@@ -6,47 +6,42 @@ On a CPU the outermost operators are the kernels, and the functions that Inducto
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
-from torchwise.diagnose.observed import Shapes, Work
+from torchwise.diagnose.flops import VIEWS
+from torchwise.diagnose.observed import Work
+from torchwise.diagnose.work import KnownWork, generated_name, is_operator
 from torchwise.measure import Clock, turns
 from torchwise.measure.peaks import bandwidth, matrix_rate
-from torchwise.records.explanation import Kernel, Limits
+from torchwise.records.explanation import Kernel, Limits, is_rough
 
 PROFILED = "cpp.enable_kernel_profile"
 """Inductor's option with which generated C++ reports itself to the profiler; it costs nothing that can be measured."""
-CALLS = 3
+CALLS = 5
+"""Calls that are profiled; the one that took closest to the timed call stands for it, as the others were disturbed."""
 LIMITS_S = 0.25
 """Seconds for each of the two limits."""
+_CALL = "torchwise.call"
 _LOOKUP = "TorchDynamo Cache Lookup"
 _REGION = "Torch-Compiled Region"
-_GENERATED = re.compile(r"^(?:graph_\d+_)?((?:cpp|triton)_\w+)$")
-_VIEWS = (
-    "empty empty_strided as_strided view detach alias t transpose permute expand slice select unsqueeze squeeze "
-    "lift_fresh resolve_conj resolve_neg _unsafe_view result_type"
-)
-_NO_WORK = frozenset(f"aten::{name}" for name in _VIEWS.split())
-"""Operators that touch no element: their time is the host's."""
-_PRODUCTS = {f"aten::{name}": getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm")}
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Profiled:
-    """What the profiler saw in one call.
+    """What the profiler saw in one call; all seconds are on the scale of the timed call.
 
     Attributes:
-        kernels: the longest first.
-        busy_s: seconds in which a kernel ran.
+        kernels: the longest first; they share the time in which several run.
+        busy_s: seconds in which a kernel ran: the sum of theirs.
         guards_s: seconds of Dynamo's look-up and guards.
         lookups: how many of them there were.
         regions: compiled graphs that ran.
+        inflation: how many times as long the call took under the profiler.
     """
 
     kernels: tuple[Kernel, ...] = ()
@@ -54,53 +49,96 @@ class Profiled:
     guards_s: float = 0.0
     lookups: float = 0.0
     regions: float = 0.0
+    inflation: float = 1.0
 
 
 @dataclass
 class _Sum:
+    """What kernels of one name do: their work is known where that of each is."""
+
     calls: int = 0
     seconds: float = 0.0
     nbytes: float = 0.0
     flops: float = 0.0
+    with_bytes: int = 0
+    with_flops: int = 0
 
-    def add(self, seconds: float, work: Work, calls: int = 1) -> None:
-        self.calls += calls
-        self.seconds += seconds
-        self.nbytes += work.nbytes
-        self.flops += work.flops
+    def add_work(self, work: Work) -> None:
+        self.nbytes += work.nbytes or 0.0
+        self.with_bytes += work.nbytes is not None
+        self.flops += work.flops or 0.0
+        self.with_flops += work.flops is not None
 
 
-def profile(
-    call: Callable[[], Any],
-    device: str,
-    limits: Limits,
-    *,
-    nbytes: Mapping[str, float],
-    work: Mapping[tuple[str, Shapes], Work],
-) -> Profiled:
+def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits | None, known: KnownWork) -> Profiled:
     """Run `call` a few times under PyTorch's profiler.
 
     Args:
         call: warm already.
         device: "cpu" or "cuda".
-        limits: of the hardware.
-        nbytes: of generated kernels, by name.
-        work: of operators by name and shapes, as the plain model had it.
+        call_s: seconds that the call takes by the clock, with nobody looking.
+        limits: of the hardware; None where the call could not be timed, so that no kernel has a share of them.
+        known: what kernels and operators have to do.
     """
-    events = _events(call, device)
-    seen = Profiled()
-    for event in events:
-        if event.name.startswith(_LOOKUP):
-            seen.guards_s += event.time_range.elapsed_us() / 1e6 / CALLS
-            seen.lookups += 1 / CALLS
-        elif event.name.startswith(_REGION):
-            seen.regions += 1 / CALLS
-    sums = (_on_gpu if device == "cuda" else _on_cpu)(events, lambda event: _work(event, nbytes, work))
-    seen.kernels = tuple(
-        sorted((_kernel(name, found, limits) for name, found in sums.items()), key=lambda k: -k.seconds)
+    window, events = _closest(_events(call, device), call_s)
+    if window is None:
+        return Profiled()
+    on_gpu, host = device == "cuda", window.time_range.elapsed_us() / 1e6 / call_s
+    works = [event for event in events if (_ran_on_gpu(event) if on_gpu else _is_outermost(event))]
+    works = [event for event in works if event.name not in VIEWS]
+    busy = _covered_s(works) / call_s
+    inflation = max(busy, 1.0) if on_gpu else host  # a GPU times its kernels itself, whatever holds up the host
+    sums = (_sums_on_gpu if on_gpu else _sums_on_cpu)(works, events, known)
+    total_s = sum(found.seconds for found in sums.values())
+    scale = busy * call_s / total_s / inflation if total_s else 0.0
+    kernels = [_kernel(name, found, scale, None if is_rough(inflation) else limits) for name, found in sums.items()]
+    lookups = [event for event in events if event.name.startswith(_LOOKUP)]
+    return Profiled(
+        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
+        total_s * scale,
+        sum(event.time_range.elapsed_us() for event in lookups) / 1e6 / max(host, 1.0 if on_gpu else 0.0),
+        len(lookups),
+        sum(event.name.startswith(_REGION) for event in events),
+        inflation,
     )
-    seen.busy_s = sum(kernel.seconds for kernel in seen.kernels)
-    return seen
+
+
+def mixed(profiles: Sequence[Profiled], weights: Sequence[float]) -> Profiled:
+    """Return the mean call over several examples."""
+    rows: dict[str, list[tuple[float, Kernel]]] = defaultdict(list)
+    for weight, one in zip(weights, profiles, strict=True):
+        for kernel in one.kernels:
+            rows[kernel.name].append((weight, kernel))
+
+    def mean(figure: Callable[[Profiled], float]) -> float:
+        return sum(weight * figure(one) for weight, one in zip(weights, profiles, strict=True))
+
+    return Profiled(
+        tuple(sorted((_mixed_kernel(row) for row in rows.values()), key=lambda kernel: -kernel.seconds)),
+        mean(lambda one: one.busy_s),
+        mean(lambda one: one.guards_s),
+        mean(lambda one: one.lookups),
+        mean(lambda one: one.regions),
+        mean(lambda one: one.inflation),
+    )
+
+
+def _mixed_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
+    def mean(figure: Callable[[Kernel], float | None]) -> float | None:
+        each = [figure(kernel) for _, kernel in row]
+        known = [weight * value for (weight, _), value in zip(row, each, strict=True) if value is not None]
+        return sum(known) if len(known) == len(each) else None
+
+    seconds = sum(weight * kernel.seconds for weight, kernel in row)
+    least = mean(lambda kernel: None if kernel.share is None else kernel.share * kernel.seconds)
+    return replace(
+        row[0][1],
+        calls=sum(weight * kernel.calls for weight, kernel in row),
+        seconds=seconds,
+        nbytes=mean(lambda kernel: kernel.nbytes),
+        flops=mean(lambda kernel: kernel.flops),
+        share=None if least is None or not seconds else least / seconds,
+    )
 
 
 def measured_limits(device: str, dtype: torch.dtype) -> Limits:
@@ -111,86 +149,86 @@ def measured_limits(device: str, dtype: torch.dtype) -> Limits:
 
 
 def _events(call: Callable[[], Any], device: str) -> list[Any]:
-    from torch.profiler import ProfilerActivity
+    from torch.profiler import ProfilerActivity, record_function
     from torch.profiler import profile as profiler
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    clock = Clock(device)
     with turns.alone():
         with profiler(activities=activities):  # the first use of the profiler is slow, and would be seen
             call()
         with profiler(activities=activities, record_shapes=True) as profiled:
             for _ in range(CALLS):
-                call()
-            Clock(device).synchronize()
+                with record_function(_CALL):
+                    call()
+                    clock.synchronize()
     return list(profiled.events() or ())
 
 
-def _on_cpu(events: list[Any], work: Callable[[Any], Work]) -> dict[str, _Sum]:
+def _closest(events: Sequence[Any], call_s: float) -> tuple[Any, list[Any]]:
+    """Return the profiled call that took closest to the timed one, with the events within it."""
+    calls = [event for event in events if event.name == _CALL and event.device_type.name == "CPU"]
+    window = min(calls, key=lambda event: abs(event.time_range.elapsed_us() / 1e6 - call_s), default=None)
+    if window is None or not call_s:
+        return None, []
+    start, end = window.time_range.start, window.time_range.end
+    within = [event for event in events if start <= event.time_range.start <= end and event.name != _CALL]
+    return window, within
+
+
+def _sums_on_cpu(works: Iterable[Any], _events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for event in events:
-        if _is_outermost(event) and event.name not in _NO_WORK:
-            sums[_short(event.name)].add(event.time_range.elapsed_us() / 1e6, work(event))
+    for event in works:
+        found = sums[generated_name(event.name) or event.name]
+        found.calls += 1
+        found.seconds += event.time_range.elapsed_us() / 1e6
+        found.add_work(known.of(event))
     return sums
 
 
-def _on_gpu(events: list[Any], work: Callable[[Any], Work]) -> dict[str, _Sum]:
+def _sums_on_gpu(works: Iterable[Any], events: Iterable[Any], known: KnownWork) -> dict[str, _Sum]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for event in events:
-        if event.device_type.name == "CUDA" and not event.is_user_annotation:
-            sums[event.name].add(event.time_range.elapsed_us() / 1e6, Work(0.0))
+    for event in works:
+        sums[event.name].calls += 1
+        sums[event.name].seconds += event.time_range.elapsed_us() / 1e6
     for event in events:  # what an operator does counts for the longest kernel that it launched
         launched = _launched(event) if event.device_type.name == "CPU" and _is_outermost(event) else []
         longest = max(launched, key=lambda kernel: kernel.duration, default=None)
         if longest is not None and longest.name in sums:
-            sums[longest.name].add(0.0, work(event), calls=0)
+            sums[longest.name].add_work(known.of(event))
     return sums
+
+
+def _covered_s(events: Iterable[Any]) -> float:
+    """Return the seconds in which at least one of the events goes on."""
+    covered = end = 0.0
+    for span in sorted((event.time_range for event in events), key=lambda span: span.start):
+        covered += max(span.end - max(span.start, end), 0.0)
+        end = max(end, span.end)
+    return covered / 1e6
 
 
 def _launched(event: Any) -> list[Any]:
     return [*event.kernels, *(kernel for child in event.cpu_children for kernel in _launched(child))]
 
 
+def _ran_on_gpu(event: Any) -> bool:
+    return event.device_type.name == "CUDA" and not event.is_user_annotation
+
+
 def _is_outermost(event: Any) -> bool:
     """Whether an event is an operator or a generated kernel, and not a part of one."""
-    return _is_work(event.name) and not (event.cpu_parent is not None and _has_work(event.cpu_parent))
+    return is_operator(event.name) and not (event.cpu_parent is not None and _has_work(event.cpu_parent))
 
 
 def _has_work(event: Any) -> bool:
-    return _is_work(event.name) or (event.cpu_parent is not None and _has_work(event.cpu_parent))
+    return is_operator(event.name) or (event.cpu_parent is not None and _has_work(event.cpu_parent))
 
 
-def _is_work(name: str) -> bool:
-    return bool(_GENERATED.match(name)) or ("::" in name and " " not in name)
-
-
-def _kernel(name: str, found: _Sum, limits: Limits) -> Kernel:
-    nbytes, flops, seconds = found.nbytes / CALLS, found.flops / CALLS, found.seconds / CALLS
-    share = limits.share(seconds, nbytes, flops)
-    return Kernel(
-        name, found.calls / CALLS, seconds, nbytes or None, flops or None, share, bool(_GENERATED.match(name))
-    )
-
-
-def _short(name: str) -> str:
-    generated = _GENERATED.match(name)
-    return generated[1] if generated else name
-
-
-def _work(event: Any, nbytes: Mapping[str, float], work: Mapping[tuple[str, Shapes], Work]) -> Work:
-    """Return what a generated kernel or an operator has to do; nothing where that is not known."""
-    if _GENERATED.match(event.name):
-        return Work(nbytes.get(_short(event.name), 0.0))
-    shapes = tuple(tuple(shape) for shape in (event.input_shapes or ()) if shape)
-    for count in range(len(shapes), 0, -1):  # an operator that writes to a given output has that as one tensor more
-        if found := work.get((event.name, shapes[:count])):
-            return found
-    return Work(0.0, _product(event.name, shapes))
-
-
-def _product(name: str, shapes: Shapes) -> float:
-    """Return the FLOPs of a matrix product, whose shapes say it all; else 0."""
-    given = shapes[: 3 if "add" in name else 2]
-    try:
-        return float(flop_registry[_PRODUCTS[name]](*given))
-    except (KeyError, TypeError, ValueError, AssertionError):  # no product, or shapes that are none's
-        return 0.0
+def _kernel(name: str, found: _Sum, scale: float, limits: Limits | None) -> Kernel:
+    """Return a row of the table; without limits, as the profile is rough, it has no share."""
+    seconds = found.seconds * scale
+    nbytes = found.nbytes if found.with_bytes == found.calls else None
+    flops = found.flops if found.with_flops == found.calls else None
+    share = limits.share(seconds, nbytes, flops) if limits else None
+    return Kernel(name, found.calls, seconds, nbytes, flops, share, generated_name(name) is not None)

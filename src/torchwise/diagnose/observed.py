@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import torchwise
+from torchwise.diagnose.flops import VIEWS, flops_of, is_counted
 from torchwise.realize.asked import answering
 from torchwise.realize.transforms.numbers_on_gpu import WIDE
 from torchwise.records.explanation import Place
@@ -57,10 +57,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Bytes of the tensors that an operator is given and returns; FLOPs of a product or convolution, else 0."""
+    """Bytes of the tensors that an operator is given and returns, and its FLOPs; None where they are unknown."""
 
-    nbytes: float
-    flops: float = 0.0
+    nbytes: float | None
+    flops: float | None = None
 
 
 @dataclass
@@ -122,20 +122,28 @@ class _Watching(TorchDispatchMode):
         return NotImplemented
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if (within := self._within(func, args, kwargs)) is not NotImplemented:
+            return within
+        result = func(*args, **kwargs)
         name, seen = func._schema.name, self.seen
         seen.operators += 1
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        tensors = _tensors(args)
         seen.complex_operators += any(t.is_complex() for t in tensors)
-        count = flop_registry.get(func._overloadpacket)
-        flops = float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0
-        outputs = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(t)]
-        seen.work[name, shapes_of(tensors)] = Work(float(sum(map(size_of, (*tensors, *outputs)))), flops)
+        nbytes = 0.0 if name in VIEWS else float(sum(map(size_of, (*tensors, *_tensors((result,))))))
+        seen.work[name, shapes_of(tensors)] = Work(nbytes, flops_of(func, args, kwargs, result))
         reads, self._reads = self._reads, ""
         if (what := self._wait(name, tensors, result)) and (place := users_place()):
             wait = what, "how many" if name in WAITING and name != READS_ONE else reads, place
             self.waits[wait] = self.waits.get(wait, 0) + 1
         return result
+
+    def _within(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that is made of others, so that those are seen: inference mode hands it on as a whole."""
+        if not torch.is_inference_mode_enabled() or is_counted(func):
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _wait(self, name: str, tensors: list[torch.Tensor], result: Any) -> str | None:
         if not any(t.device.type == self._device for t in tensors):
@@ -146,6 +154,12 @@ class _Watching(TorchDispatchMode):
         if to_host and self._device != "cpu" and name in ("aten::_to_copy", "aten::copy_"):
             return ".cpu(), .numpy() or .tolist()"
         return None
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors among values, and in the lists among them."""
+    flat = (each for value in values for each in (value if isinstance(value, (tuple, list)) else (value,)))
+    return [each for each in flat if isinstance(each, torch.Tensor)]
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> Shapes:

@@ -12,7 +12,7 @@ import torch
 from torchwise.diagnose.findings.evidence import Fix, place_of_line
 from torchwise.diagnose.fix_trials import settle
 from torchwise.diagnose.kernels import PROFILED
-from torchwise.diagnose.saving import BLOCK_S, saving, saving_anywhere
+from torchwise.diagnose.saving import BLOCK_S, measure_until_told, share_saved, share_saved_anywhere
 from torchwise.diagnose.settings import patched
 from torchwise.diagnose.suggestions import NOTHING, Checked
 from torchwise.diagnose.twin import twin
@@ -21,9 +21,9 @@ from torchwise.measure import Clock, Mix, Precision, measure_pair
 from torchwise.plan import Plan
 from torchwise.realize import realize
 from torchwise.records import Interval, Measurement
-from torchwise.records.explanation import Basis, Price, Tried
+from torchwise.records.answer import Answer
+from torchwise.records.explanation import Price, Tried, price_of
 from torchwise.records.watched import Break
-from torchwise.report import format as show
 from torchwise.trial.arena import Arena, Calls
 
 BREAKS = 2
@@ -40,6 +40,7 @@ class PairedPrices:
     Args:
         arena: with the workload.
         run: the calls that are explained, compiled already.
+        call_s: seconds that a call of them takes, which savings are parts of.
         budget_s: seconds after which no further mend is tried.
         stage: told what is tried.
         suggested: the code that was run against graph breaks.
@@ -49,6 +50,7 @@ class PairedPrices:
         self,
         arena: Arena,
         run: Calls,
+        call_s: float,
         budget_s: float,
         stage: Callable[[str], None],
         suggested: Checked = NOTHING,
@@ -56,7 +58,7 @@ class PairedPrices:
         self.notes: list[str] = []
         self.failures: dict[Plan | str, str] = {}
         self._arena, self._run, self._stage, self._suggested = arena, run, stage, suggested
-        self._end = time.perf_counter() + budget_s
+        self._call_s, self._end = call_s, time.perf_counter() + budget_s
         self._known: dict[Plan | str, Price | None] = {}
         self._tried: dict[Fix, Tried | None] = {}
         self._break: list[Interval | None] = []
@@ -95,8 +97,13 @@ class PairedPrices:
         """Return the seconds that one graph break costs here by itself."""
         if not self._break:
             self._stage("price: a graph break by itself")
-            self._break.append(None if self._is_over("a graph break") else cost_of_a_break(self._arena.device))
+            self._break.append(None if self._is_over("a graph break") else self._cost_of_a_break())
         return self._break[0]
+
+    def _cost_of_a_break(self) -> Interval | None:
+        if (cost := cost_of_a_break(self._arena.device)) is None:
+            self.notes.append("a graph break by itself: what it costs could not be measured")
+        return cost
 
     def _price(
         self, mend: Plan | str, make: Callable[[], Calls], base: Callable[[], Calls] | None = None
@@ -121,14 +128,24 @@ class PairedPrices:
             with _more_compilations():
                 mended, run = make(), base() if base else self._run
             # Under PyTorch's own limit again: what would be compiled anew on every call runs in eager, as for the user.
-            found = self._arena.measure(mended, run, block_s=BLOCK_S)
+            return self._timed(mended, run, words)
         except Exception as error:  # what a mend does to somebody's model may raise anything: it then has no price
             self.failures[mend] = f"{words}: not priced, because it failed with {first_line(raised(error))}"
             self.notes.append(self.failures[mend])
             return None
-        return Price(
-            saving_anywhere(found), Basis.MEASURED, f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
+
+    def _timed(self, mended: Calls, run: Calls, words: str) -> Price:
+        """Return what calls save over others, which were compiled alike but for the mend."""
+
+        def price(found: Measurement) -> Price:
+            how = f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
+            return price_of(share_saved_anywhere(found), self._call_s, how)
+
+        measured = measure_until_told(
+            lambda: self._arena.measure(mended, run, block_s=BLOCK_S),
+            lambda found: price(found).answer is not Answer.INCONCLUSIVE,
         )
+        return price(measured)
 
     def _try(self, fix: Fix) -> Tried:
         self._stage(f"try: {fix.code}")
@@ -136,18 +153,10 @@ class PairedPrices:
             settled = settle(fix, self._arena)
             if not settled.is_steady:
                 return Tried(fix.code, False, settled.in_words, compilations=settled.compilations)
-            found = self._arena.measure(settled.calls, self._run, block_s=BLOCK_S)
+            price = self._timed(settled.calls, self._run, fix.code)
         except Exception as error:  # what a fix does to somebody's model may raise anything: it then does not help
             return Tried(fix.code, False, f"failed with {first_line(raised(error))}")
-        times = [show.seconds(time.mid) for time in (found.candidate_time, found.baseline_time)]
-        how = f"timed in alternation, {len(found.candidate_s)} rounds: {fix.code}"
-        return Tried(
-            fix.code,
-            settled.is_alike,
-            f"{settled.in_words}; {times[0]} a call in place of {times[1]}",
-            Price(saving_anywhere(found), Basis.MEASURED, how),
-            settled.compilations,
-        )
+        return Tried(fix.code, settled.is_alike, settled.in_words, price, settled.compilations)
 
     def _planned(self, plan: Plan) -> Calls:
         """Return the calls of a plan, by the way that `torchwise.apply` takes for them."""
@@ -184,8 +193,12 @@ def profiles(plan: Plan, device: str) -> bool:
     return device == "cpu" and plan.backend == "inductor"
 
 
-def cost_of_a_break(device: str) -> Interval:
-    """Measure what a graph break costs: a chain of small operators, compiled with breaks between them and without."""
+def cost_of_a_break(device: str) -> Interval | None:
+    """Measure what a graph break costs: a chain of small operators, compiled with breaks between them and without.
+
+    Returns:
+        Seconds of each break; None where the machine was too busy to tell.
+    """
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         return x.sin().sin().sin()
@@ -203,9 +216,17 @@ def cost_of_a_break(device: str) -> Interval:
         for call in (whole, parts):
             for _ in range(3):
                 call(x)
-    found = _pair(lambda: whole(x), lambda: parts(x), device)
-    saved = saving(found)
-    return Interval(saved.low / BREAKS, saved.mid / BREAKS, saved.high / BREAKS)
+
+    def saved(found: Measurement) -> Price:
+        return price_of(share_saved(found), found.baseline_time.mid / BREAKS, "")
+
+    told = saved(
+        measure_until_told(
+            lambda: _pair(lambda: whole(x), lambda: parts(x), device),
+            lambda found: saved(found).answer is not Answer.INCONCLUSIVE,
+        )
+    )
+    return None if told.answer is Answer.INCONCLUSIVE else told.per_call_s
 
 
 def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str) -> Measurement:

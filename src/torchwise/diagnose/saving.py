@@ -1,9 +1,17 @@
-"""What one side of a measurement saves over the other, in seconds of each call."""
+"""What one side of a measurement saves over the other, as a share of the other's call.
+
+As a share, and not in seconds: a machine is faster in one minute than in the next, so that seconds of two measurements
+cannot be set side by side. All savings of an explanation are shares of the one call that it shows.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
+from torchwise.measure.pairs import PAUSE_S
 from torchwise.records import Interval, Measurement
 from torchwise.records.statistics import median_interval
 
@@ -20,14 +28,22 @@ to lie (Mytkowicz et al., Producing wrong data without doing anything obviously 
 that timed one pair of 220 µs on two CPU cores, the savings had a standard deviation of 1.3 % of the call."""
 
 
-def saving_anywhere(measured: Measurement) -> Interval:
-    """Return what the candidate saves over the baseline, in this process or another; see `saving`."""
-    here = saving(measured)
-    beyond = BETWEEN_PROCESSES * measured.baseline_time.mid
-    return Interval(here.low - beyond, here.mid, here.high + beyond)
+def share_saved_anywhere(measured: Measurement) -> Interval:
+    """Return what share of the baseline's call the candidate saves, in this process or another; see `share_saved`."""
+    here = share_saved(measured)
+    return Interval(here.low - BETWEEN_PROCESSES, here.mid, here.high + BETWEEN_PROCESSES)
 
 
-def saving(measured: Measurement) -> Interval:
-    """Return what the candidate saves over the baseline; below 0 where it takes longer."""
-    saved = np.subtract(measured.baseline_s, measured.candidate_s)
+def share_saved(measured: Measurement) -> Interval:
+    """Return what share of the baseline's call the candidate saves; below 0 where it takes longer, never above 1."""
+    saved = 1 - np.divide(measured.candidate_s, measured.baseline_s)
     return median_interval([float(np.median(spell)) for spell in np.array_split(saved, min(SPELLS, len(saved)))])
+
+
+def measure_until_told(measure: Callable[[], Measurement], tells: Callable[[Measurement], bool]) -> Measurement:
+    """Measure, and once more after a while where that was too noisy to tell; return the narrower of the two."""
+    found = measure()
+    if tells(found):
+        return found
+    time.sleep(PAUSE_S)
+    return min(found, measure(), key=lambda measured: measured.speedup.half_width)

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwise.environment import Environment
 from torchwise.plan import Plan
 from torchwise.records import codec
+from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.measurement import Measurement
+from torchwise.records.measurement import WIDE, Measurement
+from torchwise.records.saving import Basis as Basis
+from torchwise.records.saving import Price as Price
+from torchwise.records.saving import bounded, withhold
+from torchwise.records.saving import price_of as price_of
 from torchwise.records.statistics import Interval
 from torchwise.records.watched import Watched
 from torchwise.workload import WorkloadSpec
 
 SCHEMA = "torchwise.explanation/1"
-
-
-class Basis(StrEnum):
-    """How a price is known."""
-
-    MEASURED = "measured"
-    ESTIMATED = "estimated"
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What mending a finding would save.
-
-    Attributes:
-        per_call_s: seconds of each call; below 0 where the mend would cost time.
-        basis: timed with and without, or worked out.
-        how: in words, from what.
-        once_s: seconds saved once in each process, such as those of compiling again.
-    """
-
-    per_call_s: Interval
-    basis: Basis
-    how: str
-    once_s: float = 0.0
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether each call surely becomes quicker, or surely slower: 0 lies outside of the interval."""
-        return self.per_call_s.low > 0 or self.per_call_s.high < 0
-
-    def over(self, calls: int) -> float:
-        """Return seconds saved for each of so many calls, what is saved once included.
-
-        What was measured and does not show counts as nothing: its middle is noise.
-        """
-        shows = self.is_clear or self.basis is Basis.ESTIMATED
-        return (self.per_call_s.mid if shows else 0.0) + self.once_s / calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +118,9 @@ class Kernel:
         calls: in one call of the model.
         seconds: of all of them together, in one call of the model.
         nbytes: of the tensors that they are given and return, each once; None where unknown.
-        flops: of matrix products and convolutions; None where it is none of these.
-        share: of the roofline: least time in which this hardware could do it, over the time it took.
+        flops: of matrix products, convolutions, attention and RNNs, 0 of what only moves data; None where unknown.
+        share: of the roofline: least time in which this hardware could do it, over the time it took; None where bytes
+            or FLOPs are unknown, or the profile is rough.
         generated: whether the compiler wrote it.
     """
 
@@ -172,8 +141,10 @@ class Limits:
     flops: Rate
 
     def share(self, seconds: float, nbytes: float | None, flops: float | None) -> float | None:
-        """Return least time over time (Williams et al., Roofline, CACM 2009); None where no work is known."""
-        least = max((nbytes or 0.0) / self.bandwidth, (flops or 0.0) / self.flops)
+        """Return least time over time (Williams et al., Roofline, CACM 2009); None where the work is not all known."""
+        if nbytes is None or flops is None:
+            return None
+        least = max(nbytes / self.bandwidth, flops / self.flops)
         return min(least / seconds, 1.0) if least and seconds else None
 
     def is_compute_bound(self, kernel: Kernel) -> bool:
@@ -181,16 +152,27 @@ class Limits:
         return (kernel.flops or 0.0) / self.flops > (kernel.nbytes or 0.0) / self.bandwidth
 
 
+MAX_INFLATION = 2.0
+"""Ratio between the profiled and the timed call up to which one scale for all kernels is honest: a profiler takes its
+time between kernels more than in them."""
+
+
+def is_rough(inflation: float) -> bool:
+    """Whether a profiled call was so unlike the timed one that one scale for all kernels is no more than a hint."""
+    return not 1 / MAX_INFLATION <= inflation <= MAX_INFLATION
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """Where the time of one call goes.
+    """Where the time of one call goes: all seconds are on the scale of the timed call.
 
     Attributes:
-        call_s: seconds of a call by the clock, with nobody looking.
+        call_s: seconds of a call by the clock, with nobody looking; a mean over the examples where there are several.
         busy_s: seconds of it in which a kernel runs.
-        guards_s: seconds of looking up what was compiled and checking guards, as the profiler sees them.
+        guards_s: seconds of looking up what was compiled and checking guards.
         guards: checks that are made on a call.
         regions: compiled graphs that run in one call.
+        inflation: how many times as long the call took under the profiler; what the profiler saw was divided by it.
     """
 
     call_s: Interval
@@ -198,6 +180,12 @@ class Execution:
     guards_s: Seconds = 0.0
     guards: Count = 0
     regions: Amount = 0.0
+    inflation: Amount = 1.0
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the profiled call was so unlike the timed one that its kernels' times are no more than a hint."""
+        return is_rough(self.inflation)
 
     @property
     def host_share(self) -> float:
@@ -238,6 +226,7 @@ class Explanation(Document):
         created_at: seconds since 1970.
         folder: that artefacts were written to; "" where none were asked for.
         limits: of the hardware, which the kernels' share is of; None in records of earlier versions.
+        trust: how far the times can be trusted; None in records of earlier versions, where `settled` adds it.
     """
 
     workload: WorkloadSpec
@@ -255,7 +244,38 @@ class Explanation(Document):
     created_at: Amount = 0.0
     folder: str = ""
     limits: Limits | None = None
+    trust: Trust | None = None
     schema: str = field(default=SCHEMA)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the call was timed well enough to rank what it spends its time on."""
+        return self.trust is None or self.trust.reliability is not Reliability.UNUSABLE
+
+    def settled(self) -> Explanation:
+        """Return it with figures that agree, as those in records of earlier versions may not."""
+        if self.trust is not None:
+            return self
+        trust, call_s = judge_measurement(self.measurement), self.execution.call_s.mid
+        findings = [settle(one, call_s, trust) for one in self.findings]
+        total_s = sum(kernel.seconds for kernel in self.kernels)
+        scale = min(call_s / total_s, 1.0) if total_s else 1.0
+        kernels = (
+            replace(one, seconds=one.seconds * scale, share=None if one.flops is None else one.share)
+            for one in self.kernels
+        )
+        return replace(
+            self,
+            findings=ranked(findings, self.workload.calls),
+            kernels=tuple(kernels),
+            notes=self._own_notes,
+            trust=trust,
+        )
+
+    @property
+    def _own_notes(self) -> tuple[str, ...]:
+        """The notes that do not repeat those of the measurement, which `trust` is judged by."""
+        return tuple(note for note in self.notes if note not in self.measurement.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data of schema `torchwise.explanation/1`."""
@@ -263,6 +283,38 @@ class Explanation(Document):
         return data
 
 
-def ranked(findings: list[Finding], calls: int) -> tuple[Finding, ...]:
-    """Return findings, the dearest first; those without a price come last, in the order they were found."""
-    return tuple(sorted(findings, key=lambda f: -f.price.over(calls) if f.price else float("inf")))
+def judge_measurement(measured: Measurement) -> Trust:
+    """Say how far an explanation can be trusted: by the wider of the intervals of its speed-up and of its call."""
+    if not measured.candidate_s:
+        return judge_trust(())
+    wider = max(measured.speedup, measured.candidate_time, key=lambda interval: interval.half_width)
+    return judge_trust([wider], (note for note in measured.notes if not note.startswith(WIDE)))
+
+
+def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:
+    """Return a finding of which no saving is beyond the call, and none is claimed that could not be measured."""
+
+    def settled(price: Price | None) -> Price | None:
+        if price is None or trust.reliability is Reliability.UNUSABLE:
+            return withhold(price, call_s) if price else None
+        if price.basis is not Basis.MEASURED or not call_s:
+            return bounded(price, call_s)
+        saved = price.per_call_s
+        share = Interval(saved.low / call_s, saved.mid / call_s, saved.high / call_s)
+        return price_of(share, call_s, price.how, price.once_s)
+
+    tried = []
+    for one in finding.tried:
+        price = settled(one.price)
+        tells = price is None or price.answer is not Answer.INCONCLUSIVE or price.once_s > 0
+        tried.append(replace(one, price=price, helps=one.helps and tells))
+    return replace(finding, price=settled(finding.price), tried=tuple(tried))
+
+
+def ranked(findings: Iterable[Finding], calls: int) -> tuple[Finding, ...]:
+    """Return findings, the dearest first; what has no price or could not be measured comes last, as it was found."""
+
+    def key(one: Finding) -> tuple[bool, float]:
+        return (False, -one.price.over(calls)) if one.price and one.price.is_ranked else (True, 0.0)
+
+    return tuple(sorted(findings, key=key))

@@ -45,7 +45,8 @@ class Inspection:
         measurement: eager against itself; its speed-up interval should hold 1 and shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
-        shares: share of eager's time by kind of work: "gemm", "conv", "launch"; from PyTorch's profiler.
+        shares: share of eager's time by kind of work, from PyTorch's profiler: "gemm" of the operators' time,
+            convolutions included; "conv" of it; "launch" of the call, in which no kernel runs.
         operators: how many a call runs, of the examples the most; None where they could not be counted.
         notes: what the user should know, such as a model left in training mode.
         work: of one step, where a training step is tuned.
@@ -65,3 +66,13 @@ class Inspection:
     notes: tuple[str, ...] = ()
     work: StepWork | None = None
     structure_details: str = ""
+
+    @property
+    def time_parts(self) -> dict[str, float]:
+        """Parts of eager's call by kind of work, the largest first: unlike `shares`, no two of them overlap."""
+        idle, conv = self.shares.get("launch", 0.0), self.shares.get("conv", 0.0)
+        parts = {
+            name: share if name == "launch" else (max(share - conv, 0.0) if name == "gemm" else share) * (1 - idle)
+            for name, share in self.shares.items()
+        }
+        return dict(sorted(parts.items(), key=lambda item: -item[1]))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from torchwise.environment import Environment
-from torchwise.records import Decision, Interval, Study, Verdict
+from torchwise.records import Decision, Inspection, Interval, Study, Verdict
 from torchwise.report import format as show
 from torchwise.report.costs import asked
 from torchwise.report.throughput import throughputs
@@ -61,7 +60,7 @@ def inspected(study: Study) -> list[Fact]:
         ("Eager against itself", _noise(study)),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
         ("Peak memory of a call", show.size(study.eager_peak_memory)),
-        ("Where the time goes", ", ".join(f"{name} {show.percent(share)}" for name, share in _largest(seen.shares))),
+        ("Where the time goes", time_parts(seen)),
         ("Traits", ", ".join(sorted(trait.replace("_", " ") for trait in seen.traits))),
     ]
     return [(name, show.one_line(value) or show.NONE) for name, value in facts]
@@ -114,5 +113,7 @@ def _noise(study: Study) -> str:
     return show.speedup(measurement.speedup) if measurement.candidate_s else show.NONE
 
 
-def _largest(shares: dict[str, float]) -> Iterable[tuple[str, float]]:
-    return sorted(shares.items(), key=lambda item: -item[1])
+def time_parts(inspection: Inspection) -> str:
+    """Return where the time of a call of eager goes, such as "convolutions 84 %, matrix products 1.0 %"."""
+    names = {"gemm": "matrix products", "conv": "convolutions", "launch": "no kernel runs"}
+    return ", ".join(f"{names.get(name, name)} {show.percent(part)}" for name, part in inspection.time_parts.items())

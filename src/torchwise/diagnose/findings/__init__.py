@@ -18,9 +18,10 @@ from torchwise.diagnose.findings import (
     waits,
 )
 from torchwise.diagnose.findings.evidence import Evidence, Prices
-from torchwise.records.explanation import Basis, Finding
+from torchwise.records.answer import Answer, Reliability
+from torchwise.records.explanation import Basis, Finding, judge_measurement, settle
 
-__all__ = ["Evidence", "Prices", "find"]
+__all__ = ["Evidence", "Prices", "find", "withhold_advice"]
 
 SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     slower.find,
@@ -39,17 +40,26 @@ TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
     recompiles.find_repeated,
 )
 """These have a mend tried, in the order in which they spend the budget: what gains most comes first."""
+BY_TIME = (slower.find, roofline.find, host.find)
+"""These find nothing but times, and so nothing where the call could not be timed."""
 
 
 def find(evidence: Evidence, prices: Prices) -> list[Finding]:
-    """Return everything that is found."""
-    seen = [finding for finder in SEEN for finding in finder(evidence)]
-    return seen + [_honest(finding) for finder in TRIED for finding in finder(evidence, prices)]
+    """Return everything that is found; no saving is beyond the call, nor claimed where it could not be measured."""
+    call_s, trust = evidence.execution.call_s.mid, judge_measurement(evidence.measurement)
+    is_timed = trust.reliability is not Reliability.UNUSABLE
+    found = [finding for finder in SEEN if is_timed or finder not in BY_TIME for finding in finder(evidence)]
+    for finder in TRIED:
+        if is_timed or finder not in BY_TIME:
+            found += finder(evidence, prices)
+    return [withhold_advice(settle(finding, call_s, trust)) for finding in found]
 
 
-def _honest(finding: Finding) -> Finding:
-    """Recommend nothing that was timed without a gain; those that try several fixes say so of each."""
+def withhold_advice(finding: Finding) -> Finding:
+    """Recommend nothing that was timed without a gain."""
     price = finding.price
-    if finding.tried or price is None or price.basis is not Basis.MEASURED or price.per_call_s.low > 0 or price.once_s:
+    if price is None or price.basis is Basis.ESTIMATED or price.answer is Answer.YES or price.once_s:
         return finding
-    return replace(finding, mend=f"What was tried saves nothing that shows here: {finding.mend}")
+    told = price.answer is not Answer.INCONCLUSIVE
+    lead = "What was tried saves nothing that shows here" if told else "Not recommended, as no gain could be measured"
+    return replace(finding, mend=f"{lead}: {finding.mend}")

@@ -17,15 +17,13 @@ MOST = 3
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Find the longest kernels that are far from the roofline."""
     call_s, told = evidence.execution.call_s.mid, 0
-    # The profiler saw other calls than the clock, which a busy machine may have held up: no kernel takes over a call.
-    profiled_s = max(sum(kernel.seconds for kernel in evidence.kernels), call_s)
     for kernel in evidence.kernels:
-        part = kernel.seconds / profiled_s
+        part = kernel.seconds / call_s
         slow = kernel.share is not None and kernel.share < FAR and part >= LEAST_SHARE
         if not slow or told == MOST or kernel.share is None:
             continue
         told += 1
-        most = part * call_s * (1 - kernel.share)
+        most = kernel.seconds * (1 - kernel.share)
         yield Finding(
             "roofline",
             f"{kernel.name} reaches {kernel.share:.0%} of what this hardware can do",

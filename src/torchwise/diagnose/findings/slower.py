@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchwise.diagnose.findings.evidence import Evidence
-from torchwise.diagnose.saving import saving_anywhere
+from torchwise.diagnose.saving import share_saved_anywhere
 from torchwise.plan import EAGER
-from torchwise.records import Interval
-from torchwise.records.explanation import Basis, Finding, Price
+from torchwise.records.explanation import Finding, price_of
 from torchwise.records.watched import FallbackKind
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Find a run that is slower than eager, with its whole interval."""
     measured = evidence.measurement
-    if measured.speedup.high >= 1 or evidence.base.is_eager:
+    if measured.speedup.high >= 1 or not measured.speedup.is_usable or evidence.base.is_eager:
         return
-    lost = saving_anywhere(measured)
+    without = replace(measured, candidate_s=measured.baseline_s, baseline_s=measured.candidate_s)
     given_up = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
     yield Finding(
         "slower than eager",
@@ -28,6 +28,6 @@ def find(evidence: Evidence) -> Iterator[Finding]:
         "keep it from being compiled again, or leave it alone"
         if given_up
         else "leave it alone, or mend what else is found here",
-        Price(Interval(-lost.high, -lost.mid, -lost.low), Basis.MEASURED, "timed in alternation with eager"),
+        price_of(share_saved_anywhere(without), evidence.execution.call_s.mid, "timed in alternation with eager"),
         plan=EAGER,
     )

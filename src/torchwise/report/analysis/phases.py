@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchwise.records import Outcome
 from torchwise.records.analysis import MARGIN, Analysis, Batch, Consistency
 from torchwise.report import format as show
-from torchwise.report.facts import Fact, break_even, checked
+from torchwise.report.facts import Fact, break_even, checked, time_parts
 from torchwise.report.rows import verdict_word
 
 ROUND_CALLS = (1, 100, 10_000, 1_000_000)
@@ -57,14 +57,13 @@ def asked_for(analysis: Analysis) -> str:
 def baseline(analysis: Analysis) -> Phase:
     """Say what the plain model takes."""
     seen = analysis.inspection
-    shares = sorted(seen.shares.items(), key=lambda item: -item[1])
     timed = seen.measurement.baseline_s
     facts = [
         ("Per call", show.seconds(seen.measurement.baseline_time.mid) if timed else show.NONE),
         ("Against itself", show.speedup(seen.measurement.speedup) if timed else show.NONE),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
         ("Peak memory of a call", show.size(seen.peak_memory)),
-        ("Where the time goes", ", ".join(f"{name} {show.percent(share)}" for name, share in shares)),
+        ("Where the time goes", time_parts(seen)),
     ]
     return Phase("baseline", "Baseline: eager", _given(facts))
 

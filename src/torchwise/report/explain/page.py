@@ -26,13 +26,17 @@ def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
 
 
 def _context(explanation: Explanation, store: str | None = None) -> dict[str, Any]:
+    explanation = explanation.settled()
     return {
         "told": explanation,
         "headline": words.headline(explanation),
+        "trust": explanation.trust,
+        "order": words.order(explanation),
         "place": words.place(explanation),
         "execution": words.execution(explanation),
         "capturable": words.capturable(explanation),
         "price": words.price,
+        "gains": words.gains,
         "tried": words.tried,
         "links": words.links,
         "nothing": words.NOTHING,

@@ -9,12 +9,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchwise.records.explanation import Basis, Explanation, Finding, Kernel
+from torchwise.records.explanation import Explanation, Finding, Kernel
 from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.explain import words
-from torchwise.report.explain.words import NOTHING, capturable, cells, execution, headline, next_steps, place, price
-from torchwise.report.terminal import commands
+from torchwise.report.explain.words import (
+    NOTHING,
+    capturable,
+    cells,
+    execution,
+    headline,
+    next_steps,
+    order,
+    place,
+    price,
+)
+from torchwise.report.terminal import TRUST_STYLES, commands
 
 MOST_KERNELS = 12
 MOST_FILES = 2
@@ -24,10 +34,13 @@ _hanging = partial(layout.hanging, indent=3)
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
     """Return an explanation: the call, the findings, the stages, the kernels, and what to type next."""
+    explanation = explanation.settled()
+    trust = explanation.trust
     parts: list[RenderableType] = [
+        *([Text(show.one_line(trust.sentence), style=TRUST_STYLES[trust.reliability])] if trust else []),
         Text(show.one_line(headline(explanation)), style="bold"),
         Text(place(explanation), style="dim"),
-        _title("Findings, the dearest first"),
+        _title(order(explanation)),
         *([_finding(number, one) for number, one in enumerate(explanation.findings, 1)] or [_hanging(NOTHING)]),
         _title("Stages"),
         _stages(explanation),
@@ -42,7 +55,7 @@ def render_explanation(explanation: Explanation, store: str | None = None) -> Re
 
 
 def _finding(number: int, one: Finding) -> RenderableType:
-    style = "green" if one.price and one.price.basis is Basis.MEASURED else "yellow"
+    style = "green" if words.gains(one.price) else "yellow"
     lines: list[RenderableType] = [
         Text.assemble((f"{number}. {show.plain(one.title)}", "bold"), "  ", (price(one.price), style))
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchwise.records import Interval
+from torchwise.records.answer import Answer
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price, Tried
 from torchwise.report import facts
 from torchwise.report import format as show
@@ -14,13 +15,21 @@ from torchwise.workload.spec import LIVE
 
 NOTHING = "Nothing was found that costs time worth naming."
 NONE_SAVED = "saves nothing"
+UNTOLD = "could not be measured"
 
 
 def headline(explanation: Explanation) -> str:
     """Return what was run, how long a call takes, and how that compares with eager."""
     what = "torch.compile" if explanation.plan is None else str(explanation.plan)
-    call, speedup = explanation.measurement.candidate_time, show.speedup(explanation.measurement.speedup)
-    return f"{explanation.workload.target} by {what}: {show.seconds(call.mid)} a call, {speedup} of eager's speed"
+    call, speedup = explanation.execution.call_s, explanation.measurement.speedup
+    return (
+        f"{explanation.workload.target} by {what}: {show.time(call)} a call, {show.speedup(speedup)} of eager's speed"
+    )
+
+
+def order(explanation: Explanation) -> str:
+    """Return the heading over the findings: in which order they are."""
+    return "Findings, the largest potential saving first" if explanation.is_ranked else "Findings, in no order"
 
 
 def place(explanation: Explanation) -> str:
@@ -33,24 +42,30 @@ def price(found: Price | None) -> str:
     """Return such as "saves 12.3 µs a call [11.9, 12.8], measured"; no saving is claimed that may be none."""
     if found is None:
         return "no price"
+    once = f"saves {show.seconds(found.once_s)} once in each process" if found.once_s else ""
+    if found.answer is Answer.INCONCLUSIVE:
+        return f"{once}, measured; its saving in each call {UNTOLD}" if once else UNTOLD
     words = [_each_call(found)]
-    if found.once_s:
-        once = f"saves {show.seconds(found.once_s)} once in each process"
+    if once:
         words = [once] if words == [NONE_SAVED] else [*words, once]
     return f"{' and '.join(words)}, {found.basis.value}"
 
 
+def gains(found: Price | None) -> bool:
+    """Whether a saving was measured, so that it may be marked as good news."""
+    return found is not None and found.basis is Basis.MEASURED and (found.answer is Answer.YES or found.once_s > 0)
+
+
 def _each_call(found: Price) -> str:
     saved = found.per_call_s
-    if saved.low == saved.high == 0:
+    if saved.high == 0:
         return NONE_SAVED
     if saved.low > 0:
         return f"saves {show.seconds(saved.mid)} a call {_ends(saved)}"
     if saved.high < 0:
         return f"costs {show.seconds(-saved.mid)} a call {_ends(Interval(-saved.high, -saved.mid, -saved.low))}"
-    if found.basis is Basis.MEASURED:
-        return f"saves nothing that shows: {show.seconds(saved.low)} to {show.seconds(saved.high)} a call"
-    return f"saves at most {show.seconds(saved.high)} a call"
+    shows = "saves nothing that shows: at most" if found.basis is Basis.MEASURED else "saves at most"
+    return f"{shows} {show.seconds(saved.high)} a call"
 
 
 def _ends(interval: Interval) -> str:
@@ -59,8 +74,12 @@ def _ends(interval: Interval) -> str:
 
 def tried(seen: Tried) -> str:
     """Return what came of a fix that was tried, such as "dynamic=True: compiled 9 times, …; it does not help"."""
-    gain = f"; it {price(seen.price)}" if seen.helps and seen.price else ""
-    return f"{seen.fix}: {seen.seen}{gain}{'' if seen.helps else '; it does not help'}"
+    words = f"{seen.fix}: {seen.seen}"
+    if seen.price and seen.price.answer is Answer.INCONCLUSIVE and not seen.helps:
+        return f"{words}; what it saves {UNTOLD}"
+    if seen.price and (seen.helps or seen.price.answer is not Answer.YES):
+        words += f"; it {price(seen.price)}"
+    return words if seen.helps else f"{words}; it does not help"
 
 
 def links(finding: Finding) -> list[tuple[str, str, str]]:
@@ -81,7 +100,12 @@ def execution(explanation: Explanation) -> str:
     words = f"Of {show.seconds(seen.call_s.mid)} a kernel runs for {show.seconds(seen.busy_s)}"
     words += f" and the host is alone for {show.percent(seen.host_share)}"
     if seen.guards:
-        words += f"; {show.counted(seen.guards, 'guard')}, {show.seconds(seen.guards_s)} under the profiler"
+        words += f"; {show.counted(seen.guards, 'guard')} take about {show.seconds(seen.guards_s)}"
+    if seen.is_rough:
+        words += (
+            f". Under the profiler the call took {show.ratio(seen.inflation)} its time: kernels and guards are scaled "
+            "to the timed call, and no more than a hint"
+        )
     return words + "."
 
 
@@ -100,8 +124,8 @@ def cells(kernel: Kernel) -> tuple[str, ...]:
         show.three(kernel.calls),
         show.seconds(kernel.seconds),
         show.size(kernel.nbytes),
-        show.NONE if kernel.flops is None else f"{show.three(kernel.flops / 1e6)} M",
-        show.percent(kernel.share),
+        show.NONE if kernel.flops is None else f"{show.three(kernel.flops / 1e6)} M" if kernel.flops else "0",
+        "unknown" if kernel.share is None else show.percent(kernel.share),
     )
 
 
@@ -119,4 +143,4 @@ def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]
 
 
 def _pays(finding: Finding) -> bool:
-    return finding.price is not None and finding.price.per_call_s.low > 0
+    return finding.price is not None and finding.price.answer is Answer.YES

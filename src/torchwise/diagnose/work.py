@@ -1,0 +1,124 @@
+"""What an event of a profile has to do: its bytes and FLOPs, by what was seen of the plain model and by its shapes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchwise.diagnose.flops import MOVES, VIEWS, product_flops
+from torchwise.diagnose.observed import Shapes, Work
+
+_GENERATED = re.compile(r"^(?:graph_\d+_)?((?:cpp|triton)_\w+)$")
+_ITEM_BYTES = {
+    "double": 8,
+    "float": 4,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWork:
+    """What is known before anything is profiled.
+
+    Attributes:
+        nbytes: of generated kernels, by name.
+        operators: of operators by name and shapes, as the plain model had them.
+    """
+
+    nbytes: Mapping[str, float]
+    operators: Mapping[tuple[str, Shapes], Work]
+
+    def of(self, event: Any) -> Work:
+        """Return what a generated kernel or an operator has to do, or what the operators within it have."""
+        if generated := generated_name(event.name):
+            return Work(self.nbytes.get(generated), None)
+        if event.name in VIEWS:
+            return Work(0.0, 0.0)
+        found = self._seen(event) or _product(event) or _in_place(event)
+        if found and found.flops is not None:
+            return found
+        within = _sum([self.of(child) for child in event.cpu_children if is_operator(child.name)], event.name in MOVES)
+        return Work(found.nbytes, within.flops) if found else within
+
+    def _seen(self, event: Any) -> Work | None:
+        """Return what the plain model's operator of this name and shapes did.
+
+        One that writes to a given output has that as one tensor more, and a compiled convolution none for its bias.
+        """
+        shapes = _shapes(event)
+        for count in range(len(shapes), 0, -1):
+            if found := self.operators.get((event.name, shapes[:count])):
+                return found
+        if "conv" not in event.name or len(shapes) < 2:
+            return None
+        alike = (work for (name, seen), work in self.operators.items() if name == event.name and seen[:2] == shapes[:2])
+        return next(alike, None)
+
+
+def is_operator(name: str) -> bool:
+    """Whether an event is an operator or a generated kernel."""
+    return bool(_GENERATED.match(name)) or ("::" in name and " " not in name)
+
+
+def generated_name(name: str) -> str | None:
+    """Return the name of a generated kernel without the graph's number; None of what is none."""
+    hit = _GENERATED.match(name)
+    return hit[1] if hit else None
+
+
+def _sum(parts: list[Work], only_moves: bool) -> Work:
+    """Put together what the parts of an operator do; those that are not seen may compute anything but products.
+
+    Beside products the other operations are few, and PyTorch's counter leaves them out as well.
+    """
+    nbytes, flops = [part.nbytes for part in parts], sum(part.flops or 0.0 for part in parts)
+    total = sum(each or 0.0 for each in nbytes)
+    is_known = bool(parts) and None not in nbytes and (total > 0 or only_moves)
+    return Work(total if is_known else None, flops or (0.0 if only_moves else None))
+
+
+def _shapes(event: Any) -> Shapes:
+    """Return the shapes of an event's tensors, and of those in its lists, as `observed.shapes_of` does."""
+    found: list[tuple[int, ...]] = []
+    for shape in getattr(event, "structured_input_shapes", None) or event.input_shapes or ():
+        within = shape if shape and isinstance(shape[0], (list, tuple)) else (shape,)
+        found += [tuple(each) for each in within if each]
+    return tuple(found)
+
+
+def _given_bytes(event: Any, count: int) -> float | None:
+    """Return the bytes of the first tensors that an event is given, by their shapes and dtypes; None where unknown."""
+    dtypes = getattr(event, "input_dtypes", None) or ()
+    given = [(shape, _ITEM_BYTES.get(dtype)) for shape, dtype in zip(event.input_shapes, dtypes, strict=False) if shape]
+    if len(given) < count or any(item is None for _, item in given[:count]):
+        return None
+    return float(sum((item or 0) * math.prod(shape) for shape, item in given[:count]))
+
+
+def _in_place(event: Any) -> Work | None:
+    """Return the bytes of an operator that writes to its first tensor; None of any other."""
+    if not event.name.endswith("_") or not _shapes(event):
+        return None
+    given, written = _given_bytes(event, len(_shapes(event))), _given_bytes(event, 1)
+    if given is None or written is None:
+        return None
+    return Work(given + written, 0.0 if event.name in MOVES else None)
+
+
+def _product(event: Any) -> Work | None:
+    """Return the work of a matrix product, which its shapes and its dtype tell."""
+    shapes, dtype = _shapes(event), next(iter(getattr(event, "input_dtypes", None) or ()), "")
+    flops = product_flops(event.name, shapes, "complex" in dtype)
+    if flops is None:
+        return None
+    operands = 3 if "add" in event.name else 2
+    left, right = shapes[operands - 2 : operands]
+    result = math.prod(left[:-1]) * (right[-1] if len(right) > 1 else 1)
+    given, item = _given_bytes(event, operands), _ITEM_BYTES.get(dtype)
+    return Work(None if given is None or item is None else given + item * result, flops)

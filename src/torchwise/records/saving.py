@@ -1,0 +1,82 @@
+"""What a fix saves of a call: between nothing and all of it, or nothing that could be measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from torchwise.records.answer import QUIET_HALF_WIDTH, Answer
+from torchwise.records.statistics import MAX_HALF_WIDTH, Interval
+
+
+class Basis(StrEnum):
+    """How a price is known."""
+
+    MEASURED = "measured"
+    ESTIMATED = "estimated"
+    INCONCLUSIVE = "inconclusive"
+    """It was timed, but the machine was too busy to tell: it may be anything from nothing to the whole call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What fixing a finding would save; `price_of` and `bounded` hold it between 0 and the call's own time.
+
+    Attributes:
+        per_call_s: seconds of each call; below 0 where the fix surely costs time.
+        basis: timed with and without, worked out, or timed without a result.
+        how: in words, from what.
+        once_s: seconds saved once in each process, such as those of compiling again.
+    """
+
+    per_call_s: Interval
+    basis: Basis
+    how: str
+    once_s: float = 0.0
+
+    @property
+    def answer(self) -> Answer:
+        """Whether each call surely becomes quicker."""
+        if self.basis is Basis.INCONCLUSIVE:
+            return Answer.INCONCLUSIVE
+        return Answer.YES if self.per_call_s.low > 0 else Answer.NO
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether anything is known by which it can be ranked."""
+        return self.basis is not Basis.INCONCLUSIVE or self.once_s > 0
+
+    def over(self, calls: int) -> float:
+        """Return seconds saved for each of so many calls, what is saved once included.
+
+        What was measured and does not show counts as nothing: its middle is noise.
+        """
+        shows = self.answer is Answer.YES or self.per_call_s.high < 0 or self.basis is Basis.ESTIMATED
+        return (self.per_call_s.mid if shows else 0.0) + self.once_s / calls
+
+
+def price_of(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> Price:
+    """Return what a fix saves that was timed to save this share of a call: below 0 where it takes longer.
+
+    An interval that is too wide to name a figure tells nothing, nor does one that holds 0 and is not narrow.
+    """
+    half = (share.high - share.low) / 2
+    holds_zero = share.low <= 0 <= share.high
+    if half > MAX_HALF_WIDTH * max(1.0, 1 - share.mid) or (holds_zero and half > QUIET_HALF_WIDTH):
+        return Price(Interval(0.0, 0.0, call_s), Basis.INCONCLUSIVE, how, once_s)
+    saved = Interval(*(call_s * each for each in (share.low, share.mid, share.high)))
+    return bounded(Price(saved, Basis.MEASURED, how, once_s), call_s)
+
+
+def bounded(price: Price, call_s: float) -> Price:
+    """Return a price that lies between 0 and the call; what surely costs time stays below 0."""
+    saved = price.per_call_s
+    if saved.high < 0:
+        return price
+    low, mid, high = (min(max(each, 0.0), call_s) for each in (saved.low, saved.mid, saved.high))
+    return replace(price, per_call_s=Interval(low, mid, high))
+
+
+def withhold(price: Price, call_s: float) -> Price:
+    """Return a price that says no more than that it could not be measured."""
+    return replace(price, per_call_s=Interval(0.0, 0.0, call_s), basis=Basis.INCONCLUSIVE)
