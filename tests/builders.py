@@ -127,7 +127,7 @@ def an_inspection(**changes: Any) -> Inspection:
 
 def a_decision(trial: Trial | None = None, workload: WorkloadSpec | None = None, **changes: Any) -> Decision:
     """Return the decision for a trial's plan; for eager where there is none."""
-    found = trial.measurement.speedup if trial and trial.measurement else None
+    found = trial.speedup if trial else None
     costs = trial.costs if trial and trial.costs else Costs(0.0)
     workload = workload or WorkloadSpec("zoo:vision.resnet50", device="cuda")
     eager_s = an_inspection().measurement.baseline_time.mid

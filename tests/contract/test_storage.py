@@ -29,7 +29,18 @@ from store_samples import (
 )
 from torchwise.errors import StorageError
 from torchwise.plan import EAGER, Plan
-from torchwise.records import Duel, Interval, Ruling, Standing, Study, StudyState, Trial, TrialState
+from torchwise.records import (
+    Duel,
+    Failure,
+    FailureKind,
+    Interval,
+    Ruling,
+    Standing,
+    Study,
+    StudyState,
+    Trial,
+    TrialState,
+)
 from torchwise.store import ExplanationSummary, Owner, Storage, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
@@ -120,6 +131,7 @@ class StorageContract:
             lambda: storage.claim_trial(4711, INDUCTOR, "", ME),
             lambda: storage.finish_trial(4711, finished(claim(storage, study.id))),
             lambda: storage.keep_duel(4711, INDUCTOR, Duel(TUNED)),
+            lambda: storage.keep_repeat(4711, INDUCTOR, FASTER),
             lambda: storage.reclaim(4711),
             lambda: storage.delete_study(4711),
             lambda: decided(storage, 4711),
@@ -194,6 +206,20 @@ class StorageContract:
         for held in (duel, later):
             assert storage.keep_duel(study.id, trial.plan, held) == duel, "the one that counts"
             assert storage.get_study(study.id).trials == (other, replace(trial, duel=duel))
+
+    def test_a_finished_trial_has_what_further_processes_found(self, storage: Storage, study: Study) -> None:
+        trial = finished(claim(storage, study.id))
+        assert storage.keep_repeat(study.id, trial.plan, FASTER) is None, "a claim is no finished trial"
+        storage.finish_trial(study.id, trial)
+        for many in (1, 2):
+            kept = storage.keep_repeat(study.id, trial.plan, FASTER)
+            assert kept is not None
+            assert kept.repeats == (FASTER,) * many
+            assert storage.get_study(study.id).trials == (kept,)
+        failure = Failure(FailureKind.DIED, "measure", "SIGSEGV")
+        storage.keep_repeat(study.id, trial.plan, failure)
+        assert storage.get_study(study.id).trials[0].failure == failure
+        assert storage.get_study(study.id).trials[0].state is TrialState.FAIL
 
     def test_infinity_comes_back(self, storage: Storage, study: Study) -> None:
         measurement = replace(FASTER, candidate_s=(float("inf"), 1e-300, 0.1))

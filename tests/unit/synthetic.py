@@ -139,6 +139,7 @@ class Machine:
             plan,
             TrialState.COMPLETE,
             measurement=found,
+            repeats=(found,) * 4,
             verdict=PASSED,
             costs=Costs(cold, warm),
             seconds=seconds,

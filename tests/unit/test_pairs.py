@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchwise.measure import pairs
+from torchwise.measure import pairs, quality
 from torchwise.measure.clock import Clock, Reading
 from torchwise.measure.pairs import (
     FEWEST_ROUNDS,
@@ -23,7 +24,8 @@ from torchwise.measure.pairs import (
     measure_pair,
 )
 from torchwise.measure.quality import Watch
-from torchwise.records import Measurement
+from torchwise.records import Measurement, codec
+from torchwise.records.measurement import Throttling
 
 
 class Steady(Clock):
@@ -137,7 +139,8 @@ def test_what_held_up_the_baseline_alone_does_not_count(
     found = measure_pair(Mix((lambda: 2.0,), (1.0,)), eager, Steady(), Precision(), usual_s=(None, 1.0))
     assert found.speedup.mid == speedup
     assert len(begun) == measured
-    assert any("eager took 4.0 times as long" in note for note in found.notes) is (speedup > 1)
+    assert any(note.startswith("eager took 4.0 times as long") for note in found.notes) is (speedup > 1)
+    assert any(f"measured {measured} times, as at first eager took 4.0 times" in note for note in found.notes)
 
 
 def test_a_baseline_that_takes_its_usual_time_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +159,26 @@ def test_what_held_up_the_candidate_alone_counts_where_its_usual_time_is_known(m
     candidate = Mix((lambda: 8.0 if len(begun) <= 1 else 2.0,), (1.0,))
     found = measure_pair(candidate, Mix((lambda: 1.0,), (1.0,)), Steady(), Precision(), usual_s=(2.0, 1.0))
     assert (found.speedup.mid, len(begun)) == (0.5, 2)
-    assert not any("held it up" in note for note in found.notes)
+    assert [note for note in found.notes if "held it up" in note] == [
+        "measured 2 times, as at first one of the two took 4.0 times as long as when it was looked at: something held "
+        "it up"
+    ]
+
+
+def test_times_that_tell_no_ratio_are_measured_again_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
+    monkeypatch.setattr(pairs, "PAUSE_S", 0.0)
+    wild = itertools.cycle((1.0, 1.0, 9.0, 9.0))
+    candidate = Mix((lambda: next(wild) if len(begun) == 1 else 1.0,), (1.0,))
+    eager = Mix((lambda: 2.0,), (1.0,))
+    found = measure_pair(candidate, eager, Steady(), Precision())
+    assert (found.speedup.mid, len(begun)) == (2.0, 2), "the quieter one is kept"
+    assert "measured 2 times, as at first the times were too far apart to tell a ratio" in found.notes
+    begun.clear()
+    found = measure_pair(candidate, eager, Steady(), Precision(budget_s=0.0))
+    assert len(begun) == 1, "no time is left"
+    assert "the times were too far apart to tell a ratio" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -180,6 +202,40 @@ def test_what_is_beyond_tenfold_is_no_percentage(eager: tuple[float, ...], said:
     if len(said) > 1:
         assert sum("too busy to time" in note for note in notes) == 2
         assert not any(re.search(r"\d{4}", note) for note in notes), notes
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
+    """Have the driver answer with these rows when it is asked for clocks, one after the other, and know no programs."""
+    told = iter(rows)
+    monkeypatch.setattr(
+        quality,
+        "query_gpu",
+        lambda fields, table="gpu": [] if table != "gpu" else [cell.split(", ") for cell in [next(told)]],
+    )
+
+
+def test_a_measurement_knows_its_gpu_s_clocks_and_what_held_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = "Not Active, Not Active, Not Active, Not Active"
+    driver(monkeypatch, f"1980, {calm}, Active", f"1410, {calm.replace('Not Active', 'Active', 1)}, Not Active")
+    found = Watch("cuda").judge(Measurement((1.0,) * 9, (1.0,) * 9), 0.02)
+    assert found.sm_clock_mhz == (1410, 1980)
+    assert found.throttling == (Throttling.HARDWARE, Throttling.POWER_CAP)
+    assert "the GPU was throttling (hardware slow-down): its clock was 1410 to 1980 MHz" in found.notes
+    assert codec.from_json(codec.to_json(found), Measurement) == found
+
+
+def test_a_power_cap_alone_is_no_reason_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, *["1755, Not Active, Not Active, Not Active, Not Active, Active"] * 2)
+    found = Watch("cuda").judge(Measurement((1.0,) * 9, (1.0,) * 9), 0.02)
+    assert (found.sm_clock_mhz, found.throttling) == ((1755, 1755), (Throttling.POWER_CAP,))
+    assert not any("throttling" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("answer", ["[N/A], [N/A], [N/A], [N/A], [N/A], [N/A]", "Field is unknown"])
+def test_a_driver_that_does_not_say_is_no_error(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    driver(monkeypatch, answer, answer)
+    found = Watch("cuda").judge(Measurement((1.0,) * 9, (1.0,) * 9), 0.02)
+    assert (found.sm_clock_mhz, found.throttling) == ((), ())
 
 
 def test_examples_count_by_their_weight() -> None:

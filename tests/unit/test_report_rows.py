@@ -69,9 +69,8 @@ def test_eager_comes_first_where_it_is_decided_for() -> None:
 def test_a_row_holds_the_figures_of_its_trial() -> None:
     study = a_study()
     row, trial = row_of(study, 3), study.trials[3]
-    assert trial.measurement is not None
     assert (row.name, row.state, row.verdict) == ("inductor + channels_last", "complete", "passed")
-    assert row.speedup == trial.measurement.speedup
+    assert row.speedup == trial.speedup
     assert row.time is not None
     assert row.time.mid * row.speedup.mid == pytest.approx(study.eager.baseline_time.mid), "on the scale of eager's"
     assert (row.cold_s, row.warm_s, row.memory) == (38.2, 4.1, "312 MiB (1.11×)")
@@ -171,7 +170,7 @@ def test_slower_and_not_surely_faster_are_told_apart() -> None:
     assert why(a_trial(speedup=1.0)).startswith("no faster than eager: ")
     wide = replace(fixed(1.0), candidate_s=(0.001, 0.1, 0.02, 0.05, 0.002), baseline_s=(0.01,) * 5)
     assert why(a_trial(measurement=wide)) == (
-        "inconclusive: between 0.100× and 10.0× eager's speed, so slower or faster"
+        "inconclusive: between 0.0191× and 13.1× eager's speed, so slower or faster"
     )
 
 
@@ -189,18 +188,18 @@ def test_what_pays_back_only_by_its_median_lost_by_its_interval() -> None:
 
 def test_losing_to_the_decided_plan_says_to_which_and_by_what() -> None:
     best, tied, slower = (
-        a_trial(0, speedup=1.7),
-        a_trial(1, a_plan(scope="regional"), 1.7),
-        a_trial(2, a_plan(shapes="dynamic"), 1.3),
+        a_trial(0, speedup=1.8),
+        a_trial(1, a_plan(scope="regional"), 1.8),
+        a_trial(2, a_plan(shapes="dynamic"), 1.25),
     )
-    faster = a_trial(3, a_plan(mode="max-autotune"), 1.9, costs=Costs(512.0))
+    faster = a_trial(3, a_plan(mode="max-autotune"), 2.9, costs=Costs(512.0))
     sentences = [row_of(a_study((best, tied, slower, faster), decided=0), n).why for n in range(4)]
     assert sentences[0].startswith("decided: saves ")
     assert sentences[0].endswith(" over 100,000 calls")
-    assert sentences[1].startswith("no clear gain over inductor (1.7")
+    assert sentences[1].startswith("no clear gain over inductor (1.8")
     assert sentences[1].endswith("which is simpler or costs less to compile")
     assert sentences[2].startswith("slower than inductor: 1.")
-    assert sentences[3].startswith("faster per call than inductor (1.9")
+    assert sentences[3].startswith("faster per call than inductor (2.9")
     assert sentences[3].endswith("but compiling it costs more than that saves")
 
 
@@ -228,9 +227,9 @@ def test_a_duel_says_more_than_trials(speed: float, start: str, end: str) -> Non
 
 
 def test_compiling_is_blamed_only_where_it_costs_more_than_is_saved() -> None:
-    best, faster = a_trial(0, speedup=1.7), a_trial(1, a_plan(mode="max-autotune"), 1.9)
+    best, faster = a_trial(0, speedup=1.7), a_trial(1, a_plan(mode="max-autotune"), 2.9)
     sentence = row_of(a_study((best, faster), decided=0), 1).why  # as where --plan named the other alone
-    assert sentence.startswith("faster per call than inductor (1.9")
+    assert sentence.startswith("faster per call than inductor (2.9")
     assert "compiling" not in sentence
     duel = Duel(a_plan(), a_measurement(1.1))
     dear = a_trial(1, a_plan(threads=1), 1.71, duel=duel, costs=Costs(51_200.0))

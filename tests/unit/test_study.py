@@ -33,7 +33,7 @@ from torchwise.store import Storage, open_storage
 from torchwise.study import Caches, Request, Silent, run_study
 from torchwise.study.request import INSPECTIONS, TRIAL_S
 from torchwise.trial import WAITING, Job, Limits
-from torchwise.trial.job import Attempt
+from torchwise.trial.job import Attempt, Restart
 from torchwise.workload import WorkloadSpec
 
 EAGER_S = 0.010
@@ -71,9 +71,9 @@ class Table:
         if isinstance(answer, Failure):
             return answer
         speedup, cold, verdict = answer  # type: ignore[misc]
-        if job.task == "warm":
-            return codec.to_json(cold / 4)
         timed = Measurement(samples(EAGER_S / speedup), samples(EAGER_S)) if verdict is GOOD else None
+        if job.task == "warm" and timed:
+            return codec.to_json(Restart(cold / 4, timed))
         if timed and job.prune_below and timed.speedup.high < job.prune_below:
             timed = replace(timed, pruned=True)
         return codec.to_json(Attempt(Costs(cold), verdict, timed))
@@ -494,7 +494,7 @@ MAX_AUTOTUNE = INDUCTOR.with_choice("mode", "max-autotune-no-cudagraphs")
 def stopped(storage: Storage, table: Table) -> Study:
     """A search for many calls that stopped a plan early, as it could no longer lead."""
     table.known[MAX_AUTOTUNE] = (2.0, 300.0, GOOD)
-    table.known[INDUCTOR] = (1.8, 10.0, GOOD)
+    table.known[INDUCTOR] = (1.5, 10.0, GOOD)
     leads = request(calls=10**8, plans=(MAX_AUTOTUNE,))
     run_study(leads, storage, table, Silent())
     study = run_study(request(calls=10**8), storage, table, Silent())
@@ -540,6 +540,92 @@ def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(stor
     table.known[INDUCTOR] = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 0 s")
     run_study(request(), storage, table, Silent())
     assert table.tried().count(INDUCTOR) == 1
+
+
+# ---- more processes
+
+
+class Fickle(Table):
+    """A plan has another speed in each process: those given, and the last of them from then on."""
+
+    def __init__(self, *speeds: float | Failure) -> None:
+        super().__init__()
+        self.speeds = list(speeds)
+        self.starts: list[tuple[str, set[str]]] = []
+
+    def run(self, job: Job, limits: Limits, on_stage: object) -> str | Failure:
+        if job.task in ("try", "warm"):
+            here = Path(job.cache_dir)
+            self.starts.append((job.task, {path.name for path in here.iterdir()}))
+            (here / "compiled").touch()
+            assert job.baseline_s == EAGER_S
+            assert "module" in job.traits
+            speed = self.speeds.pop(0) if len(self.speeds) > 1 else self.speeds[0]
+            self.known[job.plan] = speed if isinstance(speed, Failure) else (speed, 10.0, GOOD)
+        return super().run(job, limits, on_stage)
+
+
+def search(storage: Storage, table: Table, effort: str = "standard", listener: Silent | None = None) -> Trial:
+    """Return the trial of a plan that compiles, searched for among plans that are named."""
+    asked = request(ENDLESS, plans=(INDUCTOR,), effort=effort)
+    return run_study(asked, storage, table, listener or Silent()).trials[0]
+
+
+@pytest.mark.parametrize(("effort", "processes"), [("quick", 3), ("standard", 5), ("thorough", 7)])
+def test_a_plan_that_processes_contradict_is_timed_in_as_many_as_the_effort_allows(
+    storage: Storage, effort: str, processes: int
+) -> None:
+    table = Fickle(1.6, 0.8, 1.5, 0.7, 1.6, 0.8, 1.5, 0.7)
+    trial = search(storage, table, effort)
+    (study,) = storage.list_studies()
+    decision = storage.get_study(study.id).decision
+    assert len(table.ran) == processes + 1, "and the look at the plain model"
+    assert [one.speedup.mid for one in trial.processes] == pytest.approx(
+        [1.6, 0.8, 1.5, 0.7, 1.6, 0.8, 1.5][:processes]
+    )
+    assert decision is not None
+    assert decision.plan == EAGER, "what its processes do not agree on is not decided for"
+
+
+def test_a_plan_that_is_plainly_faster_has_no_more_processes_than_its_warm_start(storage: Storage) -> None:
+    assert len(search(storage, Fickle(2.0, 2.02), "thorough").processes) == 2
+
+
+def test_one_process_that_says_eighty_times_is_not_believed_where_the_next_says_six(storage: Storage) -> None:
+    trial = search(storage, Fickle(79.5, 6.0), "thorough")
+    assert len(trial.processes) == 7
+    assert trial.speedup is not None
+    assert trial.speedup.low < 6.0
+
+
+def test_further_processes_start_from_the_caches_of_the_trial(storage: Storage) -> None:
+    table = Fickle(1.06, 1.05)
+    search(storage, table)
+    assert table.starts == [("try", set()), *[("warm", {"compiled"})] * 4]
+
+
+def test_a_plan_that_fails_in_a_further_process_is_not_decided_for(storage: Storage) -> None:
+    trial = search(storage, Fickle(1.06, 1.05, Failure(FailureKind.DIED, "measure", "SIGSEGV")))
+    assert trial.state is TrialState.FAIL
+    assert trial.reason == "died in measure: in one more process: SIGSEGV"
+
+
+def test_the_listener_hears_what_each_process_found(storage: Storage) -> None:
+    heard: list[int] = []
+
+    class Heard(Silent):
+        def repeated(self, trial: Trial) -> None:
+            heard.append(len(trial.processes))
+
+    search(storage, Fickle(1.06, 1.05), listener=Heard())
+    assert heard == [3, 4, 5]
+
+
+def test_processes_that_are_stored_are_not_started_again(storage: Storage) -> None:
+    first = search(storage, Fickle(1.06, 1.05))
+    again = Fickle(9.0)
+    assert search(storage, again) == first
+    assert [task for task, _ in again.ran] == ["inspect"]
 
 
 # ---- duels

@@ -10,7 +10,7 @@ from torchwise.environment import Environment
 from torchwise.plan import EAGER, Legality, Plan
 from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Outcome, Trial
-from torchwise.records.answer import Answer, exceeds
+from torchwise.records.answer import Answer
 from torchwise.records.economics import Economics
 from torchwise.records.figures import count, seconds
 from torchwise.records.trial import speeds_beside
@@ -92,9 +92,7 @@ def _untold(history: History) -> Trial | None:
     untold = [
         t
         for t in timed
-        if t.speedup
-        and exceeds(t.speedup) is Answer.INCONCLUSIVE
-        and economics.cost(t).low < economics.baseline_cost * (1 - TIE)
+        if t.is_faster is Answer.INCONCLUSIVE and economics.cost(t).low < economics.baseline_cost * (1 - TIE)
     ]
     return min(untold, key=lambda t: economics.cost(t).low, default=None)
 

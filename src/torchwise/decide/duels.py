@@ -19,13 +19,9 @@ from torchwise.decide.history import TIE, History
 from torchwise.plan import Plan
 from torchwise.plan.space import complexity_of
 from torchwise.records import Interval, Trial
+from torchwise.records.processes import PROCESS_SPREAD
 from torchwise.records.trial import speeds_beside
 
-PROCESS_SPREAD = {"cpu": 0.06, "cuda": 0.025}
-"""Relative standard deviation of a plan's speed-up from one process to another, beyond what its interval says. Two
-plans of one speed, in nine searches on two CPU cores: 9.8 % for their ratio, so 6.9 % for each, of which the intervals
-say some 3 (`benchmarks/duels.py`). One plan, in three times ten searches on an H200: 1.7 to 3.0 %
-(`benchmarks/agreement.py`)."""
 _UNIT = NormalDist()
 _OF_95 = _UNIT.inv_cdf(0.975)
 
@@ -63,11 +59,9 @@ def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tup
 
 def front(history: History, count: int) -> list[Plan]:
     """List the plan that is cheapest as far as is known, and the `count` that come next by their trials."""
-    leader = cheapest(history)
-    if leader is None:
-        return []
-    ranked = sorted(history.paying(), key=lambda trial: history.economics.cost(trial).mid)
-    return [leader.plan, *[trial.plan for trial in ranked if trial is not leader][:count]]
+    ranked = history.promising()
+    leader = cheapest(history) or next(iter(ranked), None)
+    return [leader.plan, *[trial.plan for trial in ranked if trial is not leader][:count]] if leader else []
 
 
 def _costs(history: History) -> dict[Plan, Interval]:

@@ -152,11 +152,19 @@ class History:
             return proven
         return [t for t in proven if economics.surely_pays(t) and economics.cost(t).mid < most]
 
-    def incumbent(self) -> Plan:
-        """Return the proven plan of least expected cost; eager where none pays."""
+    def promising(self) -> list[Trial]:
+        """List the proven plans that fit and may cost less than eager by more than a tie, the likeliest first.
+
+        A search goes on from these. Whether they pay for sure takes more processes than a trial's own to tell.
+        """
         economics = self.economics
-        best = min(self.paying(), key=lambda t: economics.cost(t).mid, default=None)
-        return best.plan if best else EAGER
+        most = economics.baseline_cost * (1 - TIE) if self.eager_fits else math.inf
+        proven = [t for t in self.trials if self.fits(t) and (t.is_promising if self.eager_fits else t.is_proven)]
+        return sorted((t for t in proven if economics.cost(t).mid < most), key=lambda t: economics.cost(t).mid)
+
+    def incumbent(self) -> Plan:
+        """Return the promising plan of least expected cost; eager where there is none."""
+        return next((trial.plan for trial in self.promising()), EAGER)
 
     def fastest_compiled(self) -> Plan | None:
         """Return the quickest plan that compiles, even one slower than eager: its launch gaps may still be removed."""

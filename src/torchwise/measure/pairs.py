@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torchwise.measure import turns
@@ -35,7 +36,7 @@ out at 0.98 of itself in blocks of 2 ms."""
 MOST_LOOKS = 500
 """Calls of one example by which it is found how many fill a block: the clock itself takes longer than short ones."""
 AGAIN, PAUSE_S = 2, 1.0
-"""How many times what was held up is measured again, and seconds until then."""
+"""How many times what was disturbed is measured again, and seconds until then: the machine may be quieter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +88,35 @@ def measure_pair(
         clock: for the device, and for latency or throughput.
         precision: when to stop.
         prune_below: stop as soon as the speed-up's interval lies wholly below this.
-        usual_s: seconds per call of the candidate and of the baseline at another time; None where unknown. Where one
-            takes far longer now, both are measured again, and what held them up least is returned.
+        usual_s: seconds per call of the candidate and of the baseline at another time; None where unknown.
 
     Returns:
-        Raw samples, with what the measurement must say against itself in `notes`.
+        Raw samples, with what the measurement must say against itself in `notes`. Where one side took far longer than
+        usual, or the interval tells no figure, both are measured again, and the least disturbed samples are returned.
     """
     with turns.alone():
-        found = _measure_pair(candidate, baseline, clock, precision, prune_below)
-        for _ in range(AGAIN):
-            if found.times_as_long(usual_s) <= HELD_UP:
-                return found
+        found, made = _measure_pair(candidate, baseline, clock, precision, prune_below), 1
+        first = why = _disturbance(found, usual_s)
+        until = time.perf_counter() + AGAIN * precision.budget_s
+        while why and made <= AGAIN and time.perf_counter() < until:
             time.sleep(PAUSE_S)
             again = _measure_pair(candidate, baseline, clock, precision, prune_below)
-            found = min(found, again, key=lambda measurement: measurement.times_as_long(usual_s))
-    times = found.times_as_long(usual_s)
-    which = "eager" if usual_s[0] is None else "one of the two"
-    held_up = f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
-    return replace(found, notes=(*found.notes, held_up)) if times > HELD_UP else found
+            found, made = min(found, again, key=partial(_unrest, usual_s=usual_s)), made + 1
+            why = _disturbance(found, usual_s)
+    notes = [f"measured {made} times, as at first {first}"] if made > 1 else []
+    return replace(found, notes=(*found.notes, *notes, *([why] if why else [])))
+
+
+def _unrest(found: Measurement, usual_s: tuple[float | None, float | None]) -> tuple[float, float]:
+    return max(found.times_as_long(usual_s), HELD_UP), found.speedup.half_width
+
+
+def _disturbance(found: Measurement, usual_s: tuple[float | None, float | None]) -> str:
+    """Say what disturbed a measurement so much that another may be better; nothing where nothing did."""
+    if (times := found.times_as_long(usual_s)) > HELD_UP:
+        which = "eager" if usual_s[0] is None else "one of the two"
+        return f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
+    return "" if found.pruned or found.speedup.is_usable else "the times were too far apart to tell a ratio"
 
 
 def _measure_pair(
@@ -131,7 +143,7 @@ def _measure_pair(
         if collecting:
             gc.enable()
     result = replace(_record(rounds, max(repeats[id(candidate)])), pruned=pruned)
-    return replace(result, notes=tuple(watch.notes(result, precision.half_width)))
+    return watch.judge(result, precision.half_width)
 
 
 def _round(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import psutil
 
 from torchwise.environment import available_cpus, query_gpu
 from torchwise.records import Measurement
-from torchwise.records.measurement import WIDE
+from torchwise.records.measurement import WIDE, Throttling
 
 NOISY = 0.25
 """Relative interquartile range of eager's own samples above which the machine counts as noisy."""
@@ -20,6 +21,15 @@ BUSY = 0.5
 TOO_BUSY = 10.0
 """Ratio between times of the same calls from which on it is said instead of a percentage, with what that means."""
 
+REASONS = {
+    "hw_slowdown": Throttling.HARDWARE,
+    "hw_thermal_slowdown": Throttling.HARDWARE_THERMAL,
+    "hw_power_brake_slowdown": Throttling.POWER_BRAKE,
+    "sw_thermal_slowdown": Throttling.THERMAL,
+    "sw_power_cap": Throttling.POWER_CAP,
+}
+"""What NVIDIA's driver calls them. A power cap is what a busy GPU runs at as a rule, and no reason to doubt a ratio."""
+
 
 class Watch:
     """Notes the machine's state when made, and judges a measurement by what changed since."""
@@ -29,10 +39,23 @@ class Watch:
         psutil.cpu_percent()  # starts the interval that the next call ends
         self._own = psutil.Process().cpu_times()
         self._wall = time.time()
+        self._gpu = [_read_gpu()] if device == "cuda" else []
+
+    def judge(self, measurement: Measurement, target: float) -> Measurement:
+        """Return `measurement` with what was seen of the machine meanwhile, and with what speaks against it."""
+        states = [state for state in (*self._gpu, _read_gpu()) if state] if self._gpu else []
+        clocks = sorted(state[0] for state in states)
+        throttling = tuple(why for why in Throttling if any(why in reasons for _, reasons in states))
+        clocked = replace(measurement, sm_clock_mhz=tuple(clocks[:1] + clocks[-1:]), throttling=throttling)
+        return replace(clocked, notes=tuple(self.notes(clocked, target)))
 
     def notes(self, measurement: Measurement, target: float) -> list[str]:
         """List what speaks against `measurement`, each in a sentence with its figure."""
-        found = [*self._load(), *(_gpu() if self._device == "cuda" else []), *_spread(measurement)]  # causes first
+        found = [
+            *self._load(),
+            *(_gpu(measurement) if self._device == "cuda" else []),
+            *_spread(measurement),
+        ]  # causes first
         speedup = measurement.speedup
         if not measurement.pruned and speedup.half_width > target:
             # Beyond 100 % it is far from symmetrical, and its ends say more.
@@ -77,11 +100,20 @@ def _spread(measurement: Measurement) -> list[str]:
     return found
 
 
-def _gpu() -> list[str]:
+def _read_gpu() -> tuple[int, set[Throttling]] | None:
+    """Return the clock of the multiprocessors in MHz and why it is held back; None where the driver does not say."""
+    rows = query_gpu(",".join(("clocks.sm", *(f"clocks_event_reasons.{name}" for name in REASONS))))
+    if not rows or not rows[0][0].isdigit():
+        return None
+    clock, *cells = rows[0]
+    return int(clock), {why for why, cell in zip(REASONS.values(), cells, strict=False) if cell == "Active"}
+
+
+def _gpu(measurement: Measurement) -> list[str]:
     found = []
-    rows = query_gpu("clocks_event_reasons.hw_slowdown,clocks_event_reasons.sw_thermal_slowdown")
-    if rows and any(cell == "Active" for cell in rows[0]):
-        found.append("the GPU was throttling (hardware or thermal slow-down is active)")
+    if slowed := [why for why in measurement.throttling if why is not Throttling.POWER_CAP]:
+        least, most = measurement.sm_clock_mhz
+        found.append(f"the GPU was throttling ({', '.join(slowed)}): its clock was {least} to {most} MHz")
     others = {int(row[0]) for row in query_gpu("pid", "compute-apps") if row[0].isdigit()}
     family = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
     if foreign := others - family:

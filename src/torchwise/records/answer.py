@@ -60,16 +60,21 @@ def exceeds(ratio: Interval, bound: float = 1.0) -> Answer:
     return Answer.INCONCLUSIVE if ratio.half_width > QUIET_HALF_WIDTH else Answer.NO
 
 
-def judge_trust(ratios: Iterable[Interval], causes: Iterable[str] = ()) -> Trust:
+def judge_trust(
+    ratios: Iterable[Interval], causes: Iterable[str] = (), observed: Iterable[Interval] | None = None
+) -> Trust:
     """Say how far an output's ratios can be trusted.
 
     Args:
         ratios: the intervals of all ratios that the output shows.
         causes: what disturbed the measurements, such as "another program held 1 of 2 cores"; the first is quoted.
+        observed: the intervals by which measuring counts as disturbed, where those that are shown are wider: they add
+            what processes differ by on the quietest machine.
     """
     widths = sorted(ratio.half_width for ratio in ratios)
     if not widths:
         return Trust(Reliability.UNUSABLE, "Nothing was timed.")
+    seen = widths if observed is None else sorted(ratio.half_width for ratio in observed)
     typical = widths[len(widths) // 2]
     unusable = sum(width > MAX_HALF_WIDTH for width in widths)
     cause = next((f": {text}" for text in causes), "")
@@ -77,7 +82,7 @@ def judge_trust(ratios: Iterable[Interval], causes: Iterable[str] = ()) -> Trust
         share = f"{unusable} of {len(widths)} ratios" if len(widths) > 1 else "the ratio"
         return Trust(Reliability.UNUSABLE, f"The machine was too busy to time{cause}; {share} cannot be told.", typical)
     width = f"ratios hold within about ±{typical:.1%}" if len(widths) > 1 else f"the ratio holds within ±{typical:.1%}"
-    if typical > QUIET_HALF_WIDTH or unusable:
+    if seen[len(seen) // 2] > QUIET_HALF_WIDTH or unusable:
         left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""
         return Trust(
             Reliability.LIMITED,

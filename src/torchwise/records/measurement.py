@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torchwise.errors import InputError
-from torchwise.records.bounds import Amount, Duration, Positive
+from torchwise.records.bounds import Amount, Count, Duration, Positive
 from torchwise.records.statistics import Interval, median_interval, ratio_interval
 
 HELD_UP = 1.5
@@ -15,6 +16,16 @@ a slower plan looks faster than eager."""
 
 WIDE = "the interval is"
 """Begins the note that an interval is wider than was asked for: it says how far, and not what disturbed."""
+
+
+class Throttling(StrEnum):
+    """Why a GPU holds its clocks back."""
+
+    HARDWARE = "hardware slow-down"
+    HARDWARE_THERMAL = "hardware thermal slow-down"
+    POWER_BRAKE = "power brake"
+    THERMAL = "thermal slow-down"
+    POWER_CAP = "power cap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,9 @@ class Measurement:
         busy_s: seconds per call in which a GPU kernel of the candidate runs, by PyTorch's profiler; None if unknown.
         pruned: whether measuring stopped early because the candidate could no longer lead.
         notes: what the measurement says against itself: noise, drift, foreign load, throttling.
+        sm_clock_mhz: least and greatest clock of the GPU's multiprocessors, as seen when measuring began and when it
+            ended; empty on the CPU or where unknown.
+        throttling: why the GPU held its clocks back at either of these times.
     """
 
     candidate_s: tuple[Duration, ...]
@@ -40,6 +54,8 @@ class Measurement:
     busy_s: Amount | None = None
     pruned: bool = False
     notes: tuple[str, ...] = ()
+    sm_clock_mhz: tuple[Count, ...] = ()
+    throttling: tuple[Throttling, ...] = ()
 
     def check_read(self) -> None:
         """Refuse rounds that are no pairs.
@@ -51,8 +67,13 @@ class Measurement:
             raise InputError(f"candidate_s has {ours} samples and baseline_s {others}, but must have as many")
 
     @property
+    def device(self) -> str:
+        """Where it was measured, "cpu" or "cuda"."""
+        return "cuda" if self.candidate_device_s else "cpu"
+
+    @property
     def speedup(self) -> Interval:
-        """Baseline time over candidate time: above 1 where the candidate is faster."""
+        """Baseline time over candidate time, in this process: above 1 where the candidate is faster."""
         return ratio_interval(self.baseline_s, self.candidate_s)
 
     @property

@@ -109,11 +109,13 @@ class Study:
             key=lambda trial: trial.plan != decided,
         )
         own = self.inspection.measurement
-        ratios = [*([own.speedup] if own.candidate_s else []), *(trial.speedup for trial in timed if trial.speedup)]
+        eager = [own.speedup] if own.candidate_s else []
+        ratios = [*eager, *(trial.speedup for trial in timed if trial.speedup)]
+        observed = [*eager, *(trial.observed for trial in timed if trial.observed)]
         found = (own, *(trial.measurement for trial in timed if trial.measurement))
         held_up = [] if self.eager is own else ["something held eager up while it was profiled"]
         notes = [note for measurement in found for note in measurement.notes if not note.startswith(WIDE)]
-        return judge_trust(ratios, [*notes, *held_up])
+        return judge_trust(ratios, [*notes, *held_up], observed)
 
     def to_json(self) -> str:
         """Return one line of JSON, as `to_dict` has it."""

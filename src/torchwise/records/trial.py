@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torchwise.plan import Plan
+from torchwise.records.answer import Answer, exceeds
 from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
+from torchwise.records.processes import speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.verdict import Outcome, Verdict
 
@@ -116,6 +118,7 @@ class Trial:
         seconds: wall time that the trial took, worker start included, without waiting for others who had the device.
         started_at: seconds since the epoch.
         duel: with a rival that it was worth telling it from; None where it challenged none.
+        repeats: measurements of the plan in further fresh processes.
     """
 
     number: Count
@@ -129,12 +132,37 @@ class Trial:
     seconds: Seconds = 0.0
     started_at: Amount = 0.0
     duel: Duel | None = None
+    repeats: tuple[Measurement, ...] = ()
+
+    @property
+    def processes(self) -> tuple[Measurement, ...]:
+        """What was measured of the plan, one measurement for each process."""
+        return (self.measurement, *self.repeats) if self.measurement and self.measurement.candidate_s else ()
 
     @property
     def speedup(self) -> Interval | None:
         """Eager's time over the plan's, by which the plan is judged everywhere; None where nothing was timed."""
-        timed = self.measurement
-        return timed.speedup if timed is not None and timed.candidate_s else None
+        return speedup_across(self.processes) if self.processes else None
+
+    @property
+    def observed(self) -> Interval | None:
+        """The speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was.
+
+        What other processes might have shown is in `speedup` alone.
+        """
+        if self.repeats or self.speedup is None or self.measurement is None:
+            return self.speedup
+        return self.measurement.speedup
+
+    @property
+    def is_faster(self) -> Answer | None:
+        """Whether the plan is faster than eager; None where nothing was timed.
+
+        A single process may not say yes by itself. That it plainly shows no gain is a no: there was no reason for more.
+        """
+        if self.speedup is None or self.observed is None:
+            return None
+        return Answer.NO if exceeds(self.observed) is Answer.NO else exceeds(self.speedup)
 
     @property
     def is_timed(self) -> bool:
@@ -151,6 +179,22 @@ class Trial:
             and self.verdict is not None
             and self.verdict.outcome is Outcome.PASS
         )
+
+    @property
+    def is_promising(self) -> bool:
+        """Whether it is proven, and was surely faster than eager in its own process: it may be worth more of them."""
+        return self.is_proven and self.measurement is not None and self.measurement.speedup.low > 1
+
+
+def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
+    """Return a proven trial with what one more fresh process found; where that failed, so has the trial.
+
+    A plan that works in one process and not in the next would fail after some restart.
+    """
+    if isinstance(found, Failure):
+        return replace(trial, state=TrialState.FAIL, failure=found, reason=str(found))
+    trial = replace(trial, repeats=(*trial.repeats, found))
+    return replace(trial, reason=f"proven, {trial.speedup}× eager's speed")
 
 
 def speeds_beside(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:

@@ -116,6 +116,12 @@ class Progress:
             self._say(show.one_line(f"{_beside(trial.plan, duel.rival)}: {came}"))
         self._task = ""
 
+    def repeated(self, trial: Trial) -> None:
+        """It was timed beside eager in one more process."""
+        self.stage("")
+        self._say(f"{show.one_line(str(trial.plan))} in {len(trial.processes)} processes: {outcome(trial)}")
+        self._task = ""
+
     def note(self, text: str) -> None:
         """Say something the user should know."""
         self._say(f"note: {show.one_line(text)}")

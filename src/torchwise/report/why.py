@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from torchwise.records import Decision, FailureKind, Outcome, Study, StudyState, Trial, TrialState, Verdict
-from torchwise.records.answer import Answer, exceeds
+from torchwise.records.answer import Answer
 from torchwise.records.trial import speeds_beside
 from torchwise.report import format as show
 from torchwise.report.costs import asked, baseline_cost, cost_of
@@ -124,7 +124,7 @@ def _not_faster(trial: Trial, memory: bool) -> str:
     if speedup.high < 1:
         return f"slower than eager: {show.speedup(speedup)}"
     if speedup.low <= 1 and not memory:
-        if exceeds(speedup) is Answer.INCONCLUSIVE:
+        if trial.is_faster is Answer.INCONCLUSIVE:
             return f"inconclusive: {show.speedup(speedup)} eager's speed, so slower or faster"
         return f"no faster than eager: {show.speedup(speedup)}"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
-from torchwise.records import Duel, Trial, TrialState
+from torchwise.records import Duel, Failure, Measurement, Trial, TrialState
 from torchwise.records.study import SCHEMA as FORMAT
+from torchwise.records.trial import with_repeat
 from torchwise.store.clock import now
 from torchwise.store.owner import Owner
 from torchwise.store.rows import dump, load
@@ -82,14 +84,26 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
 
 def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> Duel:
     """Add a duel to the finished trial of a plan, and return it; one that another process held meanwhile stays."""
+    trial = _add(connection, study_id, plan, lambda trial: replace(trial, duel=trial.duel or duel))
+    return trial.duel or duel if trial else duel
+
+
+def keep_repeat(connection: Connection, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
+    """Add what a further process found to the finished trial of a plan, and return it; None where there is none."""
+    return _add(connection, study_id, plan, lambda trial: with_repeat(trial, found))
+
+
+def _add(connection: Connection, study_id: int, plan: Plan, change: Callable[[Trial], Trial]) -> Trial | None:
+    """Change the finished trial of a plan, and return it; None where there is none."""
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
     if row is None or row.state == _RUNNING:
-        return duel
-    trial = _read(row)
-    if trial.duel is None:
-        connection.execute(_at(update(trials), study_id, row.number).values(record_of(replace(trial, duel=duel))))
-    return trial.duel or duel
+        return None
+    found = _read(row)
+    changed = change(found)
+    if changed != found:
+        connection.execute(_at(update(trials), study_id, row.number).values(record_of(changed)))
+    return changed
 
 
 def add_finished(connection: Connection, study_id: int, number: int, record: dict[str, Any]) -> None:

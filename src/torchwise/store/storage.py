@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from torchwise.errors import StorageError
 from torchwise.plan import Plan
-from torchwise.records import Decision, Duel, Ruling, Study, StudyState, Trial
+from torchwise.records import Decision, Duel, Failure, Measurement, Ruling, Study, StudyState, Trial
 from torchwise.records.explanation import Explanation
 from torchwise.store import claims, copying, explanations, rulings, studies
 from torchwise.store.copying import Copied
@@ -176,6 +176,14 @@ class Storage:
             The duel that counts: the one that the trial had already, where another process held it meanwhile.
         """
         return self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
+
+    def keep_repeat(self, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
+        """Add what a further process found of a plan to its finished trial.
+
+        Returns:
+            The trial with all its measurements, failed where that process did; None where there is no such trial.
+        """
+        return self._database.write(lambda c: claims.keep_repeat(c, study_id, plan, found))
 
     def release_trial(self, study_id: int, number: int) -> None:
         """Take a claim back, as when its run was interrupted: the plan is as if never claimed.

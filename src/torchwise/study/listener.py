@@ -35,6 +35,9 @@ class Listener(Protocol):
     def compared(self, trial: Trial) -> None:
         """They were: the trial has the duel."""
 
+    def repeated(self, trial: Trial) -> None:
+        """A plan was timed beside eager in one more process: the trial has the measurement, or failed."""
+
     def note(self, text: str) -> None:
         """Something the user should know, such as a stored decision that was reused or is stale."""
 
@@ -45,4 +48,4 @@ class Silent:
     def note(self, *_: Any, **__: Any) -> None:
         """Say nothing."""
 
-    inspecting = inspected = trying = stage = finished = leading = comparing = compared = note
+    inspecting = inspected = trying = stage = finished = leading = comparing = compared = repeated = note

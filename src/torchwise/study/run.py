@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 from torchwise import environment
 from torchwise.decide import (
@@ -22,6 +23,7 @@ from torchwise.decide import (
     decide,
     front,
     next_duel,
+    next_repeat,
     prune_below,
 )
 from torchwise.environment import Environment
@@ -29,11 +31,12 @@ from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
 from torchwise.records import Decision, FailureKind, Inspection, Study, StudyState, Trial, TrialState
+from torchwise.records.trial import with_repeat
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.caches import Caches
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
-from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, try_plan
+from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, measure_again, try_plan
 from torchwise.trial.job import EFFORTS as CARE
 from torchwise.workload.differences import another_model
 
@@ -104,8 +107,8 @@ def _ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
 
     Calls, restarts, memory limit, effort and plans may be asked for otherwise than when it was tried.
     """
-    if trial.state is TrialState.PRUNED and trial.speedup is not None:
-        return bound is None or trial.speedup.high >= bound
+    if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by what its own process told
+        return bound is None or trial.measurement.speedup.high >= bound
     return bool(trial.failure and trial.failure.kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
 
 
@@ -149,8 +152,8 @@ class _Loop:
                         time.sleep(WAIT_S)
                     else:
                         break
-                held = self._hold_duels()
-            if not self._tried and not held and self._history().trials:
+                told = self._tell_apart()
+            if not self._tried and not told and self._history().trials:
                 self._listener.note("decided from what is stored; --fresh, or fresh=True, measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
             with suppress(StorageError):  # a store that is lost holds what is finished all the same
@@ -227,33 +230,50 @@ class _Loop:
         limits = Limits.of_this_machine(min(self._limit_s(history), limit_s))
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
 
-    def _hold_duels(self) -> int:
-        """Time plans that their trials may not tell apart beside each other, and return how many times.
+    def _tell_apart(self) -> int:
+        """Time plans again where the decision hangs on what a trial may not tell, and return how many times.
 
-        That goes on for as long as it is worth its time, and the effort allows.
+        The leading plan beside eager, in more processes; and plans beside each other. That goes on for as long as it is
+        worth its time, and the effort allows.
         """
-        held = 0
+        care, told = CARE[self._request.effort], 0
         while self._spent.seconds < self._end_s:
             history = self._history()
-            pair = next_duel(history, CARE[self._request.effort].duels, self._caches)
-            if pair is None:
+            if trial := next_repeat(history, care.processes, care.half_width, 1 + care.duels):
+                what, step = f"{trial.plan} could not be timed again", partial(self._measure_again, trial)
+            elif pair := next_duel(history, care.duels, self._caches):
+                what = f"{pair[0].plan} could not be timed beside {pair[1].plan}"
+                step = partial(self._hold_duel, *pair)
+            else:
                 break
-            challenger, leader = pair
-            self._listener.comparing(challenger.plan, leader.plan)
-            job = _job(self._request, "duel")
-            usual = _seconds_per_call(challenger), _seconds_per_call(leader)
-            job = replace(job, plan=challenger.plan, traits=self._traits(history), usual_s=usual)
-            limits = Limits.of_this_machine(2 * self._limit_s(history))  # two plans compile
-            caches = self._caches.of(challenger.plan, leader.plan)
             try:
-                duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
+                step(history)
             except (BaselineError, UnsupportedError) as error:  # such as no device left: the trials stand
-                self._listener.note(f"{challenger.plan} could not be timed beside {leader.plan}: {error}")
+                self._listener.note(f"{what}: {error}")
                 break
-            held += 1
-            kept = self._storage.keep_duel(self._id, challenger.plan, duel)
-            self._listener.compared(replace(challenger, duel=kept))
-        return held
+            told += 1
+        return told
+
+    def _measure_again(self, trial: Trial, history: History) -> None:
+        self._listener.comparing(trial.plan, EAGER)
+        job = replace(_job(self._request, "warm"), plan=trial.plan, traits=self._traits(history))
+        job = replace(job, baseline_s=history.economics.baseline_s)
+        limits = Limits.of_this_machine(self._limit_s(history))
+        found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.of(trial.plan))
+        kept = self._storage.keep_repeat(self._id, trial.plan, found)
+        self._listener.repeated(kept or with_repeat(trial, found))
+        self._report_leader()
+
+    def _hold_duel(self, challenger: Trial, leader: Trial, history: History) -> None:
+        self._listener.comparing(challenger.plan, leader.plan)
+        job = _job(self._request, "duel")
+        usual = _seconds_per_call(challenger), _seconds_per_call(leader)
+        job = replace(job, plan=challenger.plan, traits=self._traits(history), usual_s=usual)
+        limits = Limits.of_this_machine(2 * self._limit_s(history))  # two plans compile
+        caches = self._caches.of(challenger.plan, leader.plan)
+        duel = hold_duel(self._launcher, job, leader.plan, limits, self._spent.stage, caches)
+        kept = self._storage.keep_duel(self._id, challenger.plan, duel)
+        self._listener.compared(replace(challenger, duel=kept))
 
     def _traits(self, history: History) -> frozenset[str]:
         """Return the workload's traits, with what earlier trials found out about its noise."""

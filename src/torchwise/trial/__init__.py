@@ -3,7 +3,7 @@
 from torchwise.trial.job import AroundJob, Effort, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher
 from torchwise.trial.spent import Spent
-from torchwise.trial.tryout import hold_duel, inspect_workload, own_caches, try_plan
+from torchwise.trial.tryout import hold_duel, inspect_workload, measure_again, own_caches, try_plan
 from torchwise.trial.worker import Assignment
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Spent",
     "hold_duel",
     "inspect_workload",
+    "measure_again",
     "own_caches",
     "try_plan",
 ]

@@ -16,7 +16,7 @@ from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import judged
-from torchwise.trial.job import Attempt, Job
+from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first import FirstAnswer, very_first
 from torchwise.verify.observe import Observation
@@ -53,12 +53,14 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
     return Attempt(costs, verdict, measurement)
 
 
-def start_warm(job: Job, stage: Callable[[str], None]) -> float:
-    """Start the plan in this fresh process from the caches in the job's folder; return its warm cost in seconds."""
+def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
+    """Start the plan in this fresh process from the caches in the job's folder, and time it beside eager once more."""
     trial = _Tryout(job)
     with trial.arena.gradients():
         stage("warm compile")
-        return trial.first_calls()
+        warm_s = trial.first_calls()
+        stage("measure")
+        return Restart(warm_s, trial.measurement())
 
 
 def duel(job: Job, stage: Callable[[str], None]) -> Measurement:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Measurement, Verdict
+from torchwise.records.bounds import Seconds
 from torchwise.workload import WorkloadSpec
 
 Task = Literal["inspect", "check", "try", "warm", "duel"]
@@ -25,6 +26,7 @@ class Effort:
         noise_s: seconds for the calls of the distribution tests.
         reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
         duels: how many times at the most two plans that trials may not tell apart are timed beside each other.
+        processes: how many fresh processes at the most a plan is timed in, where the decision hangs on its speed.
     """
 
     half_width: float
@@ -33,12 +35,13 @@ class Effort:
     noise_s: float
     reproduce_noise: bool = True
     duels: int = 3
+    processes: int = 5
 
 
 EFFORTS = {
-    "quick": Effort(0.05, 2.0, extra_draws=1, noise_s=2.0, reproduce_noise=False, duels=1),
+    "quick": Effort(0.05, 2.0, extra_draws=1, noise_s=2.0, reproduce_noise=False, duels=1, processes=3),
     "standard": Effort(0.02, 5.0, extra_draws=2, noise_s=5.0),
-    "thorough": Effort(0.01, 15.0, extra_draws=4, noise_s=10.0, duels=5),
+    "thorough": Effort(0.01, 15.0, extra_draws=4, noise_s=10.0, duels=5, processes=7),
 }
 
 
@@ -100,7 +103,8 @@ class Job:
     """What a worker is told.
 
     Attributes:
-        task: "inspect" the plain model, "try" a plan, start it "warm" from the caches of a try, or time it in a "duel".
+        task: "inspect" the plain model, "try" a plan, start it "warm" from the caches of a try and time it once more,
+            or time it in a "duel".
         workload: what was asked.
         plan: the candidate.
         source: file with a live Python model, written by this very run; None to load the target.
@@ -164,3 +168,16 @@ class Attempt:
     costs: Costs
     verdict: Verdict
     measurement: Measurement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What a plan that was proven before is like in one more fresh process.
+
+    Attributes:
+        warm_s: seconds that the first calls took beyond steady ones, from the caches that were there.
+        measurement: of the plan beside eager, in this process.
+    """
+
+    warm_s: Seconds
+    measurement: Measurement

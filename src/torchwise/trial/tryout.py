@@ -22,8 +22,9 @@ from torchwise.records import (
     codec,
 )
 from torchwise.records.measurement import HELD_UP
+from torchwise.records.trial import with_repeat
 from torchwise.trial.blame import blamed
-from torchwise.trial.job import Attempt, Job
+from torchwise.trial.job import Attempt, Job, Restart
 from torchwise.trial.launcher import Launcher, Limits, OnStage
 from torchwise.trial.spent import Spent
 
@@ -107,27 +108,52 @@ def _judged(trial: Trial, attempt: Attempt) -> Trial:
     if verdict.outcome is not Outcome.PASS or measurement is None:
         return replace(found, state=TrialState.COMPLETE, reason=f"not proven: {verdict.reason}")
     if measurement.pruned:
-        reason = f"stopped early at {measurement.speedup}×: it could no longer lead"
+        reason = f"stopped early at {found.speedup}×: it could no longer lead"
         return replace(found, state=TrialState.PRUNED, reason=reason)
-    return replace(found, state=TrialState.COMPLETE, reason=f"proven, {measurement.speedup}× eager's speed")
+    return replace(found, state=TrialState.COMPLETE, reason=f"proven, {found.speedup}× eager's speed")
 
 
 def _is_worth_a_warm_start(trial: Trial) -> bool:
-    """Only a plan that beat eager can be decided for, and only one that compiles has a warm cost of its own."""
-    return bool(
-        trial.is_proven and trial.measurement and trial.measurement.speedup.low > 1 and trial.plan.backend != "eager"
-    )
+    """Only a plan that beat eager can be decided for, and only one that compiles has a warm cost of its own.
+
+    Whether it did beat eager, more processes than its own will tell; here it need have done so in that one.
+    """
+    return trial.is_promising and trial.plan.backend != "eager"
 
 
 def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, on_stage: OnStage) -> Trial:
     assert trial.costs is not None
-    answer = launcher.run(replace(job, task="warm"), limits, on_stage)
-    if isinstance(answer, Failure):
-        # It worked cold and not warm: a restart in production would be the one that fails.
-        failure = replace(answer, message=f"in a second process, from warm caches: {answer.message}")
-        return replace(trial, state=TrialState.FAIL, failure=failure, reason=str(failure))
-    costs: Costs = replace(trial.costs, warm_s=codec.from_json(answer, float))
-    return replace(trial, costs=costs)
+    restart = _restarted(launcher, job, limits, on_stage)
+    if isinstance(restart, Failure):
+        message = f"in a second process, from warm caches: {restart.message}"
+        return with_repeat(trial, replace(restart, message=message))
+    costs: Costs = replace(trial.costs, warm_s=restart.warm_s)
+    return with_repeat(replace(trial, costs=costs), restart.measurement)
+
+
+def measure_again(
+    launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
+) -> Measurement | Failure:
+    """Time the job's plan, which was proven before, beside eager in one more fresh process.
+
+    Args:
+        launcher: where the worker runs.
+        job: of the plan's trial.
+        limits: of the worker.
+        on_stage: hears the stages as they are entered.
+        caches: folders that the plan's trial has left; what lies in none is compiled anew.
+    """
+    with own_caches(caches) as folder:
+        restart = _restarted(launcher, replace(job, cache_dir=folder), limits, on_stage)
+    if isinstance(restart, Failure):
+        return replace(restart, message=f"in one more process: {restart.message}")
+    return restart.measurement
+
+
+def _restarted(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
+    # What is timed again is timed to its end: it was not pruned before.
+    answer = launcher.run(replace(job, task="warm", prune_below=None), limits, on_stage)
+    return answer if isinstance(answer, Failure) else codec.from_json(answer, Restart)
 
 
 @contextmanager

@@ -1,0 +1,254 @@
+"""Do the intervals cover what they say, and are decisions right as often as they claim?
+
+A model of 100 equal layers is timed beside itself, and beside copies of 102, 105 and 110 layers, in many fresh
+processes: each as a search times a plan beside eager, in the search's own workers. From that pool groups of processes
+are drawn, and each is given to the functions that a search decides by: after how many processes it ends, what the
+interval is then, and what is decided. The truth is 1 for the model beside itself, and the median over all processes
+for the others.
+
+Run it: python benchmarks/coverage.py --device cpu --label xeon-2cpu --out benchmarks/results
+With a competing process on one core: add --busy. The answers must become inconclusive then, and never wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchwise import environment
+from torchwise.decide import History, decide, next_repeat
+from torchwise.environment import Environment
+from torchwise.plan import Plan
+from torchwise.records import (
+    Check,
+    Costs,
+    Failure,
+    Inspection,
+    Interval,
+    Measurement,
+    Outcome,
+    Trial,
+    TrialState,
+    Verdict,
+    codec,
+)
+from torchwise.trial import Job, Limits, ProcessLauncher
+from torchwise.trial.job import EFFORTS
+from torchwise.workload import WorkloadSpec
+
+LAYERS, WIDTH, ROWS = 100, 128, 32
+PLANTED = (0, 2, 5, 10)
+"""Layers more, of a hundred: the slow-down in percent."""
+GROUPS = 2000
+PLAN = Plan(capture="call")
+"""Stands for whatever is timed beside eager; it is not run."""
+SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool(codec.Document):
+    """What was measured.
+
+    Attributes:
+        environment: where.
+        effort: whose care the measurements were made with.
+        busy: whether another process competed for one core.
+        date: when.
+        processes: for each process, the model beside copies with more layers, by how many more.
+    """
+
+    environment: Environment
+    effort: str
+    busy: bool
+    date: str
+    processes: tuple[dict[str, Measurement], ...] = ()
+    schema: str = "torchwise.coverage/1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--effort", default="standard", choices=list(EFFORTS))
+    parser.add_argument("--processes", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which no further process starts")
+    parser.add_argument("--busy", action="store_true", help="with a competing process on one core")
+    parser.add_argument("--pool", type=Path, help="what was measured before, to be judged once more")
+    parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    options = parser.parse_args()
+    pool = Pool.from_json(options.pool.read_bytes()) if options.pool else collect(options)
+    text = report(pool)
+    print(text)
+    busy = "-busy" if pool.busy else ""
+    name = f"{pool.date}-{options.label or pool.environment.device}-coverage{busy}"
+    (options.out / f"{name}.json").write_text(pool.to_json() + "\n")
+    (options.out / f"{name}.txt").write_text(text)
+
+
+def collect(options: argparse.Namespace) -> Pool:
+    """Measure in as many fresh processes as are asked for."""
+    here, date = environment.detect(options.device), datetime.datetime.now(datetime.UTC).date().isoformat()
+    pool = Pool(here, options.effort, options.busy, date)
+    job = Job("coverage:sample", WorkloadSpec("coverage:none", device=options.device), effort=EFFORTS[options.effort])  # type: ignore[arg-type]
+    launcher, until = ProcessLauncher(), time.monotonic() + 60 * options.minutes
+    with competing() if options.busy else contextlib.nullcontext():
+        while len(pool.processes) < options.processes and time.monotonic() < until:
+            answer = launcher.run(job, Limits.of_this_machine(600), lambda _: None)
+            if isinstance(answer, Failure):
+                raise SystemExit(f"a process failed: {answer}")
+            found = codec.from_json(answer, dict[str, Measurement])
+            if job.baseline_s is None:  # as the look at a plain model, which says what eager usually takes
+                job = replace(job, baseline_s=found["0"].baseline_time.mid)
+                continue
+            pool = replace(pool, processes=(*pool.processes, found))
+            told = ", ".join(f"{more}: {timed.speedup}" for more, timed in found.items())
+            print(f"{len(pool.processes)}: {told}", file=sys.stderr, flush=True)
+    return pool
+
+
+@contextlib.contextmanager
+def competing() -> Iterator[None]:
+    """Keep one core busy."""
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", SPIN, str(core)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
+    """Time the model beside itself and beside its longer copies, in a worker."""
+    import torch
+
+    from torchwise.measure import Clock, Mix, Precision, measure_pair, turns
+
+    turns.join(job.workload.device)
+    torch.manual_seed(0)
+    device = job.workload.device
+    layers = [torch.nn.Linear(WIDTH, WIDTH, device=device) for _ in range(LAYERS)]
+    given = torch.randn(ROWS, WIDTH, device=device)
+
+    def model(count: int) -> Callable[[], Any]:
+        chain = [layers[place % LAYERS] for place in range(count)]
+
+        def call() -> Any:
+            value = given
+            for layer in chain:
+                value = torch.tanh(layer(value))
+            return value
+
+        return call
+
+    clock, precision = Clock(device), Precision(job.effort.half_width, job.effort.measure_s)
+    found = {}
+    with torch.no_grad():
+        for more in PLANTED:
+            sides = model(LAYERS), model(LAYERS + more)
+            for side in (*sides, *sides):
+                clock.once(side)
+            stage("measure")
+            mixes = [Mix((side,), (1.0,)) for side in sides]
+            found[str(more)] = measure_pair(*mixes, clock, precision, usual_s=(None, job.baseline_s))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a search makes of one group of processes: its interval in the end, of how many, and what it decides."""
+
+    speedup: Interval
+    processes: int
+    is_chosen: bool
+
+    @property
+    def answer(self) -> str:
+        """Faster, slower, or inconclusive."""
+        return "faster" if self.is_chosen else "slower" if self.speedup.high < 1 else "inconclusive"
+
+
+def tell(group: Sequence[Measurement], here: Environment, effort: str) -> Told:
+    """Go through a group as a search goes on from process to process, and decide."""
+    care, spec = EFFORTS[effort], WorkloadSpec("coverage:none", device=here.device, calls=10**9)
+    passed = Verdict((Check("values", Outcome.PASS, "not run"),))
+    trial = Trial(0, PLAN, TrialState.COMPLETE, measurement=group[0], verdict=passed, costs=Costs(0.0))
+    inspection = Inspection("", "", "", (), frozenset(), group[0], 0.0)
+    left = list(group[1:])
+    while left and next_repeat(History(spec, inspection, (trial,)), care.processes, care.half_width, 1):
+        trial = replace(trial, repeats=(*trial.repeats, left.pop(0)))
+    decision = decide(History(spec, inspection, (trial,)), here)
+    assert trial.speedup is not None
+    return Told(trial.speedup, len(trial.processes), not decision.plan.is_eager)
+
+
+def turned(timed: Measurement) -> Measurement:
+    """Return the measurement with the sides swapped: the longer copy as the plan."""
+    device = timed.baseline_device_s, timed.candidate_device_s
+    swapped = replace(timed, candidate_s=timed.baseline_s, baseline_s=timed.candidate_s)
+    return replace(swapped, candidate_device_s=device[0], baseline_device_s=device[1])
+
+
+def report(pool: Pool) -> str:
+    """Return the shares of groups whose intervals hold the truth, and of right and wrong answers."""
+    here, most = pool.environment, EFFORTS[pool.effort].processes
+    rng = random.Random(0)
+    groups = [rng.sample(range(len(pool.processes)), most) for _ in range(GROUPS)]
+    lines = [
+        f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {pool.date}, effort {pool.effort}: "
+        f"{len(pool.processes)} processes{', with a competing process on one core' if pool.busy else ''}",
+        f"{GROUPS} groups of {most} processes at the most, drawn from them",
+        "",
+        f"{'plan':34} {'truth':>6} {'spread':>7} {'95 % covers':>12} {'of a search':>12} {'processes':>9} {'width':>7}"
+        f"  {'faster':>7} {'slower':>7} {'inconclusive':>12}",
+    ]
+    for more in PLANTED:
+        timed = [process[str(more)] for process in pool.processes]
+        sides = [("the model beside itself", timed)] if more == 0 else []
+        if more:
+            sides = [(f"the model beside {more} % more", timed), (f"{more} % more", [turned(one) for one in timed])]
+        lines += [line(name, side, groups, pool) for name, side in sides]
+    lines += [
+        "",
+        "truth: 1 for the model beside itself, else the median over all processes; spread: standard deviation of the",
+        f"processes' medians; covers: of the groups' intervals, those of all {most} processes that hold the truth;",
+        "of a search: the same, of those processes after which a search ends; width: median half-width of those.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def line(name: str, timed: list[Measurement], groups: list[list[int]], pool: Pool) -> str:
+    """Return the figures of one plan."""
+    mids = [one.speedup.mid for one in timed]
+    truth = 1.0 if name.endswith("itself") else statistics.median(mids)
+    drawn = [[timed[place] for place in group] for group in groups]
+    told = [tell(group, pool.environment, pool.effort) for group in drawn]
+    whole = [Trial(0, PLAN, measurement=group[0], repeats=tuple(group[1:])).speedup for group in drawn]
+    answers = [one.answer for one in told]
+    shares = [answers.count(answer) / len(answers) for answer in ("faster", "slower", "inconclusive")]
+    return (
+        f"{name:34} {truth:6.3f} {statistics.stdev(mids) / truth:7.2%} "
+        f"{statistics.mean(holds(one, truth) for one in whole if one):12.1%} "
+        f"{statistics.mean(holds(one.speedup, truth) for one in told):12.1%} "
+        f"{statistics.mean(one.processes for one in told):9.1f} "
+        f"{statistics.median(one.speedup.half_width for one in told):7.2%}  "
+        f"{shares[0]:7.1%} {shares[1]:7.1%} {shares[2]:12.1%}"
+    )
+
+
+def holds(interval: Interval, truth: float) -> bool:
+    return interval.low <= truth <= interval.high
+
+
+if __name__ == "__main__":
+    main()

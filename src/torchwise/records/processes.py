@@ -1,0 +1,77 @@
+"""One speed-up from several fresh processes: what a process happens to be like is in its interval.
+
+Within a process a bootstrap tells how well the samples fix their median. From one process to the next that median
+moves by more: memory lies elsewhere, threads sit on other cores, the machine has another moment. So processes are the
+unit that is counted, the log of each one's median ratio is one value, and their interval is Student's (the top level of
+Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013).
+
+Few values hardly tell their own spread, so a prior stands in for those that are missing. It has the degrees of freedom
+that the processes lack of `DEGREES`, and the variance known from other studies plus the one within a process; the two
+are pooled as in a moderated t (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004). From `DEGREES` + 1 processes on their
+own spread alone counts, and the interval covers what it says, whatever the spread (`benchmarks/coverage.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from torchwise.records.measurement import Measurement
+from torchwise.records.statistics import CONFIDENCE, Interval
+
+PROCESS_SPREAD = {"cpu": 0.06, "cuda": 0.025}
+"""Relative standard deviation of a plan's speed-up from one process to another, beyond what its interval says. Two
+plans of one speed, in nine searches on two CPU cores: 9.8 % for their ratio, so 6.9 % for each, of which the intervals
+say some 3 (`benchmarks/duels.py`). One plan, in three times ten searches on an H200: 1.7 to 3.0 %
+(`benchmarks/agreement.py`)."""
+DEGREES = 4
+"""Degrees of freedom of every interval at the least: those of five processes."""
+NORMAL_95 = 1.959964
+"""Standard deviations to either side that hold 95 % of a normal distribution."""
+
+MAX_EXPONENT, LEAST = 700.0, 1e-300
+"""What a float can hold: costs are divided by the ends of an interval."""
+
+
+def speedup_across(processes: Sequence[Measurement]) -> Interval:
+    """Return the speed-up that fresh processes agree on, with an interval for the mean over all processes.
+
+    Processes that contradict each other give a wide one. A single process claims no less than the prior spread.
+
+    Args:
+        processes: measurements of one plan, one for each process; at least one.
+    """
+    return _speedup_across(tuple(measurement.speedup for measurement in processes), processes[0].device)
+
+
+@functools.lru_cache(maxsize=2048)
+def _speedup_across(ratios: tuple[Interval, ...], device: str) -> Interval:
+    if not all(ratio.low > 0 and math.isfinite(ratio.high) for ratio in ratios):  # beyond what a float can hold
+        return ratios[0]
+    values = [math.log(ratio.mid) for ratio in ratios]
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    prior = max(DEGREES + 1 - len(values), 0)
+    degrees = prior + len(values) - 1
+    within = math.fsum(map(_variance, ratios)) / len(ratios)
+    variance = (prior * (PROCESS_SPREAD[device] ** 2 + within) + squares) / degrees
+    reach = _student(degrees) * math.sqrt(variance / len(values))
+    mid = ratios[0].mid if len(ratios) == 1 else math.exp(mean)  # as it was measured, to the last digit
+    return Interval(min(max(mid * _exp(-reach), LEAST), mid), mid, mid * _exp(reach))
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(max(value, -MAX_EXPONENT), MAX_EXPONENT))
+
+
+def _variance(ratio: Interval) -> float:
+    """Return the variance of the log of a median ratio, as the interval within its process has it."""
+    return ((math.log(ratio.high) - math.log(ratio.low)) / 2 / NORMAL_95) ** 2
+
+
+def _student(degrees: int) -> float:
+    """Return the quantile of Student's t that leaves half of what is not confidence beyond it."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
