@@ -15,7 +15,7 @@ from typing import Any
 from torchwise.records import Study
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
-from torchwise.report import format as show
+from torchwise.report.explain.terminal import MOST_KERNELS as SHOWN_KERNELS
 from torchwise.report.rows import Row, rows
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
@@ -232,7 +232,11 @@ class Figures:
 
 
 def check_explanation(record: Explanation, text: str, html: str) -> None:
-    """Fail where figures of one explanation disagree, in the record, on the terminal or on the page."""
+    """Fail where figures of one explanation disagree, in the record, its JSON, on the terminal or on the page.
+
+    The terminal is wide enough that no kernel's name folds.
+    """
+    assert Explanation.from_json(record.to_json()) == record, "the JSON is not the record"
     call_s = record.execution.call_s.mid
     _check_savings(record, call_s)
     _check_order(record)
@@ -243,7 +247,8 @@ def check_explanation(record: Explanation, text: str, html: str) -> None:
         for number, finding in enumerate(record.findings, 1):
             _check_finding(finding, f"{number}. {finding.title}", shown, call_s)
         _check_trust(record, shown)
-        _check_longest(record.kernels, shown)
+        for kernel in record.kernels[:SHOWN_KERNELS]:
+            _check_kernel(kernel, shown)
 
 
 def _check_savings(record: Explanation, call_s: float) -> None:
@@ -346,11 +351,20 @@ def _check_trust(record: Explanation, shown: Figures) -> None:
         assert "largest" not in shown.text, f"{shown.name} ranks what was not timed"
 
 
-def _check_longest(kernels: Sequence[Kernel], shown: Figures) -> None:
-    for kernel in kernels[:1]:  # the longest; names are folded on a narrow terminal
-        share = "unknown" if kernel.share is None else show.percent(kernel.share)
-        after = re.escape(_flat(kernel.name)) + rf" [\d.,]+ ({DURATION}) .*?"
-        shown.check_seconds(after + re.escape(share), kernel.seconds)
+def _check_kernel(kernel: Kernel, shown: Figures) -> None:
+    """Hold a row of the table to its kernel: its calls, its time, and its share of the roofline."""
+    row = (
+        re.escape(_flat(kernel.name)) + rf" ([\d.,]+) ({DURATION}) (?:–|[\d.,]+ \w+) (?:–|0|[\d.,]+ M) ([\d.]+|unknown)"
+    )
+    hit = re.search(row, shown.text)
+    assert hit, f"{shown.name} has no row for {kernel.name}"
+    agree(float(hit[1].replace(",", "")), kernel.calls, f"{shown.name}: calls of {kernel.name}", SAME)
+    agree(read_seconds(hit[2]), kernel.seconds, f"{shown.name}: the time of {kernel.name}", SAME)
+    share = None if hit[3] == "unknown" else float(hit[3]) / 100
+    is_same = (
+        share == kernel.share if None in (share, kernel.share) else abs((share or 0) - (kernel.share or 0)) <= 0.006
+    )
+    assert is_same, f"{shown.name}: {kernel.name} reaches {hit[3]} %, the record says {kernel.share}"
 
 
 def _flat(text: str) -> str:

@@ -130,6 +130,7 @@ def test_a_figure_that_is_not_the_records_is_seen() -> None:
         ("saves at most 40.0 µs", "saves at most 140 µs"),
         ("The machine was quiet", "The machine is quiet"),
         ("95.0 µs   1000 B", "55.0 µs   1000 B"),
+        ("1000 B       –   unknown", "1000 B       –      30 %"),
     ):
         assert right in text
         with pytest.raises(AssertionError):

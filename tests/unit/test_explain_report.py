@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -47,11 +48,12 @@ def test_it_comes_back_from_json() -> None:
     assert json.loads(told.to_json())["schema"] == "torchwise.explanation/1"
 
 
-def test_a_record_from_before_the_limits_were_kept_is_read() -> None:
+def test_a_record_from_before_limits_trust_and_inflation_were_kept_is_read() -> None:
     data = json.loads(explanation().to_json())
-    del data["limits"]
+    del data["limits"], data["trust"], data["execution"]["inflation"]
     told = Explanation.from_json(json.dumps(data))
     assert told.limits is None
+    assert shown(told).startswith("The machine was quiet: the ratio holds within ±0.0%.")
     assert [plot.key for plot in plots(told)] == ["stages", "latency"]
 
 
@@ -184,3 +186,18 @@ def test_what_was_tried_is_shown_with_what_came_of_it() -> None:
         flat = " ".join(text.split())
         assert "Tried: torch._dynamo.config.x = True: compiled 2 times; it saves 20.0 µs a call" in flat
         assert "dynamic=True): compiled 9 times, and then given up as well; it does not help" in flat
+
+
+def test_a_fix_that_could_not_be_timed_is_not_said_to_help_nor_not_to() -> None:
+    untold = Price(Interval(0.0, 0.0, 100e-6), Basis.INCONCLUSIVE, "")
+    seen = Tried("torch._dynamo.config.x = True", False, "compiled 2 times", untold, 2)
+    text = " ".join(shown(explanation(finding("recompile", untold, tried=(seen,)))).split())
+    assert "x = True: compiled 2 times; what it saves could not be measured" in text
+    assert "help" not in text
+
+
+@pytest.mark.parametrize(("inflation", "is_said"), [(1.4, False), (3.0, True), (0.3, True)])
+def test_kernels_of_a_profile_unlike_the_call_are_marked(inflation: float, is_said: bool) -> None:
+    told = explanation(execution=replace(explanation().execution, inflation=inflation))
+    for text in (shown(told), render_explanation_html(told)):
+        assert (f"the call took {inflation:.2f}" in " ".join(text.split())) is is_said
