@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from summary import OURS, read
 
 from torchwise.records.benchmark import Benchmark, Peaks, Row
+from torchwise.records.scale import scale_of
 
 
 def main() -> None:
@@ -23,10 +24,11 @@ def main() -> None:
 def table(benchmarks: Iterable[Benchmark]) -> str:
     """Return one line for each target, sorted; of a target in several results, of the last."""
     bound = {
-        row.workload.target: line_of(row, benchmark.peaks)
+        row.workload.target: line
         for benchmark in benchmarks
         for row in benchmark.rows
         if benchmark.peaks and row.contender == OURS and row.is_right and is_bound(row, benchmark.peaks)
+        if (line := line_of(row, benchmark))
     }
     lines = ["| program | size | plan | least, µs | per call, µs | of the bandwidth |", "|---" * 6 + "|"]
     return "\n".join([*lines, *(bound[target] for target in sorted(bound))])
@@ -39,10 +41,13 @@ def is_bound(row: Row, peaks: Peaks) -> bool:
     return performance.roofline.bytes / peaks.bandwidth > performance.roofline.flops / peaks.flops[performance.dtype]
 
 
-def line_of(row: Row, peaks: Peaks) -> str:
-    share, time = row.share_of(peaks), row.time
-    assert share is not None
-    assert time is not None
+def line_of(row: Row, benchmark: Benchmark) -> str:
+    """Return the line of a target; empty where its time is inconclusive."""
+    found = scale_of(benchmark, row.workload).of(row)
+    share = found.roofline_share(benchmark.peaks) if found else None
+    if found is None or share is None:
+        return ""
+    time = found.time
     program, _, size = row.workload.target.removeprefix("zoo:").partition("@")
     least, taken = (f"{seconds * 1e6:.3g}" for seconds in (share * time.mid, time.mid))
     return f"| {program} | {size} | {row.plan} | {least} | {taken} | {100 * share:.2g} % |"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from builders import CREATED_AT, HERE, a_plan, a_study, a_trial, an_inspection
+from builders import CREATED_AT, HERE, a_measurement, a_plan, a_study, a_trial, an_inspection
 from explain_samples import explanation, finding, price
-from torchwise.records import Study
+from torchwise.records import Measurement, Study
 from torchwise.store import Owner, StudyKey, open_storage
 from torchwise.workload import WorkloadSpec
 
@@ -20,10 +20,18 @@ SPEEDS = {"2.11.0+cu130": 1.60, "2.13.0+cu130": 1.75, "2.15.0+cu130": 1.40}
 def a_version(torch: str, speed: float, month: int = 0, **changes: object) -> Study:
     """Return the decided study of `TARGET` with one version of torch; the decided plan is `LAST`."""
     environment = replace(HERE, torch=torch)
-    trials = (a_trial(0, PLAIN, speed - 0.1), a_trial(1, LAST, speed))
+    trials = (
+        a_trial(0, PLAIN, speed - 0.1, repeats=some_processes(speed - 0.1)),
+        a_trial(1, LAST, speed, repeats=some_processes(speed)),
+    )
     study = a_study(trials, decided=1, environment=environment, created_at=CREATED_AT + month * 30 * 86_400)
     assert study.decision is not None
     return replace(study, decision=replace(study.decision, environment=environment), **changes)  # type: ignore[arg-type]
+
+
+def some_processes(speed: float) -> tuple[Measurement, ...]:
+    """Return what further processes measured, which agree: an interval of one process alone is wide."""
+    return tuple(a_measurement(speed, seed=60 + number) for number in range(4))
 
 
 def a_filled_store(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchwise.records import Interval
-from torchwise.records.answer import Answer, Reliability, exceeds, judge_trust
+from torchwise.records.answer import Answer, Reliability, all_of, any_of, exceeds, judge_trust
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,15 @@ def test_a_middle_is_quoted_only_from_a_narrow_interval() -> None:
     assert not Interval(40.5, 79.5, 105.0).is_usable
     assert str(Interval(40.5, 79.5, 105.0)) == "between 40.5 and 105"
     assert not Interval(0.0, 1.0, 1.0).is_usable
+    wide = Interval(0.8, 1.0, 1.3)
+    assert wide.is_usable == wide.inverse.is_usable  # a time is as usable as its speed-up
+
+
+def test_one_no_or_one_yes_settles_several_questions() -> None:
+    yes, no, untold = Answer.YES, Answer.NO, Answer.INCONCLUSIVE
+    assert [all_of(yes, other) for other in (yes, no, untold)] == [yes, no, untold]
+    assert [any_of(no, other) for other in (yes, no, untold)] == [yes, no, untold]
+    assert (all_of(no, untold), any_of(yes, untold)) == (no, yes)
 
 
 def test_trust_is_one_sentence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torchwise.bench.contenders import DEFAULT
 from torchwise.bench.request import LIMIT_S
 from torchwise.errors import StorageError, TargetError
 from torchwise.plan import Legality, Plan
+from torchwise.records import Measurement
 from torchwise.records.benchmark import Benchmark
 from torchwise.report import export, read_benchmark
 
@@ -93,6 +95,14 @@ def test_every_option_reaches_the_loop(loop: Loop) -> None:
     )
 
 
+def test_a_benchmark_that_tells_nothing_ends_with_4_and_is_shown(loop: Loop, tmp_path: Path, capsys) -> None:
+    wide = Measurement((0.1, 1.0, 10.0) * 4, (1.0,) * 12)
+    loop.rows = (a_row("eager", measurement=wide), a_row("default", measurement=wide), a_row("thunder", 1.2))
+    assert run("tutorial.fusion_demo", "--json", tmp_path / "b.json") == 4
+    assert capsys.readouterr().out.startswith("The machine was too busy to time; 2 of 3 ratios cannot be told.")
+    assert json.loads((tmp_path / "b.json").read_text())["trust"]["reliability"] == "unusable"
+
+
 def test_plans_reach_the_loop_and_bad_ones_are_refused(loop: Loop, capsys) -> None:
     plans = (Plan(backend="inductor"), Plan(backend="inductor", capture="call"))
     given = [word for plan in plans for word in ("--plan", plan.to_json())]
@@ -130,7 +140,7 @@ def test_options_override_the_suite(loop: Loop, tmp_path: Path) -> None:
 def test_rows_are_said_as_they_come_and_the_table_and_the_summary_follow(loop: Loop, capsys) -> None:
     assert run(TARGET) == 0
     shown = capsys.readouterr()
-    assert "max-autotune: 1.50× [1.49, 1.51], 8.27 ms per call" in shown.err
+    assert "max-autotune: 1.50× [1.49, 1.51], 8.24 ms per call" in shown.err
     assert "torchwise ★" in shown.out
     assert "torchwise over the best other: 1.13×" in shown.out
     assert "torchwise compare BEFORE.json AFTER.json" in shown.out

@@ -11,7 +11,8 @@ from bench_samples import PEAKS, ROOFLINE, a_benchmark, a_row, a_spec, ours, som
 from builders import EAGER_S, UNCLEAR, WRONG
 from torchwise.errors import InputError
 from torchwise.records import Measurement
-from torchwise.records.benchmark import Benchmark, Peaks, RowState, rival_of, rivals_of
+from torchwise.records.benchmark import Benchmark, Peaks, Row, RowState, rival_of, rivals_of
+from torchwise.records.scale import scale_of
 from torchwise.report.bench import read_benchmark
 from torchwise.workload import Roofline
 
@@ -117,8 +118,13 @@ def test_the_roofline_is_the_slower_of_bytes_and_operations() -> None:
 
 
 def test_the_share_of_the_roofline_is_known_only_where_all_of_it_is() -> None:
+    def share(row: Row, peaks: Peaks | None = PEAKS) -> float | None:
+        found = scale_of(a_benchmark((row,)), row.workload).of(row)
+        return found.roofline_share(peaks) if found else None
+
     eager = a_row("eager", 1.0)
-    assert eager.share_of(PEAKS) == pytest.approx(ROOFLINE.bytes / PEAKS.bandwidth / EAGER_S, rel=0.02)
-    assert eager.share_of(None) is None
-    assert a_row(roofline=None).share_of(PEAKS) is None
-    assert without_samples(eager).share_of(PEAKS) is None
+    assert share(eager) == pytest.approx(ROOFLINE.bytes / PEAKS.bandwidth / EAGER_S, rel=0.02)
+    assert share(eager, None) is None
+    assert share(a_row(roofline=None)) is None
+    assert share(without_samples(eager)) is None
+    assert share(a_row(measurement=Measurement((1.0,) * 12, (0.8, 1.6) * 6))) is None  # its time is inconclusive

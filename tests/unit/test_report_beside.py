@@ -8,14 +8,19 @@ from itertools import pairwise
 import pytest
 
 from builders import WRONG, a_failure, a_measurement, a_study, a_trial, an_inspection, samples
-from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version
+from dashboard_samples import LAST, PLAIN, SPEEDS, TARGET, a_version, some_processes
 from torchwise.records import Measurement, Study
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report.beside import beside, differences, render_beside
 from torchwise.report.history import history, render_history, summary
-from torchwise.report.judged import Change, Judge
+from torchwise.report.judged import Change, Judge, Timed
+from torchwise.workload import WorkloadSpec
 
 JUDGE = Judge(0.05, CONFIDENCE)
+
+
+def timed(measured: Measurement) -> Timed:
+    return Timed(measured.candidate_time, measured.speedup)
 
 
 def scaled(measured: Measurement, candidate: float, eager: float) -> Measurement:
@@ -38,20 +43,26 @@ def scaled(measured: Measurement, candidate: float, eager: float) -> Measurement
 )
 def test_a_plan_is_judged_by_its_time_and_by_eager_beside_it(candidate: float, eager: float, change: Change) -> None:
     before = a_measurement(1.5)
-    assert JUDGE.judge(before, scaled(a_measurement(1.5, seed=5), candidate, eager)).change is change
+    assert JUDGE.judge(timed(before), timed(scaled(a_measurement(1.5, seed=5), candidate, eager))).change is change
 
 
 def test_eager_is_judged_by_time_alone_and_drifts() -> None:
     before = Measurement(samples(1.0), samples(1.0))
     after = Measurement(samples(1.3, seed=1), samples(1.3, seed=1))
-    assert JUDGE.judge(before, after, eager=True).change is Change.DRIFT
+    assert JUDGE.judge(timed(before), timed(after), eager=True).change is Change.DRIFT
 
 
 def test_plans_of_two_studies_side_by_side() -> None:
-    first = a_study((a_trial(0, PLAIN, 1.7), a_trial(1, LAST, 1.5), a_trial(2, PLAIN.with_choice("scope", "regional"))))
+    first = a_study(
+        (
+            a_trial(0, PLAIN, 1.7, repeats=some_processes(1.7)),
+            a_trial(1, LAST, 1.5),
+            a_trial(2, PLAIN.with_choice("scope", "regional")),
+        )
+    )
     second = a_study(
         (
-            a_trial(0, PLAIN, 1.2, measurement=a_measurement(1.2, seed=7)),
+            a_trial(0, PLAIN, 1.2, measurement=a_measurement(1.2, seed=7), repeats=some_processes(1.2)),
             a_trial(1, LAST, None, verdict=WRONG, reason="not proven"),
             a_trial(2, PLAIN.with_choice("shapes", "dynamic")),
         ),
@@ -93,6 +104,35 @@ def test_what_two_studies_differ_in_is_said() -> None:
     assert "faster" in page
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"inspection": an_inspection(identity="0" * 12)}, "they are of different models, or of other inputs"),
+        ({"workload": WorkloadSpec(TARGET, device="cuda", objective="throughput")}, "one is for latency and one for"),
+    ],
+)
+def test_studies_of_different_models_are_not_comparable(changes: dict[str, object], why: str) -> None:
+    one, other = a_version("2.11.0", 1.7), a_version("2.13.0", 1.2, **changes)
+    found = beside(one, other)
+    assert {line.change for line in found} == {Change.NOT_COMPARED}
+    page = render_beside(one, other, "light")
+    assert f"The studies are not comparable: {why}" in page
+    assert "slower" not in page.partition("<footer>")[0]
+
+
+def test_what_noise_hides_is_inconclusive() -> None:
+    old, new = a_version("2.11.0", 1.7), a_version("2.13.0", 1.6)
+    unsure = [replace(study, trials=tuple(replace(t, repeats=()) for t in study.trials)) for study in (old, new)]
+    assert {line.name: line.change for line in beside(*unsure)}["inductor"] is Change.INCONCLUSIVE
+    (line,) = history(unsure)
+    assert line.points[1].change is Change.INCONCLUSIVE
+    assert summary([line]) == "2 decisions, 1 inconclusive."
+    page = render_history(TARGET, unsure, "light")
+    assert '<span class="not-comparable">inconclusive (' in page
+    assert 'class="decision none"' in page
+    assert "no regression" not in page
+
+
 def versions() -> list[Study]:
     return [a_version(torch, speed, month) for month, (torch, speed) in enumerate(SPEEDS.items())]
 
@@ -105,7 +145,7 @@ def test_a_history_marks_what_became_worse() -> None:
     assert line.regressions == 1
     assert summary([line]) == "3 decisions, 1 regression."
     page = render_history(TARGET, versions(), "dark")
-    assert '<span class="failed">slower (1.25× ' in page
+    assert '<span class="failed">slower (0.8' in page
     assert page.count("<img alt=") == 1
 
 

@@ -67,6 +67,7 @@ def bench(
     """Run contenders side by side, each in its own process, proven and timed against eager.
 
     Exit codes: 0 done, or the budget is spent; 2 bad input, also where it is one target's and the others are done;
+    4 inconclusive: most of the ratios name no figure, as the machine was too busy to time;
     130 interrupted, finished rows are shown, and kept by --resume.
     """
     from torchwise.plan import Legality, Plan
@@ -133,6 +134,7 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
     """Run, keep every row as soon as it is done, and show and write what there is, however it ended."""
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
+    from torchwise.records.answer import EXIT_INCONCLUSIVE
     from torchwise.report.bench import BenchProgress, export
     from torchwise.trial import ProcessLauncher
 
@@ -155,6 +157,17 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
         raise typer.Exit(130)
     if done and any(row.refused and row.key in _wanted(request) for row in done.rows):
         raise typer.Exit(2)
+    if done and not _is_told(done):
+        raise typer.Exit(EXIT_INCONCLUSIVE)
+
+
+def _is_told(done: Benchmark) -> bool:
+    """Whether what was timed can be trusted at all; where nothing was, the rows say why."""
+    from torchwise.records.answer import Reliability
+    from torchwise.records.scale import trust_of
+
+    is_timed = any(row.performance for row in done.rows)
+    return not is_timed or trust_of(done).reliability is not Reliability.UNUSABLE
 
 
 def _kept(done: Benchmark | None, files: Files) -> str:
@@ -177,6 +190,7 @@ def _print(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 
 def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
+    from torchwise.records.scale import with_trust
     from torchwise.report.bench import export, write_bench_html, write_plots
     from torchwise.report.json_export import write_json
 
@@ -184,7 +198,7 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     for file in files.exports:
         export(done, file)
     if files.whole:
-        write_json(done, files.whole)
+        write_json(with_trust(done), files.whole)
     if files.plots:
         write_plots(done, files.plots)
     if files.html:

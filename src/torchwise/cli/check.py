@@ -37,7 +37,8 @@ def check(
     together, twice; or if eager is faster by now. The factories that the file names are imported and called.
 
     Exit codes: 0 all is as locked; 1 a plan is stale, wrong, lost or slower; 2 bad input, or something could not be
-    checked, such as a target without a section for this machine; 130 interrupted.
+    checked, such as a target without a section for this machine; 4 inconclusive: the measurements cannot tell whether
+    a plan is as fast as locked, and nothing else is amiss; 130 interrupted.
     """
     from rich.console import Console
 

@@ -24,7 +24,8 @@ def compare(
     A contender is slower only if both its time and its time relative to eager grew, so that a slower machine fails
     nothing.
 
-    Exit codes: 0 nothing is slower, wrong or lost; 1 something is; 2 bad input.
+    Exit codes: 0 nothing is slower, wrong or lost; 1 something is; 2 bad input; 4 inconclusive: of some the
+    measurements cannot tell, and nothing else is slower, wrong or lost.
     """
     from rich.console import Console
 
@@ -37,4 +38,4 @@ def compare(
     Console(highlight=False).print(render_comparison(found))
     if json:
         write_json(found, json)
-    raise typer.Exit(1 if found.has_regressions else 0)
+    raise typer.Exit(found.exit_code)

@@ -63,5 +63,6 @@ def choose_study(label: str, found: list[StudySummary], parameter: str, default:
 
 def name_of(summary: StudySummary) -> str:
     """Return a study in a few words, for a list to choose from."""
-    speed = f", {summary.speedup.mid:.3g}×" if summary.speedup else ""
+    found = summary.speedup
+    speed = f", {f'{found.mid:.3g}×' if found.is_usable else 'inconclusive'}" if found else ""
     return f"{summary.id}: {summary.target}, {summary.mode} on {summary.device}{speed}"

@@ -13,6 +13,8 @@ from torchwise.lock.entry import Entry, is_same_hardware
 from torchwise.lock.file import Lock
 from torchwise.lock.judge import THRESHOLD, Judge
 from torchwise.records import Decision, Inspection, Trial, TrialState
+from torchwise.records.answer import Answer, Trust, judge_trust
+from torchwise.records.measurement import WIDE
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS, Effort
 from torchwise.workload.differences import another_model
@@ -80,7 +82,7 @@ class _Checks:
         rows = [self._judged(e, result, judge) if isinstance(result, Trial) else result for e, result in found]
         here = {row.target for row in rows if row.state is not State.ELSEWHERE}
         rows += [_missing(target) for target in named if target not in here]
-        return Check(tuple(rows), self._request.threshold, judge.confidence)
+        return Check(tuple(rows), self._request.threshold, judge.confidence, _trust(rows))
 
     def _without_running(self, entry: Entry) -> Checked | None:
         """Return what the machine and its software tell by themselves."""
@@ -120,15 +122,21 @@ class _Checks:
         return try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
 
     def _judged(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
-        """Judge the speed of a proven plan; one that is slower is timed once more, and counts only if it is so again.
+        """Judge the speed of a proven plan; what is not as it was locked is timed once more, in another process.
 
-        What differs from one process to the next is in no interval.
+        What differs from one process to the next is in no interval. So a plan is slower only if both find it to be, and
+        as locked if the second finds that.
         """
         row = _timed(entry, trial, judge)
-        if row.state is not State.SLOWER:
+        if row.state is State.GOOD:
             return row
         again = self._proven(entry)
-        return _timed(entry, again, judge) if isinstance(again, Trial) else again
+        if not isinstance(again, Trial):
+            return again
+        second = _timed(entry, again, judge)
+        if second.state is State.SLOWER and row.state is not State.SLOWER:
+            return replace(second, state=State.INCONCLUSIVE, detail=f"{second.detail}; another process could not tell")
+        return second
 
     def _effort(self, *, measure: bool) -> Effort:
         effort = EFFORTS[self._request.effort]
@@ -152,16 +160,25 @@ def _changed(decision: Decision, inspection: Inspection) -> str:
 def _timed(entry: Entry, trial: Trial, judge: Judge) -> Checked:
     assert trial.measurement is not None, "a proven trial is timed"
     found = judge.of(entry, trial.measurement)
-    row = _row(entry, State.GOOD, f"fresh and right; {found.detail}")
-    if found.is_slower:
-        row = _row(entry, State.SLOWER, found.detail, commands.from_scratch(entry))
+    row = {
+        Answer.NO: _row(entry, State.GOOD, f"fresh and right; {found.detail}"),
+        Answer.YES: _row(entry, State.SLOWER, found.detail, commands.from_scratch(entry)),
+        Answer.INCONCLUSIVE: _row(entry, State.INCONCLUSIVE, f"fresh and right; {found.detail}"),
+    }[found.slower]
     return replace(
         row,
-        found=trial.speedup,
+        found=trial.measurement.speedup,
         speedup=found.speedup,
         time=found.time,
         notes=trial.measurement.notes,
     )
+
+
+def _trust(rows: list[Checked]) -> Trust | None:
+    """Say how far what was measured now can be trusted."""
+    notes = (note for row in rows for note in row.notes if not note.startswith(WIDE))
+    found = [row.found for row in rows if row.found]
+    return judge_trust(found, notes) if found else None
 
 
 def _row(entry: Entry, state: State, detail: str, way_out: str = "") -> Checked:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torchwise.records import Interval
+from torchwise.records.answer import EXIT_INCONCLUSIVE, Trust
 from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
 
@@ -19,6 +20,7 @@ class State(StrEnum):
     WRONG = "wrong"
     LOST = "lost"
     SLOWER = "slower"
+    INCONCLUSIVE = "inconclusive"
     UNKNOWN = "not checked"
     GOOD = "good"
     ELSEWHERE = "other hardware"
@@ -45,7 +47,7 @@ class Checked:
         found: the speed-up that was measured now; None where it was not.
         speedup: `found` over `locked`; None where either is.
         time: seconds per call of the plan now over those that are locked; likewise.
-        notes: what the measurement says against itself.
+        notes: what the measurement says against itself; what of it counts, `Check.trust` says.
     """
 
     target: str
@@ -70,11 +72,13 @@ class Check(Document):
         rows: every section that was asked for, and of those asked for by name also what has none here.
         threshold: the relative change beyond which a plan is slower: 0.05 is 5 %.
         confidence: of every interval by itself, so that all hold together with 95 %.
+        trust: how far what was measured now can be trusted; None where nothing was, and in those of earlier versions.
     """
 
     rows: tuple[Checked, ...]
     threshold: Amount
     confidence: Share
+    trust: Trust | None = None
     schema: str = SCHEMA
 
     def of(self, state: State) -> tuple[Checked, ...]:
@@ -83,7 +87,13 @@ class Check(Document):
 
     @property
     def exit_code(self) -> int:
-        """0 where all is well; 1 where anything is stale, wrong, lost or slower; 2 where something was not checked."""
+        """The first that applies.
+
+        1 where anything is stale, wrong, lost or slower; 2 where something was not checked, or nothing is for this
+        machine; 4 where the measurements cannot tell; 0 where all is as locked.
+        """
         if any(row.state.is_regression for row in self.rows):
             return 1
-        return 0 if self.of(State.GOOD) and not self.of(State.UNKNOWN) else 2
+        if self.of(State.UNKNOWN) or not (self.of(State.GOOD) or self.of(State.INCONCLUSIVE)):
+            return 2
+        return EXIT_INCONCLUSIVE if self.of(State.INCONCLUSIVE) else 0

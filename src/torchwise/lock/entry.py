@@ -24,7 +24,7 @@ class Entry:
         decision: what to do, its figures rounded to four digits; the environment has no host name.
         allow: the furthest legality that was allowed.
         verdict: what verification found, in a line.
-        plan_s: seconds per call of the plan; None for eager.
+        plan_s: seconds per call of the plan, in the process that timed it; None for eager.
         notes: what the measurement says against itself.
     """
 

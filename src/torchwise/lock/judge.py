@@ -2,22 +2,22 @@
 
 As in `torchwise compare`, a plan is slower only where both its time per call and its speed-up over eager became worse
 beyond the threshold, with their whole intervals: a slower machine slows both it and eager, and eager that became faster
-is no regression of the plan. But a plan that eager has surely overtaken since is slower whatever its own time.
+is no regression of the plan. But a plan that eager has surely overtaken since is slower whatever its own time. Where
+the intervals do not tell, or something holds eager up, it is inconclusive.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
-from torchwise.errors import InputError
 from torchwise.lock.entry import Entry
 from torchwise.records import Interval, Measurement
-from torchwise.records.statistics import CONFIDENCE
+from torchwise.records.answer import Answer, all_of, any_of
+from torchwise.records.measurement import HELD_UP
+from torchwise.records.statistics import CONFIDENCE, ratio_of
 from torchwise.report import format as show
-
-THRESHOLD = 0.05
+from torchwise.report import judged
+from torchwise.report.judged import THRESHOLD as THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Judgement:
     """What became of a plan's speed.
 
     Attributes:
-        is_slower: whether that fails a check.
+        slower: whether it became slower, which fails a check.
         detail: the figures, in words.
         speedup: the speed-up now over the one that is locked.
         time: the time per call, likewise; None where none is locked.
     """
 
-    is_slower: bool
+    slower: Answer
     detail: str
     speedup: Interval
     time: Interval | None
@@ -50,8 +50,7 @@ class Judge:
     threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold < math.inf:
-            raise InputError(f"threshold is {self.threshold}, but must be at least 0: 0.05 is 5 %")
+        self._rule()  # which refuses what is no threshold
 
     @property
     def confidence(self) -> float:
@@ -62,32 +61,27 @@ class Judge:
         """Hold what was measured against what is locked of a plan that is not eager."""
         locked = entry.decision.speedup
         assert locked is not None, "a plan that is not eager has a speed-up"
-        speedup = ratio_of(measured.speedup, locked, self.confidence)
+        now = measured.speedup
+        speedup = ratio_of(now, locked, self.confidence)
         time = ratio_of(measured.candidate_time, entry.plan_s, self.confidence) if entry.plan_s else None
-        lost = self._is_below(speedup) and (time is None or time.low > 1 + self.threshold)
-        overtaken = self._is_below(measured.speedup) and locked.high >= 1
-        return Judgement(lost or overtaken, self._detail(locked, measured, speedup, time), speedup, time)
+        detail = self._detail(locked, now, speedup, time)
+        slower = self._slower(locked, now, speedup, time)
+        locked_s = entry.decision.baseline_s
+        if locked_s and (factor := measured.baseline_time.mid / locked_s) > HELD_UP:
+            # What holds eager up does not hold the plan up alike, so their ratio tells nothing.
+            detail += f"; but eager itself took {show.ratio(factor)} its time when the plan was locked: it was held up"
+            slower = Answer.INCONCLUSIVE
+        return Judgement(slower, detail, speedup, time)
 
-    def _is_below(self, ratio: Interval) -> bool:
-        return ratio.high < 1 / (1 + self.threshold)
+    def _slower(self, locked: Interval, now: Interval, speedup: Interval, time: Interval | None) -> Answer:
+        rule = self._rule()
+        lost = all_of(rule.fell(speedup), rule.grew(time) if time else Answer.YES)
+        return any_of(lost, rule.fell(now) if locked.high >= 1 else Answer.NO)
 
-    def _detail(self, locked: Interval, measured: Measurement, speedup: Interval, time: Interval | None) -> str:
-        now = f"{show.speedup(measured.speedup)} eager's speed now, {show.speedup(locked)} locked"
-        each = f", and {show.speedup(time)} of its time per call" if time else ""
-        return f"{now}: {show.speedup(speedup)} of that{each}"
+    def _rule(self) -> judged.Judge:
+        return judged.Judge(self.threshold, self.confidence)
 
-
-def ratio_of(now: Interval, then: Interval, confidence: float = CONFIDENCE) -> Interval:
-    """Return `now` over `then` with its interval, from two independent estimates above 0 with their 95 % intervals.
-
-    On the scale of logarithms a ratio is a difference, and the arms of two intervals add up by their squares; for
-    another confidence they are stretched as those of a normal distribution are.
-
-    Source: Zou & Donner, Construction of confidence limits about effect measures, Statistics in Medicine 27 (2008).
-    """
-    tail, usual = (1 - confidence) / 2, (1 - CONFIDENCE) / 2
-    stretch = NormalDist().inv_cdf(1 - tail) / NormalDist().inv_cdf(1 - usual)
-    mid = now.mid / then.mid
-    down = math.hypot(math.log(now.mid / now.low), math.log(then.high / then.mid))
-    up = math.hypot(math.log(now.high / now.mid), math.log(then.mid / then.low))
-    return Interval(mid * math.exp(-stretch * down), mid, mid * math.exp(stretch * up))
+    def _detail(self, locked: Interval, now: Interval, speedup: Interval, time: Interval | None) -> str:
+        speeds = f"{show.speedup(now)} eager's speed now, {show.speedup(locked)} locked"
+        each = f", and {show.speedup(time)} its time per call" if time else ""
+        return f"{speeds}: {show.speedup(speedup)} that{each}"

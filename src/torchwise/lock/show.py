@@ -6,7 +6,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from torchwise.lock.checked import Check, Checked, State
+from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.report import format as show
+from torchwise.report import layout
 from torchwise.report.progress import Progress
 
 TITLES = {
@@ -14,11 +16,14 @@ TITLES = {
     State.WRONG: "No longer proven right",
     State.LOST: "Lost: the plan no longer runs",
     State.SLOWER: "Slower",
+    State.INCONCLUSIVE: "Inconclusive: right, but the measurements cannot tell whether it is as fast",
     State.UNKNOWN: "Not checked",
     State.GOOD: "As locked",
     State.ELSEWHERE: "Of other hardware, and not checked here",
 }
 """Headings in the order in which they are shown."""
+UNTOLD = (State.INCONCLUSIVE, State.UNKNOWN)
+"""What is neither good nor bad."""
 
 
 class CheckProgress(Progress):
@@ -32,12 +37,12 @@ class CheckProgress(Progress):
 
 def render_check(check: Check) -> RenderableType:
     """Return a check as text."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [layout.trusted(check.trust), Text()] if check.trust else []
     for state, title in TITLES.items():
         if rows := check.of(state):
             lines = [line for row in rows for line in _lines(row)]
             parts.append(Group(Text(title, style=_style(state)), *lines, Text()))
-    style = "bold green" if check.exit_code == 0 else "bold red"
+    style = {0: "bold green", EXIT_INCONCLUSIVE: "bold yellow"}.get(check.exit_code, "bold red")
     return Group(*parts, Text(sentence(check), style=style))
 
 
@@ -46,6 +51,8 @@ def sentence(check: Check) -> str:
     counts = ", ".join(f"{len(found)} {state}" for state in State if (found := check.of(state)))
     if check.exit_code == 1:
         return f"The lock does not hold here: {counts}."
+    if check.exit_code == EXIT_INCONCLUSIVE:
+        return f"Inconclusive: whether the lock holds here cannot be told: {counts}. Check again on a quieter machine."
     if check.exit_code == 0:
         return f"The lock holds here: {counts}."
     if not any(row.state is not State.ELSEWHERE for row in check.rows):
@@ -57,10 +64,9 @@ def _lines(row: Checked) -> list[Text]:
     named = filter(None, (row.target, row.mode and f"({row.mode} on {row.hardware})"))
     plan = f", {show.one_line(row.plan)}" if row.plan else ""
     lines = [f"  {show.one_line(' '.join(named))}{plan}: {show.one_line(row.detail)}"]
-    lines += [f"    note: {show.one_line(note)}" for note in row.notes if row.state is State.SLOWER]
     lines += [f"    {row.way_out}"] if row.way_out else []
     return list(map(Text, lines))
 
 
 def _style(state: State) -> str:
-    return "bold red" if state.is_regression else "bold yellow" if state is State.UNKNOWN else "bold"
+    return "bold red" if state.is_regression else "bold yellow" if state in UNTOLD else "bold"

@@ -60,6 +60,20 @@ def exceeds(ratio: Interval, bound: float = 1.0) -> Answer:
     return Answer.INCONCLUSIVE if ratio.half_width > QUIET_HALF_WIDTH else Answer.NO
 
 
+def all_of(*answers: Answer) -> Answer:
+    """Answer whether all hold: one no settles it, whatever cannot be told of the others."""
+    if Answer.NO in answers:
+        return Answer.NO
+    return Answer.INCONCLUSIVE if Answer.INCONCLUSIVE in answers else Answer.YES
+
+
+def any_of(*answers: Answer) -> Answer:
+    """Answer whether any holds: one yes settles it, whatever cannot be told of the others."""
+    if Answer.YES in answers:
+        return Answer.YES
+    return Answer.INCONCLUSIVE if Answer.INCONCLUSIVE in answers else Answer.NO
+
+
 def judge_trust(
     ratios: Iterable[Interval], causes: Iterable[str] = (), observed: Iterable[Interval] | None = None
 ) -> Trust:

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from torchwise.environment import Environment
 from torchwise.errors import InputError
-from torchwise.plan import EAGER, Plan
+from torchwise.plan import Plan
+from torchwise.records.answer import Trust
 from torchwise.records.bounds import Amount, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
@@ -18,6 +19,7 @@ from torchwise.records.verdict import Outcome, Verdict
 from torchwise.workload import Roofline, WorkloadSpec
 
 SCHEMA = "torchwise.bench/1"
+EAGER = "eager"
 TIED = 0.02
 """Share of a call's time by which two contenders must differ for one to be taken for the faster."""
 
@@ -123,11 +125,11 @@ class Row:
     @property
     def is_its_rival(self) -> bool:
         """Whether Torchwise decided for eager, and eager is the rival: all that their duel shows is the clock."""
-        return self.plan == EAGER and self.rival == "eager"
+        return self.plan is not None and self.plan.is_eager and self.rival == EAGER
 
     @property
     def time(self) -> Interval | None:
-        """Seconds per call."""
+        """Seconds per call in its own process; `records/scale.py` has them on one scale for all rows."""
         return self.performance.measurement.candidate_time if self.performance else None
 
     @property
@@ -135,22 +137,25 @@ class Row:
         """Eager's time over the contender's, both from one process."""
         return self.performance.measurement.speedup if self.performance else None
 
-    def share_of(self, peaks: Peaks | None) -> float | None:
-        """Return the least possible time over the measured one: 1 is the roofline; None where unknown."""
-        if peaks is None or self.performance is None or self.performance.roofline is None:
-            return None
-        least = peaks.least_s(self.performance.roofline, self.performance.dtype)
-        return least / self.performance.measurement.candidate_time.mid
-
 
 @dataclass(frozen=True, slots=True)
 class Benchmark(Document):
-    """A whole run: where, how fast the hardware is, and every row."""
+    """A whole run: where, how fast the hardware is, and every row.
+
+    Attributes:
+        environment: the machine and its software.
+        created_at: seconds since the epoch.
+        peaks: how fast the hardware is; None where that was not measured.
+        rows: every row.
+        trust: how far its figures could be trusted when it was written (`records/scale.py`), for readers of JSON
+            alone; None in those of earlier versions.
+    """
 
     environment: Environment
     created_at: Amount
     peaks: Peaks | None = None
     rows: tuple[Row, ...] = ()
+    trust: Trust | None = field(default=None, compare=False)
     schema: str = SCHEMA
 
     def of(self, workload: WorkloadSpec) -> tuple[Row, ...]:

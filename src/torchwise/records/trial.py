@@ -200,7 +200,7 @@ def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
 def speeds_beside(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:
     """Return a plan's speed over that of each that it met in a duel, or that duels lead to from one to the next."""
     ratios = [(t.plan, t.duel.rival, t.duel.measurement.speedup) for t in trials if t.duel and t.duel.measurement]
-    edges = [*ratios, *((rival, plan, _inverse(ratio)) for plan, rival, ratio in ratios)]
+    edges = [*ratios, *((rival, plan, ratio.inverse) for plan, rival, ratio in ratios)]
     found = {plan: Interval(1.0, 1.0, 1.0)}
     border = [plan]
     while border:
@@ -211,7 +211,3 @@ def speeds_beside(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:
                 found[other] = Interval(so_far.low * ratio.low, so_far.mid * ratio.mid, so_far.high * ratio.high)
                 border.append(other)
     return {other: ratio for other, ratio in found.items() if other != plan}
-
-
-def _inverse(ratio: Interval) -> Interval:
-    return Interval(1 / ratio.high, 1 / ratio.mid, 1 / ratio.low)

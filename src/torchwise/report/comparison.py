@@ -12,14 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.errors import InputError
-from torchwise.records import Interval, Measurement
-from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records import Interval
+from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer, Trust, judge_trust
+from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
+from torchwise.records.measurement import WIDE
+from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
-from torchwise.report.bench.table import EAGER, answers_of
-from torchwise.report.judged import THRESHOLD, Change, Judge
+from torchwise.report.bench.table import answers_of
+from torchwise.report.judged import THRESHOLD, Change, Judge, Timed
 
 SCHEMA = "torchwise.comparison/1"
 
@@ -31,7 +34,7 @@ class Compared:
     Attributes:
         target: of the row, and so on: together its `Row.key`.
         change: what became of it.
-        time: B's time per call over A's, with its interval; None where it was not judged by time.
+        time: B's time per call over A's, each in its own process; None where it was not judged by time.
         speedup: B's speed-up over eager over A's, likewise.
         detail: the figures or the reason, in words.
     """
@@ -56,12 +59,14 @@ class Comparison(Document):
         confidence: of every interval by itself, so that all hold together with 95 %.
         differences: between the environments, in words; figures of unlike environments say little.
         rows: every row of either.
+        trust: how far the ratios between the two can be trusted; None in those of earlier versions.
     """
 
     threshold: Amount
     confidence: Share
     differences: tuple[str, ...]
     rows: tuple[Compared, ...]
+    trust: Trust | None = None
     schema: str = SCHEMA
 
     def of(self, change: Change) -> tuple[Compared, ...]:
@@ -69,9 +74,23 @@ class Comparison(Document):
         return tuple(row for row in self.rows if row.change is change)
 
     @property
-    def has_regressions(self) -> bool:
-        """Whether anything became slower or wrong, or was lost."""
-        return any(row.change.is_regression for row in self.rows)
+    def regressed(self) -> Answer:
+        """Whether anything became slower or wrong, or was lost; eager's own drift decides nothing.
+
+        Where nothing at all was compared, that cannot be told.
+        """
+        changes = [row.change for row in self.rows]
+        if any(change.is_regression for change in changes):
+            return Answer.YES
+        others = [row.change for row in self.rows if row.contender != EAGER]
+        if Change.INCONCLUSIVE in others or set(changes) <= {Change.NOT_COMPARED, Change.INCONCLUSIVE}:
+            return Answer.INCONCLUSIVE
+        return Answer.NO
+
+    @property
+    def exit_code(self) -> int:
+        """0 where nothing regressed, 1 where something did, 4 where something cannot be told."""
+        return {Answer.NO: 0, Answer.YES: 1, Answer.INCONCLUSIVE: EXIT_INCONCLUSIVE}[self.regressed]
 
 
 def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Comparison:
@@ -85,27 +104,35 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
     Raises:
         InputError: the threshold is not at least 0, or the two share no row.
     """
-    if not 0 <= threshold < float("inf"):
-        raise InputError(f"threshold is {threshold}, but must be at least 0: 0.05 is 5 %")
+    Judge(threshold, CONFIDENCE)  # which refuses what is no threshold
     before, after = ({row.key: row for row in benchmark.rows} for benchmark in (a, b))
     shared = [key for key in before if key in after]
     if not shared:
         raise InputError("the two benchmarks share no row, but need a target with a contender that is in both")
     timed = sum(_is_judged_by_time(before[key], after[key]) for key in shared)
     judge = Judge(threshold, 1 - (1 - CONFIDENCE) / max(timed, 1))
-    rows = [_Rows(judge).compared(before[key], after[key]) for key in shared]
+    rows = [_Rows(judge, a, b).compared(before[key], after[key]) for key in shared]
     rows += [_absent(row, b) for key, row in before.items() if key not in after]
     rows += [_compared(row, Change.NOT_COMPARED, "only in B") for key, row in after.items() if key not in before]
     differences = tuple(
         line.replace(" there,", " in A,").removesuffix(" here") + " in B"
         for line in a.environment.differences(b.environment)
     )
-    return Comparison(threshold, judge.confidence, differences, tuple(rows))
+    ratios = [row.time if row.contender == EAGER else row.speedup for row in rows]
+    trust = judge_trust([ratio for ratio in ratios if ratio], _causes(a, b))
+    return Comparison(threshold, judge.confidence, differences, tuple(rows), trust)
+
+
+def _causes(*benchmarks: Benchmark) -> list[str]:
+    measured = [row.performance.measurement for one in benchmarks for row in one.rows if row.performance]
+    return [note for one in measured for note in one.notes if not note.startswith(WIDE)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
     judge: Judge
+    a: Benchmark
+    b: Benchmark
 
     def compared(self, a: Row, b: Row) -> Compared:
         if _is_judged_by_time(a, b):
@@ -125,10 +152,15 @@ class _Rows:
 
     def _by_time(self, a: Row, b: Row) -> Compared:
         is_eager = a.contender == EAGER
-        found = self.judge.judge(_measured(a), _measured(b), eager=is_eager)
+        before, after = _timed(self.a, a), _timed(self.b, b)
+        found = self.judge.judge(before, after, eager=is_eager)
         # Of a contender that drifted together with eager there is nothing to say: eager's own row says it.
         change = Change.SAME if found.change is Change.DRIFT and not is_eager else found.change
-        return _compared(a, change, _figures(a, b, found.time, found.speedup), found.time, found.speedup)
+        detail = f"{show.speedup(found.time)} its time per call"
+        if not is_eager:
+            speeds = f"{show.speedup(before.speedup)} to {show.speedup(after.speedup)}"
+            detail += f"; {show.speedup(found.speedup)} its speed-up over eager, {speeds}"
+        return _compared(a, change, detail, found.time, found.speedup)
 
 
 def _is_judged_by_time(a: Row, b: Row) -> bool:
@@ -156,14 +188,12 @@ def _state(row: Row) -> str:
     return ": ".join(filter(None, answers_of(row)))
 
 
-def _measured(row: Row) -> Measurement:
-    assert row.performance is not None
-    return row.performance.measurement
+def _timed(benchmark: Benchmark, row: Row) -> Timed:
+    """Return the speed-up that the benchmark shows, and the time in the row's own process.
 
-
-def _figures(a: Row, b: Row, time: Interval, speedup: Interval) -> str:
-    before, after = (show.seconds(row.time.mid if row.time else None) for row in (a, b))
-    times = f"{before} to {after} per call"
-    if a.contender == EAGER:
-        return f"{show.speedup(time)} its time, {times}"
-    return f"{show.speedup(time)} its time, {times}; {show.speedup(speedup)} its speed-up over eager"
+    What eager takes differs from process to process, and would be in a time on a common scale.
+    """
+    found = scale_of(benchmark, row.workload).of(row)
+    assert found is not None, "what is judged by time was timed"
+    assert row.time is not None, "what is judged by time was timed"
+    return Timed(row.time, found.speedup)

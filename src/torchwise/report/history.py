@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torchwise.records import Interval, Study
+from torchwise.records import Study
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
-from torchwise.report.beside import measured
+from torchwise.report.beside import figures_of, timed_of
 from torchwise.report.facts import when
 from torchwise.report.judged import THRESHOLD, Change, Judge
 from torchwise.report.plots.plot import Plot
@@ -31,14 +31,14 @@ class Point:
         study: it.
         row: what was decided in it.
         change: against the study before it; NOT_COMPARED for the first.
-        time: this time per call over the one before.
+        figures: of the change, in words.
         note: what else happened, in words; empty where nothing.
     """
 
     study: Study
     row: Row
     change: Change
-    time: Interval | None = None
+    figures: str = ""
     note: str = ""
 
 
@@ -60,6 +60,11 @@ class Line:
     def regressions(self) -> int:
         """How many points are worse than the one before."""
         return sum(point.change.is_regression for point in self.points)
+
+    @property
+    def untold(self) -> int:
+        """Of how many points it cannot be told."""
+        return sum(point.change is Change.INCONCLUSIVE for point in self.points)
 
 
 def history(studies: Iterable[Study]) -> list[Line]:
@@ -96,7 +101,11 @@ def summary(lines: list[Line]) -> str:
     """Return what it comes to, in a line."""
     worse = sum(line.regressions for line in lines)
     decisions = show.counted(sum(len(line.points) for line in lines), "decision")
-    return f"{decisions}, {show.counted(worse, 'regression') if worse else 'no regression'}."
+    untold = sum(line.untold for line in lines)
+    is_compared = any(point.change is not Change.NOT_COMPARED for line in lines for point in line.points)
+    words = [decisions, *([show.counted(worse, "regression")] if worse else [])]
+    words += [f"{untold} inconclusive"] if untold else []
+    return f"{', '.join([*words, *(['no regression'] if is_compared and not worse and not untold else [])])}."
 
 
 def _points(studies: list[Study]) -> tuple[Point, ...]:
@@ -113,16 +122,16 @@ def _point(judge: Judge, before: Study, after: Study) -> Point:
     old, new = _decided(before), _decided(after)
     if before.inspection.identity != after.inspection.identity:
         return Point(after, new, Change.NOT_COMPARED, note="another model or other inputs than before")
-    a, b = measured(old, before), measured(new, after)
+    a, b = timed_of(old, before), timed_of(new, after)
     if a is None or b is None:
         return Point(after, new, Change.NOT_COMPARED, note="not timed in both")
-    found = judge.judge(a, b, eager=old.trial is None and new.trial is None)
+    is_eager = old.trial is None and new.trial is None
+    found = judge.judge(a, b, eager=is_eager)
+    figures = figures_of(found, eager=is_eager)
     refused = next((row for row in rows(after) if row.plan == old.plan and row.verdict == "failed"), None)
     if refused:
-        return Point(
-            after, new, Change.WRONG, found.time, f"{old.name} was proven before, and fails now: {refused.why}"
-        )
-    return Point(after, new, found.change, found.time, _what_changed(before, after))
+        return Point(after, new, Change.WRONG, figures, f"{old.name} was proven before, and fails now: {refused.why}")
+    return Point(after, new, found.change, figures, _what_changed(before, after))
 
 
 def _what_changed(before: Study, after: Study) -> str:

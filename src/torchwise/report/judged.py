@@ -2,16 +2,20 @@
 
 A plan became slower only where both its time per call and its time relative to eager grew beyond the threshold: a
 slower machine slows both it and eager, and eager that became faster is no regression of the plan. Eager itself is
-judged by time alone, and what changed is called drift.
+judged by time alone, and what changed is called drift. Where the intervals do not tell, the change is inconclusive,
+and never "same".
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from torchwise.records import Interval, Measurement
-from torchwise.records.statistics import unpaired_ratio_interval
+from torchwise.errors import InputError
+from torchwise.records import Interval
+from torchwise.records.answer import Answer, all_of, any_of, exceeds
+from torchwise.records.statistics import ratio_of
 
 THRESHOLD = 0.05
 
@@ -22,6 +26,7 @@ class Change(StrEnum):
     SLOWER = "slower"
     WRONG = "wrong"
     LOST = "lost"
+    INCONCLUSIVE = "inconclusive"
     FASTER = "faster"
     RIGHT = "right"
     GAINED = "gained"
@@ -34,13 +39,33 @@ class Change(StrEnum):
         """Whether it fails a comparison."""
         return self in (Change.SLOWER, Change.WRONG, Change.LOST)
 
+    @property
+    def css_class(self) -> str:
+        """The class of its text on a page: red, yellow, green, or plain."""
+        if self.is_regression:
+            return "failed"
+        return {Change.INCONCLUSIVE: "not-comparable", Change.FASTER: "passed"}.get(self, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The figures of one run.
+
+    Attributes:
+        time: seconds per call; on the scale that the run is shown on, where its times are shown beside the verdict.
+        speedup: over eager.
+    """
+
+    time: Interval
+    speedup: Interval
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What became of one time.
 
     Attributes:
-        change: SLOWER, FASTER, DRIFT (the time changed, the speed-up over eager did not) or SAME.
+        change: SLOWER, FASTER, DRIFT (the time changed, the speed-up over eager did not), SAME or INCONCLUSIVE.
         time: the later time per call over the earlier.
         speedup: the later speed-up over eager over the earlier.
     """
@@ -56,32 +81,44 @@ class Judge:
 
     Attributes:
         threshold: the relative change that is not worth a word: 0.05 is 5 %.
-        confidence: of each interval; see `unpaired_ratio_interval` for several that must hold together.
+        confidence: of each interval; see `ratio_of` for several that must hold together.
     """
 
     threshold: float
     confidence: float
 
-    def judge(self, before: Measurement, after: Measurement, *, eager: bool = False) -> Judged:
-        """Judge two timed measurements of one plan, or of eager against itself."""
-        time = unpaired_ratio_interval(after.candidate_s, before.candidate_s, self.confidence)
-        speedup = unpaired_ratio_interval(_speedups(after), _speedups(before), self.confidence)
+    def __post_init__(self) -> None:
+        """Refuse what is no threshold.
+
+        Raises:
+            InputError: it is not at least 0.
+        """
+        if not 0 <= self.threshold < math.inf:
+            raise InputError(f"threshold is {self.threshold}, but must be at least 0: 0.05 is 5 %")
+
+    def judge(self, before: Timed, after: Timed, *, eager: bool = False) -> Judged:
+        """Judge one plan in two runs, or eager against itself."""
+        time = ratio_of(after.time, before.time, self.confidence)
+        speedup = ratio_of(after.speedup, before.speedup, self.confidence)
         return Judged(self._change(time, speedup, eager), time, speedup)
 
+    def grew(self, ratio: Interval) -> Answer:
+        """Answer whether a ratio of later over earlier is above 1, beyond the threshold."""
+        return exceeds(ratio, 1 + self.threshold)
+
+    def fell(self, ratio: Interval) -> Answer:
+        """Answer whether it is below 1, beyond the threshold."""
+        return self.grew(ratio.inverse)
+
     def _change(self, time: Interval, speedup: Interval, eager: bool) -> Change:
-        above, below = self._is_above(time), self._is_below(time)
-        if not eager and above and self._is_below(speedup):
-            return Change.SLOWER
-        if not eager and below and self._is_above(speedup):
-            return Change.FASTER
-        return Change.DRIFT if above or below else Change.SAME
-
-    def _is_above(self, ratio: Interval) -> bool:
-        return ratio.low > 1 + self.threshold
-
-    def _is_below(self, ratio: Interval) -> bool:
-        return ratio.high < 1 / (1 + self.threshold)
-
-
-def _speedups(measured: Measurement) -> list[float]:
-    return [eager / own for eager, own in zip(measured.baseline_s, measured.candidate_s, strict=True)]
+        moved = any_of(self.grew(time), self.fell(time))
+        if eager:
+            return {Answer.YES: Change.DRIFT, Answer.NO: Change.SAME}.get(moved, Change.INCONCLUSIVE)
+        slower = all_of(self.grew(time), self.fell(speedup))
+        faster = all_of(self.fell(time), self.grew(speedup))
+        for answer, change in ((slower, Change.SLOWER), (faster, Change.FASTER)):
+            if answer is Answer.YES:
+                return change
+        if any_of(slower, faster) is Answer.INCONCLUSIVE:
+            return Change.INCONCLUSIVE
+        return Change.DRIFT if moved is Answer.YES else Change.SAME

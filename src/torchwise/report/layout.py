@@ -11,9 +11,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from torchwise.records.answer import Reliability, Trust
+from torchwise.report import format as show
+
 Row = TypeVar("Row")
 Column = tuple[str, bool, Callable[[Row], str]]
 """Its name, whether it holds figures, and the text of a row in it."""
+TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliability.UNUSABLE: "bold yellow"}
+
+
+def trusted(trust: Trust) -> RenderableType:
+    """Return the sentence that stands at the top of an output: how far its figures can be trusted."""
+    return Text(show.one_line(trust.sentence), style=TRUST_STYLES[trust.reliability])
 
 
 def hanging(text: str, lead: str = "", style: str = "", indent: int = 2, lead_style: str = "bold") -> RenderableType:

@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from torchwise.records import Decision, Interval, Study, StudyState
-from torchwise.records.answer import Reliability
 from torchwise.report import facts, layout
 from torchwise.report import format as show
 from torchwise.report.commands import Step, folded, next_steps
@@ -23,7 +22,6 @@ from torchwise.report.throughput import throughputs
 WIDE, MEDIUM = 130, 80
 """Columns from which the reasons fit into the table, and from which all but the memory do."""
 MOST_EXCLUDED = 6
-TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliability.UNUSABLE: "bold yellow"}
 STYLES = {"decided": "bold green", "baseline": "bold", "proven": "", "out": "dim"}
 
 _PLAN: Column[Row] = ("plan", False, lambda row: row.name)
@@ -59,7 +57,7 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
         store: the place of the store.
     """
     parts: list[RenderableType] = [
-        *([Text(study.trust.sentence, style=TRUST_STYLES[study.trust.reliability])] if study.is_timed else []),
+        *([layout.trusted(study.trust)] if study.is_timed else []),
         render_decision(study.decision) if study.decision else _undecided(study),
         Text(facts.asked_for(study), style="dim"),
         *(Text(line) for line in throughputs(study)),

@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from torchwise.records.answer import Answer
 from torchwise.report import format as show
+from torchwise.report import layout
 from torchwise.report.comparison import Compared, Comparison
 from torchwise.report.judged import Change
 
@@ -16,6 +18,7 @@ TITLES = {
     Change.SLOWER: "Slower",
     Change.WRONG: "No longer right",
     Change.LOST: "Lost: timed in A, and not in B",
+    Change.INCONCLUSIVE: "Inconclusive: the measurements cannot tell whether it changed",
     Change.FASTER: "Faster",
     Change.RIGHT: "Right now",
     Change.GAINED: "Gained: timed in B, and not in A",
@@ -23,26 +26,34 @@ TITLES = {
     Change.NOT_COMPARED: "Not compared",
 }
 """Headings in the order in which they are shown; rows that are the same are only counted."""
+OUTCOMES = {
+    Answer.YES: ("B has regressions", "bold red"),
+    Answer.NO: ("B has no regression", "bold green"),
+    Answer.INCONCLUSIVE: ("Inconclusive: whether B has regressions cannot be told", "bold yellow"),
+}
+"""What a comparison comes to, in words and in colour."""
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
     """Return a comparison, the sentence that counts last, where a log ends."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [layout.trusted(comparison.trust)] if comparison.trust else []
     if comparison.differences:
         words = "A and B ran in different environments, so changes may come from there:"
         parts.append(_listed(words, [show.one_line(text) for text in comparison.differences], "bold yellow"))
     for change, title in TITLES.items():
         if found := comparison.of(change):
-            style = "bold red" if change.is_regression else "bold"
-            parts.append(_listed(title, [_line(row) for row in found], style))
-    return Group(*parts, Text(sentence(comparison), style="bold red" if comparison.has_regressions else "bold green"))
+            parts.append(_listed(title, [_line(row) for row in found], _style(change)))
+    return Group(*parts, Text(sentence(comparison), style=OUTCOMES[comparison.regressed][1]))
 
 
 def sentence(comparison: Comparison) -> str:
     """Return the outcome in a sentence."""
     counts = [f"{len(found)} {change}" for change in Change if (found := comparison.of(change))]
-    outcome = "B has regressions" if comparison.has_regressions else "B has no regression"
-    return f"{outcome}, beyond {show.percent(comparison.threshold)}: {', '.join(counts)}."
+    return f"{OUTCOMES[comparison.regressed][0]}, beyond {show.percent(comparison.threshold)}: {', '.join(counts)}."
+
+
+def _style(change: Change) -> str:
+    return "bold red" if change.is_regression else "bold yellow" if change is Change.INCONCLUSIVE else "bold"
 
 
 def _line(row: Compared) -> str:

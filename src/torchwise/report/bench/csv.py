@@ -7,8 +7,9 @@ import io
 
 from torchwise.records import Interval
 from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.scale import scale_of
 from torchwise.report import format as show
-from torchwise.report.bench.table import answers_of, best_of
+from torchwise.report.bench.table import answers_of, is_inconclusive
 from torchwise.workload import WorkloadSpec
 
 Cell = str | float | int | bool | None
@@ -47,19 +48,22 @@ def _asked(row: Row) -> dict[str, Cell]:
 def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     found = row.performance
     costs, measured = (found.costs, found.measurement) if found else (None, None)
+    scale = scale_of(benchmark, row.workload)
+    scaled = scale.of(row)
     return {
-        "is_best_of_precision": best_of(benchmark.of(row.workload)).get(row.precision) is row,
+        "is_best_of_precision": scale.best().get(row.precision) is row,
+        "is_inconclusive": is_inconclusive(scaled) if scaled else None,
         "overwritten_by_next_call": found.overwrites if found else None,
         "relative_error": found.verdict.error if found else None,
-        **_interval("time", "s", row.time),
-        "eager_time_s": measured.baseline_time.mid if measured else None,
+        **_interval("time", "s", scaled.time if scaled else None),
+        "eager_time_s": scale.eager_s if scaled else None,
         "rounds": len(measured.candidate_s) if measured else None,
-        **_interval("speedup", "ratio", row.speedup),
+        **_interval("speedup", "ratio", scaled.speedup if scaled else None),
         "cold_s": costs.cold_s if costs else None,
         "warm_s": costs.warm_s if costs else None,
         "peak_memory_bytes": costs.peak_memory if costs else None,
-        "eager_peak_memory_bytes": costs.baseline_peak_memory if costs else None,
-        "roofline_share": row.share_of(benchmark.peaks),
+        "eager_peak_memory_bytes": scale.eager_memory if costs else None,
+        "roofline_share": scaled.roofline_share(benchmark.peaks) if scaled else None,
     }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchwise.records import Interval
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -28,13 +30,18 @@ MANY_GROUPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One point with its interval, of one series; hollow where it is not to be trusted."""
+    """One point with its interval, of one series; hollow where its answers are not right."""
 
     series: str
     low: float
     mid: float
     high: float
     is_hollow: bool = False
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether the interval is narrow enough for its middle to be drawn: else the bar stands alone."""
+        return self.low == self.high or Interval(self.low, self.mid, self.high).is_usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +124,10 @@ def _paint(axes: Axes, picture: Picture) -> None:
 
 
 def draw_mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any], paper: str) -> None:
-    """Draw a mark with its interval; a hollow one is filled with the colour of the paper."""
+    """Draw a mark with its interval; a hollow one is filled with the colour of the paper, no figure has no marker."""
     ends = [[mark.mid - mark.low], [mark.high - mark.mid]]
     hollow = {"markerfacecolor": paper} if mark.is_hollow else {}
+    hollow |= {} if mark.is_figure else {"marker": ""}
     axes.errorbar([mark.mid], [place], xerr=ends, elinewidth=1.4, **{**style, **hollow})
 
 

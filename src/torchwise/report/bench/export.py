@@ -7,12 +7,13 @@ from pathlib import Path
 from torchwise import parsing
 from torchwise.errors import InputError
 from torchwise.records.benchmark import Benchmark
+from torchwise.records.scale import with_trust
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
 from torchwise.report.json_export import write_whole
 
 WRITERS = {
-    ".json": lambda benchmark: f"{benchmark.to_json()}\n",
+    ".json": lambda benchmark: f"{with_trust(benchmark).to_json()}\n",
     ".csv": to_csv,
     ".md": to_markdown,
 }

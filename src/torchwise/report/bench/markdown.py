@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records.scale import trust_of
 from torchwise.report import format as show
 from torchwise.report.bench.summary import sentences, summarize
-from torchwise.report.bench.table import LEGEND, OURS, Block, Line, answers_of, blocks, duel_words
+from torchwise.report.bench.table import LEGEND, OURS, Block, Line, answers_of, blocks, line_of, why_no_duel
 from torchwise.report.bench.terminal import place
 
 HEADER = (
@@ -21,9 +22,10 @@ _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<
 
 def to_markdown(benchmark: Benchmark) -> str:
     """Return the whole benchmark: where it ran, the summary, and a table for each target."""
-    parts = ["# Benchmark", _safe(place(benchmark)), overview(benchmark)]
+    told = _safe(trust_of(benchmark).sentence) if benchmark.rows else ""
+    parts = ["# Benchmark", told, _safe(place(benchmark)), overview(benchmark)]
     for block in blocks(benchmark):
-        parts += [f"## {_safe(block.title)}", _table(block)]
+        parts += [f"## {_safe(block.title)}", _table(block), _safe(block.note)]
         if notes := [f"{line.contender}: {text}" for line in block.lines for text in line.remarks]:
             parts.append(_list(notes))
     return "\n\n".join([*filter(None, parts), _safe(LEGEND)]) + "\n"
@@ -32,15 +34,14 @@ def to_markdown(benchmark: Benchmark) -> str:
 def overview(benchmark: Benchmark) -> str:
     """Return the summary in words, and where Torchwise was run on several targets, a line for each."""
     ours = [row for row in benchmark.rows if row.contender == OURS]
-    table = _rows(OVERVIEW, [_overview_cells(row) for row in ours]) if len(ours) > 1 else ""
+    table = _rows(OVERVIEW, [_overview_cells(row, benchmark) for row in ours]) if len(ours) > 1 else ""
     return "\n\n".join(filter(None, [_list(sentences(summarize(benchmark))), table]))
 
 
-def _overview_cells(row: Row) -> list[str]:
-    held = f"{row.rival}: {show.speedup(row.duel.speedup)}" if row.is_right and row.duel else duel_words(row)
-    plan = str(row.plan) if row.plan else show.NONE
-    time, speedup = show.seconds(row.time.mid if row.time else None), show.speedup(row.speedup)
-    return [row.workload.target, plan, time, speedup, held or ": ".join(filter(None, answers_of(row)))]
+def _overview_cells(row: Row, benchmark: Benchmark) -> list[str]:
+    held = f"{row.rival}: {show.speedup(row.duel.speedup)}" if row.is_right and row.duel else why_no_duel(row)
+    plan, line = str(row.plan) if row.plan else show.NONE, line_of(row, benchmark)
+    return [row.workload.target, plan, line.time, line.speedup, held or ": ".join(filter(None, answers_of(row)))]
 
 
 def _table(block: Block) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchwise.records.answer import Reliability
 from torchwise.records.benchmark import Benchmark
+from torchwise.records.scale import trust_of
 from torchwise.report import facts
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import LEGEND, blocks
@@ -28,7 +30,9 @@ def write_bench_html(benchmark: Benchmark, path: str | Path) -> Path:
 
 def render_bench_html(benchmark: Benchmark) -> str:
     """Return a benchmark as a page. The same benchmark always gives the same page."""
-    head, *rest = sentences(summarize(benchmark)) or ["No row is finished yet."]
+    nothing = "No row was timed." if benchmark.rows else "No row is finished yet."
+    head, *rest = sentences(summarize(benchmark)) or [nothing]
+    trust = trust_of(benchmark) if benchmark.rows else None
     compare = Step(
         "torchwise compare BEFORE.json AFTER.json", "says what became slower, after --export FILE.json twice"
     )
@@ -36,6 +40,8 @@ def render_bench_html(benchmark: Benchmark) -> str:
         TEMPLATE,
         when=facts.when(benchmark.created_at),
         place=place(benchmark),
+        trust=trust,
+        is_told=trust is not None and trust.reliability is not Reliability.UNUSABLE,
         head=head,
         summary=rest,
         blocks=blocks(benchmark),

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchwise.errors import InputError
-from torchwise.records.benchmark import Benchmark, Row, rival_of
+from torchwise.records.benchmark import EAGER, Benchmark, Row
+from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
 from torchwise.report.bench.drawing import Group, Mark, Picture, draw
-from torchwise.report.bench.table import EAGER, OURS
+from torchwise.report.bench.table import OURS
 from torchwise.report.facts import place
 from torchwise.workload import WorkloadSpec
 
@@ -34,9 +35,9 @@ def write_plots(benchmark: Benchmark, folder: str | Path) -> list[Path]:
 def speedup_picture(benchmark: Benchmark) -> Picture:
     """Return every timed contender but eager; a hollow mark where its answers are not right."""
     return Picture(
-        _groups(benchmark, lambda workload: _speedups(benchmark.of(workload))),
+        _groups(benchmark, lambda workload: _speedups(scale_of(benchmark, workload))),
         label="speed-up over eager: right of 1× is faster",
-        note=f"bars: 95 % interval; hollow: answers not right; {place(benchmark.environment)}",
+        note=f"bars: 95 % interval; hollow: answers not right; no mark: inconclusive; {place(benchmark.environment)}",
         unit="×",
         line=1.0,
     )
@@ -59,20 +60,21 @@ def _groups(benchmark: Benchmark, marks_of: Callable[[WorkloadSpec], list[Mark]]
     return tuple(Group(name, marks) for name, marks in found if marks)
 
 
-def _speedups(rows: tuple[Row, ...]) -> list[Mark]:
+def _speedups(scale: Scale) -> list[Mark]:
     return [
-        Mark(_series(row), row.speedup.low, row.speedup.mid, row.speedup.high, is_hollow=not row.is_right)
-        for row in rows
-        if row.speedup and row.contender != EAGER
+        Mark(_series(one.row), one.speedup.low, one.speedup.mid, one.speedup.high, is_hollow=not one.row.is_right)
+        for one in scale.rows
+        if one.row.contender != EAGER
     ]
 
 
 def _shares(benchmark: Benchmark, workload: WorkloadSpec) -> list[Mark]:
-    right = {row.contender: row for row in benchmark.of(workload) if row.is_right and row.precision == "native"}
-    others = tuple(row for name, row in right.items() if name != EAGER)
-    rival = rival_of(others, right.get(OURS) or Row(workload, OURS))
-    shown = {EAGER: right.get(EAGER), BEST_OTHER: rival, OURS: right.get(OURS)}
-    shares = {name: row.share_of(benchmark.peaks) if row else None for name, row in shown.items()}
+    rows = scale_of(benchmark, workload).rows
+    right = {one.row.contender: one for one in rows if one.row.is_right and one.row.precision == "native"}
+    others = [one for name, one in right.items() if name not in (EAGER, OURS) and one.speedup.is_usable]
+    best = max(others, key=lambda one: one.speedup.mid, default=None)
+    shown: dict[str, Scaled | None] = {EAGER: right.get(EAGER), BEST_OTHER: best, OURS: right.get(OURS)}
+    shares = {name: one.roofline_share(benchmark.peaks) if one else None for name, one in shown.items()}
     return [Mark(name, 100 * share, 100 * share, 100 * share) for name, share in shares.items() if share]
 
 

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchwise.records.benchmark import Benchmark, Row
+from torchwise.records import Interval
+from torchwise.records.answer import Answer
+from torchwise.records.benchmark import EAGER, Benchmark, Row
+from torchwise.records.scale import scale_of
 from torchwise.report import format as show
-from torchwise.report.bench.table import EAGER, OURS, answers_of, duel_words
+from torchwise.report.bench.table import OURS, answers_of, duel_answer, why_no_duel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +23,15 @@ class Mean:
         contender: whose.
         precision: class of its numbers.
         ratio: the mean, 1 for equal.
-        targets: how many targets are in it: those on which its answers are right.
+        targets: how many targets are in it: those on which its answers are right, and its ratio names a figure.
+        untold: on how many its answers are right, and its ratio names none.
     """
 
     contender: str
     precision: str
     ratio: float
     targets: int
+    untold: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,9 @@ class Summary:
         speedups: over eager, by contender and precision class, best first; eager against itself is left out.
         duels: Torchwise over the best other, by class.
         faster: duels whose whole interval lies above 1.
-        equal: duels whose interval holds 1, and those of eager with itself.
+        equal: duels whose interval holds 1 and is narrow, and those of eager with itself.
         slower: duels whose whole interval lies below 1, the worst first.
+        inconclusive: duels whose interval holds 1, and too much beside it.
         without: rows of Torchwise with no duel or no right answer.
     """
 
@@ -51,26 +57,29 @@ class Summary:
     faster: tuple[Row, ...]
     equal: tuple[Row, ...]
     slower: tuple[Row, ...]
+    inconclusive: tuple[Row, ...]
     without: tuple[Row, ...]
 
 
 def summarize(benchmark: Benchmark) -> Summary:
     """Sum a benchmark up. Only right answers count: a wrong one has no speed."""
-    right = [row for row in benchmark.rows if row.is_right]
     ours = [row for row in benchmark.rows if row.contender == OURS]
     duels = [row for row in ours if row.is_right and row.duel]
     told = [(row, row.duel.speedup) for row in duels if row.duel and not row.is_its_rival]
-    faster = tuple(row for row, speedup in told if speedup.low > 1)
+    faster = tuple(row for row, _ in told if duel_answer(row) is Answer.YES)
     slower = tuple(sorted((row for row, speedup in told if speedup.high < 1), key=_duel))
-    speeds = [(row, row.speedup.mid) for row in right if row.speedup and row.contender != EAGER]
+    untold = tuple(row for row, _ in told if duel_answer(row) is Answer.INCONCLUSIVE)
+    scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
+    speeds = [(one.row, one.speedup) for one in scaled if one.row.is_right and one.row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),
         tried=Counter((row.contender, row.precision) for row in benchmark.rows if not row.refused),
         speedups=_means(speeds),
-        duels=_means([(row, row.duel.speedup.mid) for row in duels if row.duel]),
+        duels=_means([(row, row.duel.speedup) for row in duels if row.duel]),
         faster=faster,
-        equal=tuple(row for row in duels if row not in faster and row not in slower),
+        equal=tuple(row for row in duels if row not in (*faster, *slower, *untold)),
         slower=slower,
+        inconclusive=untold,
         without=tuple(row for row in ours if row not in duels),
     )
 
@@ -79,30 +88,41 @@ def sentences(summary: Summary) -> list[str]:
     """Return a summary in words, a line each; none where nothing was timed."""
     found = [_over_eager(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
     found += [
-        f"torchwise over the best other{_in_class(mean)}: {show.ratio(mean.ratio)}, geometric mean of "
-        f"{show.counted(mean.targets, 'target')}"
+        f"torchwise over the best other{_in_class(mean)}: {show.ratio(mean.ratio)}, {_among(mean)}"
         for mean in summary.duels
     ]
-    if summary.duels:
+    if held := summary.faster + summary.equal + summary.slower + summary.inconclusive:
         counts = f"{len(summary.faster)} faster, {len(summary.equal)} equal within the interval"
-        found.append(f"torchwise against the best other: {counts}, {len(summary.slower)} slower")
+        counts += f", {len(summary.slower)} slower"
+        counts += f", {len(summary.inconclusive)} inconclusive" if summary.inconclusive else ""
+        found.append(f"torchwise against the best other on {show.counted(len(held), 'target')}: {counts}")
     found += [f"slower on {_target(row)}: {_figures(row)}" for row in summary.slower]
+    found += [f"inconclusive on {_target(row)}: {_figures(row)}" for row in summary.inconclusive]
     found += [f"not held against another on {_target(row)}: {_why(row)}" for row in summary.without]
     return [show.one_line(text) for text in found]
 
 
-def _means(pairs: Sequence[tuple[Row, float]]) -> tuple[Mean, ...]:
-    groups: dict[tuple[str, str], list[float]] = {}
+def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
+    groups: dict[tuple[str, str], list[Interval]] = {}
     for row, ratio in pairs:
-        groups.setdefault((row.contender, row.precision), []).append(math.log(ratio))
-    found = [Mean(*key, math.exp(sum(logs) / len(logs)), len(logs)) for key, logs in groups.items()]
+        groups.setdefault((row.contender, row.precision), []).append(ratio)
+    found = []
+    for key, ratios in groups.items():
+        if logs := [math.log(ratio.mid) for ratio in ratios if ratio.is_usable]:
+            found.append(Mean(*key, math.exp(sum(logs) / len(logs)), len(logs), len(ratios) - len(logs)))
     return tuple(sorted(found, key=lambda mean: -mean.ratio))
 
 
 def _over_eager(mean: Mean, tried: int) -> str:
-    over = "" if mean.targets == tried else f", right on {mean.targets} of {tried}"
-    among = f"geometric mean of {show.counted(mean.targets, 'target')}{over}"
-    return f"{mean.contender}{_in_class(mean)} over eager: {show.ratio(mean.ratio)}, {among}"
+    right = mean.targets + mean.untold
+    over = "" if right == tried else f", right on {right} of {tried}"
+    return f"{mean.contender}{_in_class(mean)} over eager: {show.ratio(mean.ratio)}, {_among(mean)}{over}"
+
+
+def _among(mean: Mean) -> str:
+    """Say over how many targets a ratio is a mean, if it is one."""
+    many = f"geometric mean of {show.counted(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
+    return f"{many}, without a figure on {mean.untold} more" if mean.untold else many
 
 
 def _in_class(mean: Mean) -> str:
@@ -122,9 +142,8 @@ def _target(row: Row) -> str:
 def _figures(row: Row) -> str:
     if row.duel is None:
         return ""
-    times = f"{show.seconds(row.duel.candidate_time.mid)} for its {show.seconds(row.duel.baseline_time.mid)} per call"
-    return f"{show.speedup(row.duel.speedup)} of {row.rival}'s speed, {times}"
+    return f"{show.speedup(row.duel.speedup)} {row.rival}'s speed"
 
 
 def _why(row: Row) -> str:
-    return duel_words(row) if row.is_right else ": ".join(filter(None, answers_of(row)))
+    return why_no_duel(row) if row.is_right else ": ".join(filter(None, answers_of(row)))

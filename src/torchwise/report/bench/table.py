@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchwise.records import Outcome
-from torchwise.records.benchmark import Benchmark, Performance, Row
+from torchwise.records.answer import Answer, exceeds
+from torchwise.records.benchmark import EAGER, Benchmark, Row
+from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
 from torchwise.workload import WorkloadSpec
 
 OURS = "torchwise"
-EAGER = "eager"
 BEST = "★"
 LEGEND = (
-    f"{BEST} the fastest right answer of its precision class. Speed-up over eager with its 95 % interval, both in one "
-    "process. Cold and warm: what the first call takes beyond a steady one, with empty and with full caches. Roofline: "
-    "the least time that the work can take here over the time it took."
+    f"{BEST} the fastest right answer of its precision class, where that can be told. Speed-up over eager with its "
+    "95 % interval, both in one process. Per call: what eager takes, over that. Cold and warm: what the first call "
+    "takes beyond a steady one, with empty and with full caches. Roofline: the least time that the work can take here "
+    "over the time it took."
 )
 
 
@@ -38,7 +40,8 @@ class Line:
         why: what is behind the answers, where they are not simply right.
         choice: for Torchwise its plan, the seconds of search, and how it stands against the best other.
         search: for Torchwise where another is faster, what became of every plan that it could have decided for.
-        doubts: what the measurements say against themselves: noise, drift, foreign load.
+        doubts: what cannot be told, and another duel than the one that is shown.
+        is_inconclusive: whether it cannot be told whether it is faster than eager.
     """
 
     row: Row
@@ -56,6 +59,7 @@ class Line:
     choice: str = ""
     search: str = ""
     doubts: str = ""
+    is_inconclusive: bool = False
 
     @property
     def remarks(self) -> list[str]:
@@ -70,10 +74,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One target with its lines, in the order in which they ran."""
+    """One target with its lines, in the order in which they ran.
+
+    Attributes:
+        workload: the target.
+        lines: of its contenders.
+        note: where several answers are right, that none of them is told to be the fastest; else empty.
+    """
 
     workload: WorkloadSpec
     lines: tuple[Line, ...]
+    note: str = ""
 
     @property
     def title(self) -> str:
@@ -87,45 +98,35 @@ def blocks(benchmark: Benchmark) -> list[Block]:
     return [_block(benchmark, workload) for workload in benchmark.workloads]
 
 
-def best_of(rows: tuple[Row, ...]) -> dict[str, Row]:
-    """Return the fastest right row of each precision class: ratios never mix classes.
-
-    What was timed in one process goes before what was not: where Torchwise was held against what may be the fastest of
-    the others, that says which of the two it is. Else it is the one of the highest speed-up over eager, if it is
-    surely above 1: a guess where eager takes 19 ms in one process and 28 in another (a training step on an H200).
-    """
-    found: dict[str, Row] = {}
-    for row in rows:
-        if row.is_right and (row.precision not in found or _rank(row) > _rank(found[row.precision])):
-            found[row.precision] = row
-    for ours in rows:
-        if ours.is_right and ours.duel:
-            rival = next((row for row in rows if row.contender == ours.rival and row.is_right), ours)
-            found[ours.precision] = ours if ours.duel.speedup.mid >= 1 else rival
-    return found
-
-
 def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
     """Return a row as text."""
     costs = row.performance.costs if row.performance else None
+    scale = scale_of(benchmark, row.workload)
+    scaled = scale.of(row)
     answers, why = answers_of(row)
     return Line(
         row,
         is_best,
         contender=show.one_line(row.contender),
         precision=show.one_line(row.precision),
-        time=show.seconds(row.time.mid if row.time else None),
-        speedup=show.speedup(row.speedup),
+        time=show.time(scaled.time if scaled else None),
+        speedup=_speedup(scaled),
         cold=show.seconds(costs.cold_s if costs else None),
         warm=show.seconds(costs.warm_s if costs else None),
-        memory=_memory(row.performance),
-        roofline=show.percent(row.share_of(benchmark.peaks)),
+        memory=_memory(row, scale),
+        roofline=show.percent(scaled.roofline_share(benchmark.peaks) if scaled else None),
         answers=answers,
         why=show.one_line(why),
-        choice=show.one_line(_choice(row)) if row.contender == OURS else "",
+        choice=show.one_line(_choice(row, scale)) if row.contender == OURS else "",
         search=show.one_line(_search(row)),
-        doubts=show.one_line("; ".join(_doubts(row))),
+        doubts=show.one_line("; ".join(_doubts(row, scaled))),
+        is_inconclusive=is_inconclusive(scaled),
     )
+
+
+def is_inconclusive(scaled: Scaled | None) -> bool:
+    """Whether a row was timed, and it cannot be told whether it is faster than eager."""
+    return scaled is not None and scaled.is_surely_faster is Answer.INCONCLUSIVE
 
 
 def answers_of(row: Row) -> tuple[str, str]:
@@ -142,42 +143,64 @@ def answers_of(row: Row) -> tuple[str, str]:
     return ("not right" if verdict.outcome is Outcome.FAIL else "not comparable"), verdict.reason
 
 
-def duel_words(row: Row) -> str:
+def duel_words(row: Row, scale: Scale) -> str:
     """Return how Torchwise stands against the fastest other of its class, or why it was not held against one."""
     if row.duel is not None and row.is_right:
         same = ", the very same" if row.is_its_rival else ""
-        return f"{show.speedup(row.duel.speedup)} the best other ({row.rival}{same})"
+        untold = "inconclusive: " if duel_answer(row) is Answer.INCONCLUSIVE else ""
+        return f"{untold}{show.speedup(row.duel.speedup)} {_other(row, scale)} ({row.rival}{same})"
+    return why_no_duel(row)
+
+
+def why_no_duel(row: Row) -> str:
+    """Return why a right answer of Torchwise was not held against another."""
     if not row.is_right:
         return ""
     return row.reason or f"no other right answer in class {row.precision} to be held against"
 
 
+def _other(row: Row, scale: Scale) -> str:
+    rival = next((one.row for one in scale.rows if one.row.contender == row.rival and one.row.is_right), None)
+    return "another" if rival is not None and not scale.leads_others(rival, row) else "the best other"
+
+
+def duel_answer(row: Row) -> Answer:
+    """Answer whether Torchwise is faster than its rival; NO where it is slower or as fast, or there was no duel."""
+    if row.duel is None or row.is_its_rival:
+        return Answer.NO
+    ahead, behind = exceeds(row.duel.speedup), exceeds(row.duel.speedup.inverse)
+    return Answer.NO if behind is Answer.YES else behind if behind is Answer.INCONCLUSIVE else ahead
+
+
 def _block(benchmark: Benchmark, workload: WorkloadSpec) -> Block:
     rows = benchmark.of(workload)
-    best = best_of(rows).values()
-    lines = (line_of(row, benchmark, is_best=any(row is found for found in best)) for row in rows)
-    return Block(workload, tuple(lines))
+    best = list(scale_of(benchmark, workload).best().values())
+    lines = tuple(line_of(row, benchmark, is_best=any(row is found for found in best)) for row in rows)
+    several = sum(row.is_right and row.precision == "native" for row in rows) > 1
+    untold = several and not any(row.precision == "native" for row in best)
+    return Block(workload, lines, "No contender is told to be the fastest." if untold else "")
 
 
-def _rank(row: Row) -> tuple[bool, bool, float]:
-    """Return what orders rows by speed: those surely faster than eager, eager, and all others."""
-    if row.speedup is None:
-        return False, False, 0.0
-    return row.speedup.low > 1 and row.contender != EAGER, row.contender == EAGER, row.speedup.mid
+def _speedup(scaled: Scaled | None) -> str:
+    if scaled is not None and scaled.row.contender == EAGER:
+        return "1×"
+    return show.speedup(scaled.speedup if scaled else None)
 
 
-def _memory(performance: Performance | None) -> str:
-    if performance is None or performance.costs.peak_memory is None:
-        return show.NONE
-    peak, eager = performance.costs.peak_memory, performance.costs.baseline_peak_memory
-    return show.size(peak) + (f" ({show.ratio(peak / eager)})" if eager else "")
+def _memory(row: Row, scale: Scale) -> str:
+    peak = row.performance.costs.peak_memory if row.performance else None
+    if peak is None or row.contender == EAGER:
+        return show.size(peak if peak is None else scale.eager_memory)
+    return show.size(peak) + (f" ({show.ratio(peak / scale.eager_memory)})" if scale.eager_memory else "")
 
 
-def _doubts(row: Row) -> list[str]:
-    alone = row.performance.measurement.notes if row.performance else ()
-    beside = row.duel.notes if row.duel else ()
+def _doubts(row: Row, scaled: Scaled | None) -> list[str]:
     failed = [row.reason] if row.duel and row.is_timed and row.reason else []  # another duel than the one that is shown
-    return [*alone, *(f"beside {row.rival}: {note}" for note in beside), *failed]
+    if scaled is None or not is_inconclusive(scaled):
+        return failed
+    if row.contender == EAGER:
+        return [f"inconclusive: eager beside itself had {show.speedup(row.speedup)} its own speed", *failed]
+    return [f"inconclusive: {show.speedup(scaled.speedup)} eager's speed, so slower or faster", *failed]
 
 
 def _search(row: Row) -> str:
@@ -187,8 +210,8 @@ def _search(row: Row) -> str:
     return f"what was tried, and what was not: {'; '.join(row.searched)}"
 
 
-def _choice(row: Row) -> str:
+def _choice(row: Row, scale: Scale) -> str:
     words = [f"plan {row.plan}"] if row.plan else []
     if row.plan:
         words += ["given" if row.search_s is None else f"searched {show.seconds(row.search_s)}"]
-    return ", ".join([*words, *filter(None, [duel_words(row)])])
+    return ", ".join([*words, *filter(None, [duel_words(row, scale)])])

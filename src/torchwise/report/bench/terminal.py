@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from torchwise.records.benchmark import Benchmark
+from torchwise.records.scale import trust_of
 from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.bench.summary import sentences, summarize
@@ -41,7 +42,8 @@ _WIDE: tuple[Column[Line], ...] = (
 
 def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
     """Return a benchmark: where, every target, the summary, and the commands that make sense next."""
-    parts: list[RenderableType] = [Text(place(benchmark), style="dim")]
+    parts: list[RenderableType] = [layout.trusted(trust_of(benchmark))] if benchmark.rows else []
+    parts.append(Text(place(benchmark), style="dim"))
     parts += [_Shown(block) for block in blocks(benchmark)]
     if not benchmark.rows:
         parts.append(Text("No row is finished yet.", style="bold"))
@@ -73,6 +75,8 @@ class _Shown:
         columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
         yield Text(f"\n{self._block.title}", style="bold")
         yield layout.filled(columns, self._block.lines, _style, wrapped=("contender", "answers"))
+        if self._block.note:
+            yield hanging(self._block.note, style="yellow")
         for line in self._block.lines:
             precision = "" if columns is _WIDE or line.precision == "native" else f"in {line.precision}"
             for text in filter(None, (precision, *line.remarks)):
@@ -82,4 +86,6 @@ class _Shown:
 def _style(line: Line, column: str) -> str:
     if column == "answers" and not line.row.is_right:
         return "red" if line.answers in ("failed", "not right") else "yellow"
+    if line.is_inconclusive and line.row.is_right:
+        return "yellow"
     return "bold green" if line.is_best else "" if line.row.is_right else "dim"

@@ -28,7 +28,10 @@ def plots(benchmark: Benchmark) -> list[Plot]:
     speedups, shares = speedup_picture(benchmark), roofline_picture(benchmark)
     found = []
     if speedups.groups:
-        caption = "Right of 1× is faster than eager. Bars are the 95 % interval; a hollow mark is an answer not right."
+        caption = (
+            "Right of 1× is faster than eager. Bars are the 95 % interval; a hollow mark is an answer not right. A bar "
+            "without a mark is inconclusive: too long to name a figure."
+        )
         found.append(_plot("speedup", "Speed-up over eager", speedups, caption))
     if shares.groups:
         caption = (
@@ -39,8 +42,10 @@ def plots(benchmark: Benchmark) -> list[Plot]:
 
 
 def _plot(key: str, title: str, picture: Picture, caption: str) -> Plot:
-    best = max(((g.name, m) for g in picture.groups for m in g.marks if not m.is_hollow), key=_mid, default=None)
-    summary = "No answer is right." if best is None else f"The highest is {_said(best[1], picture)}, on {best[0]}."
+    right = [(group.name, mark) for group in picture.groups for mark in group.marks if not mark.is_hollow]
+    best = max((pair for pair in right if pair[1].is_figure), key=_mid, default=None)
+    nothing = "Inconclusive: no right answer has a figure." if right else "No answer is right."
+    summary = nothing if best is None else f"The highest is {_said(best[1], picture)}, on {best[0]}."
     names = {name: _style(name, place) for place, name in enumerate(picture.series)}
     lines = -(-len(names) // LEGEND_COLUMNS)
     height = AROUND + 0.2 * lines + sum(PER_NAME + PER_MARK * len(group.marks) for group in picture.groups)
@@ -103,4 +108,6 @@ def _said(mark: Mark, picture: Picture) -> str:
 def _figure(mark: Mark, picture: Picture) -> str:
     if mark.low == mark.high:
         return f"{show.three(mark.mid)}{picture.unit}"
+    if not mark.is_figure:
+        return f"between {show.three(mark.low)}{picture.unit} and {show.three(mark.high)}{picture.unit}"
     return f"{show.three(mark.mid)}{picture.unit} [{show.three(mark.low)}, {show.three(mark.high)}]"

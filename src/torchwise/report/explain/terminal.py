@@ -24,7 +24,7 @@ from torchwise.report.explain.words import (
     place,
     price,
 )
-from torchwise.report.terminal import TRUST_STYLES, commands
+from torchwise.report.terminal import commands
 
 MOST_KERNELS = 12
 MOST_FILES = 2
@@ -37,7 +37,7 @@ def render_explanation(explanation: Explanation, store: str | None = None) -> Re
     explanation = explanation.settled()
     trust = explanation.trust
     parts: list[RenderableType] = [
-        *([Text(show.one_line(trust.sentence), style=TRUST_STYLES[trust.reliability])] if trust else []),
+        *([layout.trusted(trust)] if trust else []),
         Text(show.one_line(headline(explanation)), style="bold"),
         Text(place(explanation), style="dim"),
         _title(order(explanation)),

@@ -21,18 +21,24 @@ def history_plot(line: Line, number: int) -> Plot:
     """Return the plot of a line; `number` makes its key unique on the page."""
     timed = [point for point in line.points if point.row.time]
     worse = [point.study.environment.torch for point in timed if point.change.is_regression]
-    summary = f"Worse than before with torch {', '.join(worse)}." if worse else "Never worse than the time before."
+    summary = f"Worse than before with torch {', '.join(worse)}." if worse else _not_worse(timed)
     key = f"history-{number}"
     return Plot(
         key=key,
         title=f"{line.name}, on {line.hardware}",
         summary=summary,
-        caption="Oldest on top. The dot is the median time per call of what was decided, the bar its 95 % interval; a "
-        "hollow dot became worse than the one above it.",
+        caption="Oldest on top. The dot is the time per call of what was decided, the bar its 95 % interval. A hollow "
+        "dot became worse than the one above it; a bar without a dot is inconclusive: too long to name a figure.",
         svg=draw(key, summary, height(len(timed)), lambda axes: _paint(axes, timed)),
         header=("study", "when", "torch", "plan", "per call", "change"),
         table=tuple(_cells(point) for point in timed),
     )
+
+
+def _not_worse(points: list[Point]) -> str:
+    if any(point.change is Change.INCONCLUSIVE for point in points):
+        return "Not surely worse than the time before; of some it cannot be told."
+    return "Never worse than the time before."
 
 
 def _paint(axes: Axes, points: list[Point]) -> None:
@@ -40,6 +46,8 @@ def _paint(axes: Axes, points: list[Point]) -> None:
     for position, (point, time) in enumerate(zip(points, times, strict=True)):
         color = COLORS[1] if point.change.is_regression else COLORS[0]
         axes.hlines(position + 0.02, time.low, time.high, color=color, linewidth=3.5, alpha=0.55)
+        if not time.is_usable:
+            continue
         face = "none" if point.change.is_regression else color
         axes.plot(time.mid, position + 0.02, "o", color=color, markerfacecolor=face, markersize=7)
     low, high = min(time.low for time in times), max(time.high for time in times)
@@ -56,5 +64,5 @@ def _name(point: Point) -> str:
 
 
 def _cells(point: Point) -> tuple[str, ...]:
-    study, time = point.study, show.seconds(point.row.time.mid if point.row.time else None)
+    study, time = point.study, show.time(point.row.time)
     return (str(study.id), when(study.created_at), study.environment.torch, point.row.name, time, point.change.value)

@@ -1,0 +1,179 @@
+"""The rows of a benchmark on one scale, so that no two figures of an output disagree.
+
+Each contender is timed beside eager in a process of its own, and eager takes another time in each. Its pairs give the
+row's speed-up. Its time per call is what eager takes on the whole, over that speed-up. Where Torchwise met its rival
+in one process, that meeting says how the two compare, and their speed-ups over eager keep to it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
+from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Row
+from torchwise.records.economics import eager_peak_memory
+from torchwise.records.measurement import WIDE
+from torchwise.records.statistics import Interval, ratio_of
+from torchwise.workload import WorkloadSpec
+
+EXACT = Interval(1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The figures of one timed row.
+
+    Attributes:
+        row: whose.
+        speedup: over eager; exactly 1 for eager.
+        time: seconds per call: eager's over the speed-up.
+    """
+
+    row: Row
+    speedup: Interval
+    time: Interval
+
+    @property
+    def is_surely_faster(self) -> Answer:
+        """Whether it is faster than eager; of eager, whether its time could be told at all."""
+        if self.row.contender == EAGER:
+            return Answer.YES if _against_itself(self.row).is_usable else Answer.INCONCLUSIVE
+        return exceeds(self.speedup)
+
+    def roofline_share(self, peaks: Peaks | None) -> float | None:
+        """Return the least possible time over the row's: 1 is the roofline; None where either is unknown."""
+        found = self.row.performance
+        if peaks is None or found is None or found.roofline is None or not self.time.is_usable:
+            return None
+        return peaks.least_s(found.roofline, found.dtype) / self.time.mid
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """All timed rows of one target.
+
+    Attributes:
+        eager_s: seconds per call of eager, the median over the processes that timed it; None where none did.
+        eager_memory: bytes at the peak of a call of eager; None where unknown.
+        rows: figures of the rows that were timed.
+    """
+
+    eager_s: float | None
+    eager_memory: int | None
+    rows: tuple[Scaled, ...]
+
+    def of(self, row: Row) -> Scaled | None:
+        """Return the figures of a row; None where it was not timed."""
+        return next((found for found in self.rows if found.row is row), None)
+
+    def leads_others(self, row: Row, ours: Row) -> bool:
+        """Whether a row has the highest speed-up of the right ones of its class, ours aside."""
+        others = [one for one in self.rows if one.row.is_right and one.row.precision == row.precision]
+        others = [one for one in others if one.row is not ours and one.speedup.is_usable]
+        return max(others, key=lambda one: one.speedup.mid, default=None) is self.of(row)
+
+    def best(self) -> dict[str, Row]:
+        """Return the fastest right row of each precision class in which that can be told: ratios never mix classes."""
+        right = [found for found in self.rows if found.row.is_right]
+        classes = dict.fromkeys(found.row.precision for found in right)
+        best = {name: _best([found for found in right if found.row.precision == name]) for name in classes}
+        return {name: row for name, row in best.items() if row is not None}
+
+
+def scale_of(benchmark: Benchmark, workload: WorkloadSpec) -> Scale:
+    """Return the rows of one target on the scale of its eager."""
+    rows = [row for row in benchmark.of(workload) if row.performance]
+    baselines = [row.performance.measurement.baseline_time.mid for row in rows if row.performance]
+    if not baselines:
+        return Scale(None, None, ())
+    eager_s = statistics.median(baselines)
+    scaled = tuple(Scaled(row, speed, speed.inverse.times(eager_s)) for row, speed in _speedups(rows))
+    return Scale(eager_s, _eager_memory(rows), scaled)
+
+
+def trust_of(benchmark: Benchmark) -> Trust:
+    """Say how far the figures of a benchmark can be trusted."""
+    scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
+    ratios = [_against_itself(one.row) if one.row.contender == EAGER else one.speedup for one in scaled]
+    ratios += [row.duel.speedup for row in benchmark.rows if row.duel]
+    measured = [one for row in benchmark.rows for one in (row.performance and row.performance.measurement, row.duel)]
+    notes = [note for one in measured if one for note in one.notes if not note.startswith(WIDE)]
+    return judge_trust(ratios, notes)
+
+
+def with_trust(benchmark: Benchmark) -> Benchmark:
+    """Return the benchmark as it is written: with how far its figures can be trusted, as of now."""
+    return replace(benchmark, trust=trust_of(benchmark))
+
+
+def _speedup(row: Row) -> Interval:
+    assert row.speedup is not None, "only timed rows are scaled"
+    return EXACT if row.contender == EAGER else row.speedup
+
+
+def _against_itself(row: Row) -> Interval:
+    """Return eager's ratio to itself, as wide as it is off: whatever it is beside 1 is the clock's error."""
+    assert row.speedup is not None, "only timed rows are scaled"
+    return Interval(min(row.speedup.low, 1.0), row.speedup.mid, max(row.speedup.high, 1.0))
+
+
+def _eager_memory(rows: Sequence[Row]) -> int | None:
+    own = next((r.performance.costs.peak_memory for r in rows if r.contender == EAGER and r.performance), None)
+    return eager_peak_memory(own, (row.performance.costs.baseline_peak_memory for row in rows if row.performance))
+
+
+def _speedups(rows: list[Row]) -> list[tuple[Row, Interval]]:
+    """Return the rows with their speed-ups; of those that met in one process as that meeting says."""
+    found = [_speedup(row) for row in rows]
+    for place, ours in enumerate(rows):
+        duel = ours.duel.speedup if ours.duel and ours.is_right else None
+        rival = next((at for at, row in enumerate(rows) if row.contender == ours.rival and row.is_right), None)
+        if duel is not None and duel.is_usable and rival is not None:
+            found[place], found[rival] = _reconciled(found[place], found[rival], duel)
+    return list(zip(rows, found, strict=True))
+
+
+def _reconciled(ours: Interval, rival: Interval, duel: Interval) -> tuple[Interval, Interval]:
+    """Return two speed-ups over eager whose ratio is that of the duel.
+
+    There are two estimates of each: its own, and by the duel that of the other. Their geometric mean is taken, and
+    what holds both intervals: where processes contradict each other, none of their intervals holds by itself.
+    """
+    by_rival, by_ours = ratio_of(duel, rival.inverse), ratio_of(ours, duel)
+    if rival is EXACT:
+        return (_holding(duel.mid, ours, duel) if ours.is_usable else duel), EXACT
+    if ours.is_usable and rival.is_usable:
+        middle = math.sqrt(ours.mid * rival.mid * duel.mid)
+        return _holding(middle, ours, by_rival), _holding(middle / duel.mid, rival, by_ours)
+    if rival.is_usable:
+        return by_rival, rival
+    return (ours, by_ours) if ours.is_usable else (ours, rival)
+
+
+def _holding(mid: float, *estimates: Interval) -> Interval:
+    return Interval(min(one.low for one in estimates), mid, max(one.high for one in estimates))
+
+
+def _best(right: list[Scaled]) -> Row | None:
+    """Return the row of the highest speed-up, if it is told that it is one; None where it is not."""
+    best = max((one for one in right if one.speedup.is_usable), key=lambda one: one.speedup.mid, default=None)
+    if best is None or best.is_surely_faster is not Answer.YES:
+        return None
+    if any(_may_be_faster(other, best) for other in right if other is not best):
+        return None
+    ours = next((one.row for one in right if one.row.duel and one.row.duel.speedup.is_usable), None)
+    if ours is not None and best.row.contender not in (ours.contender, ours.rival):
+        return None  # what was timed in one process is another pair: one of the two findings is wrong
+    return best.row
+
+
+def _may_be_faster(other: Scaled, best: Scaled) -> bool:
+    """Whether it cannot be told that another row is slower, or as fast."""
+    for one, beside, inverse in ((best.row, other.row, False), (other.row, best.row, True)):
+        if one.duel and one.rival == beside.contender and one.duel.speedup.is_usable:
+            ratio = one.duel.speedup.inverse if inverse else one.duel.speedup
+            return exceeds(ratio) is Answer.INCONCLUSIVE
+    return exceeds(ratio_of(best.speedup, other.speedup)) is Answer.INCONCLUSIVE
