@@ -22,7 +22,7 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Outcome, codec
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.study.request import TRIAL_S
-from torchwise.trial.job import Attempt
+from torchwise.trial.job import Attempt, Restart
 
 ONE, TWO = "zoo:tutorial.fusion_demo@small", "zoo:tutorial.branch@small"
 THREE = ("eager", "default", "max-autotune")
@@ -288,7 +288,7 @@ def test_what_the_search_compiled_is_not_compiled_again(warm: bool) -> None:
                 self.jobs.append("try")
                 return codec.to_json(Attempt(Costs(38.0), PASSED, a_measurement(1.5)))
             if job.task == "warm":
-                return codec.to_json(2.4)
+                return codec.to_json(Restart(2.4, a_measurement(1.5)))
             if isinstance(job, Contest) and job.step == "contend":
                 assert (job.contender == "torchwise") is Path(job.job.cache_dir, "kernel").exists()
             return super().run(job, limits, on_stage)
@@ -311,7 +311,7 @@ def test_on_a_full_disk_the_plan_is_compiled_once_more(monkeypatch: pytest.Monke
                 Path(job.cache_dir, "kernel").touch()
                 return codec.to_json(Attempt(Costs(38.0), PASSED, a_measurement(1.5)))
             if job.task == "warm":
-                return codec.to_json(2.4)
+                return codec.to_json(Restart(2.4, a_measurement(1.5)))
             if isinstance(job, Contest) and job.step == "contend":
                 assert not list(Path(job.job.cache_dir).iterdir())
             return super().run(job, limits, on_stage)
