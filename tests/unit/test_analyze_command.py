@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from analysis_samples import an_analysis
+from analysis_samples import a_steady, an_analysis
 from builders import a_decision, a_plan, a_study, a_trial
 from torchwise.cli.analyze import LIMIT_S, analyze
 from torchwise.diagnose import analyze as api
@@ -61,6 +61,14 @@ def test_every_option_reaches_the_phases(asked: list[Any], tmp_path: Path) -> No
     assert "Use inductor: it saves" in " ".join(result.output.replace("│", " ").split())
     assert Analysis.from_json((tmp_path / "a.json").read_text()) == an_analysis()
     assert "</html>" in (tmp_path / "a.html").read_text()
+
+
+def test_what_cannot_be_told_ends_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsure = an_analysis(steady=a_steady(0.2))
+    monkeypatch.setattr(phases, "run_analysis", lambda *_: unsure)
+    result = run(TARGET, "--device", "cpu")
+    assert result.exit_code == 4
+    assert "Inconclusive: it cannot be told whether inductor pays" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_what_is_not_said_is_as_documented(asked: list[Any]) -> None:

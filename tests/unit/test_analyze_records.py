@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis_samples import HANG, a_batch, an_analysis
+from analysis_samples import HANG, a_batch, a_steady, an_analysis, some_calls
 from builders import a_failure, a_measurement, a_trial
 from torchwise.errors import InputError
 from torchwise.records.analysis import Analysis, Batch, Consistency, Memory
@@ -62,11 +62,32 @@ def test_the_planning_figure_is_the_highest_peak_with_model_inputs_and_margin() 
 
 def test_economics_are_on_the_scale_of_eager_beside_the_plan() -> None:
     spec = WorkloadSpec("zoo:vision.resnet50", calls=10_000, restarts=3)
-    timed = a_measurement(candidate_s=(0.5,) * 20, baseline_s=(1.0,) * 20)
-    record = an_analysis(workload=spec, trial=a_trial(measurement=timed))  # 38.2 s cold, 4.1 s warm
+    timed = a_measurement(candidate_s=(0.010,) * 20, baseline_s=(0.015,) * 20)
+    record = an_analysis(workload=spec, trial=a_trial(measurement=timed), steady=None)  # 38.2 s cold, 4.1 s warm
+    assert record.economics.baseline_s == 0.015
+    assert record.time
+    assert record.time.mid == pytest.approx(0.010)
     assert record.break_even_calls is not None
-    assert record.break_even_calls.mid == pytest.approx((38.2 + 2 * 4.1) / 0.5)
-    assert record.saved_s == pytest.approx(10_000 * 0.5 - (38.2 + 2 * 4.1))
+    assert record.break_even_calls.mid == pytest.approx((38.2 + 2 * 4.1) / 0.005)
+    assert record.saved_s == pytest.approx(10_000 * 0.005 - (38.2 + 2 * 4.1))
+
+
+def test_eager_that_was_held_up_beside_the_plan_is_told_by_the_inspection() -> None:
+    held_up = a_measurement(candidate_s=(0.5,) * 20, baseline_s=(1.0,) * 20)
+    record = an_analysis(trial=a_trial(measurement=held_up))
+    assert record.economics.baseline_s == record.inspection.measurement.baseline_time.mid
+
+
+def test_both_processes_tell_the_speed_up_and_calls_are_on_its_scale() -> None:
+    steady = a_steady(plan=some_calls(0.100), baseline=some_calls(0.140))
+    record = an_analysis(trial=a_trial(measurement=a_measurement(1.5)), steady=steady)
+    assert record.speedup
+    assert 1.4 < record.speedup.mid < 1.5
+    assert record.calls
+    own, eager = record.calls
+    assert eager.quantile(0.5) == pytest.approx(record.economics.baseline_s)
+    assert eager.quantile(0.5) / own.quantile(0.5) == pytest.approx(record.speedup.mid)
+    assert own.variation == pytest.approx(steady.plan.variation)
 
 
 def test_what_is_not_proven_pays_never() -> None:
@@ -76,7 +97,8 @@ def test_what_is_not_proven_pays_never() -> None:
 
 def test_throughput_is_items_a_second_and_batches_that_failed_have_none() -> None:
     batch = Batch(8, a_measurement(candidate_s=(0.5,) * 5, baseline_s=(1.0,) * 5))
-    assert (batch.throughput, batch.baseline_throughput) == (16.0, 8.0)
     lost = Batch(16, reason="out of memory")
-    assert (lost.throughput, lost.baseline_throughput) == (None, None)
-    assert [b.size for b in an_analysis(batches=(a_batch(4), lost, a_batch(1))).timed_batches] == [1, 4]
+    record = an_analysis(batches=(batch, lost, a_batch(1)), batch_size=1)
+    given, figures = record.batch_figures
+    assert (figures.throughput, figures.baseline_throughput) == (16.0, 8.0)
+    assert (given.speedup, given.eager_s) == (record.speedup, record.economics.baseline_s)  # there, the page's own

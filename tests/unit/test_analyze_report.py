@@ -178,16 +178,17 @@ def test_what_to_type_next_fits_what_was_found() -> None:
     assert [step.command.partition("(")[0] for step in live] == ["torchwise.tune", "torchwise.analyze"]
 
 
-def test_notes_say_of_what_they_speak() -> None:
-    noisy = a_measurement(1.5, notes=("it was noisy",))
+def test_how_far_to_trust_it_is_said_once_at_the_top() -> None:
+    note = "other processes used 1.2 of 2 cores meanwhile"
+    noisy = a_measurement(1.5, notes=(note,))
     record = an_analysis(
         inspection=an_inspection(measurement=noisy, notes=("it draws random numbers",)),
         trial=a_trial(measurement=noisy),
         batches=(Batch(2, noisy), Batch(4, reason=str(CRASH))),
     )
-    assert notes(record) == [
-        "it draws random numbers",
-        "eager against itself: it was noisy",
-        "the plan beside eager: it was noisy",
-        "batch 2: it was noisy",
-    ]
+    assert notes(record) == ["it draws random numbers"]
+    sentence = record.judge_trust().sentence
+    assert note in sentence
+    assert " ".join(shown(record, 300).split()).startswith(sentence)
+    for text in (shown(record, 300), render_analysis_html(record)):
+        assert text.count(note) == 1

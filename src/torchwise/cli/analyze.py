@@ -50,12 +50,14 @@ def analyze(
 ) -> None:
     """Look at one plan in full: baseline, compile cost, consistency, economics, memory, correctness, batch sizes.
 
-    Exit codes: 0 analysed (also "leave it alone"), 2 bad input, 3 the model itself fails, 130 interrupted.
+    Exit codes: 0 analysed (also "leave it alone"), 2 bad input, 3 the model itself fails, 4 inconclusive (the
+    measurements cannot tell whether the plan pays), 130 interrupted.
     """
     from rich.console import Console
 
     from torchwise.diagnose.analysis.run import AnalyzeRequest, run_analysis
     from torchwise.environment import default_device
+    from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer
     from torchwise.report.analysis import AnalyzeProgress, render_analysis, write_analysis_html
     from torchwise.report.json_export import write_json
     from torchwise.store.location import place_of
@@ -84,6 +86,8 @@ def analyze(
         write_json(analysis, json)
     if html:
         write_analysis_html(analysis, html, place)
+    if analysis.answer is Answer.INCONCLUSIVE:
+        raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
 def _plan(given: str, store: str | None) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -11,11 +11,12 @@ from msgspec import Meta
 
 from torchwise.environment import Environment
 from torchwise.plan import Plan
+from torchwise.records.answer import Answer, Trust, exceeds, judge_trust
 from torchwise.records.bounds import Amount, Count, Duration, Positive, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.economics import Economics
+from torchwise.records.economics import Economics, eager_measured
 from torchwise.records.inspection import Inspection
-from torchwise.records.measurement import Measurement
+from torchwise.records.measurement import WIDE, Measurement
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Trial
 from torchwise.workload import WorkloadSpec
@@ -24,6 +25,8 @@ SCHEMA = "torchwise.analysis/1"
 FAR_OUT = 3.0
 """Interquartile ranges above the third quartile beyond which a call is an outlier: Tukey's outer fence (Exploratory
 Data Analysis, 1977)."""
+CALLS_PER_TURN = 20
+"""Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
 MARGIN = 0.2
 """Share on top of what was seen that is to be reserved: for fragmentation, and for what was not seen."""
 
@@ -41,6 +44,20 @@ class Consistency:
     def quantile(self, share: float) -> float:
         """Return the seconds that this share of the calls stays within."""
         return float(np.quantile(np.asarray(self.calls_s), share))
+
+    def scaled_to(self, median_s: float) -> Consistency:
+        """Return the calls as they would be with this median."""
+        return self.scaled_by(median_s / self.quantile(0.5))
+
+    def scaled_by(self, factor: float) -> Consistency:
+        """Return the calls, each so many times as long."""
+        return Consistency(tuple(seconds * factor for seconds in self.calls_s))
+
+    def medians(self) -> tuple[float, ...]:
+        """Return the median of each whole turn; of all calls where there is none."""
+        turns = max(len(self.calls_s) // CALLS_PER_TURN, 1)
+        chunks = np.array_split(np.asarray(self.calls_s[: turns * CALLS_PER_TURN]), turns)
+        return tuple(float(np.median(chunk)) for chunk in chunks)
 
     @property
     def mean(self) -> float:
@@ -113,6 +130,13 @@ class Steady:
     baseline: Consistency
     memory: Memory
 
+    @property
+    def paired(self) -> Measurement:
+        """The medians of the turns, each beside that of eager in its turn."""
+        pairs = list(zip(self.plan.medians(), self.baseline.medians(), strict=False))
+        own, eager = zip(*pairs, strict=True)
+        return Measurement(own, eager, CALLS_PER_TURN)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -130,15 +154,35 @@ class Batch:
     costs: Costs | None = None
     reason: str = ""
 
-    @property
-    def throughput(self) -> float | None:
-        """Items per second of the plan."""
-        return self.size / self.measurement.candidate_time.mid if self.measurement else None
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """One batch size on one scale.
+
+    Attributes:
+        size: of the batch.
+        eager_s: seconds per call of eager at this size.
+        speedup: over that.
+    """
+
+    size: int
+    eager_s: float
+    speedup: Interval
 
     @property
-    def baseline_throughput(self) -> float | None:
+    def time(self) -> Interval:
+        """Seconds per call of the plan."""
+        return self.speedup.inverse.times(self.eager_s)
+
+    @property
+    def throughput(self) -> float:
+        """Items per second of the plan."""
+        return self.size / self.time.mid
+
+    @property
+    def baseline_throughput(self) -> float:
         """Items per second of eager."""
-        return self.size / self.measurement.baseline_time.mid if self.measurement else None
+        return self.size / self.eager_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +210,13 @@ class Analysis(Document):
         steady: the plan, warm; None where it was not proven, or failed.
         batches: one for each batch size that was asked for.
         batch_note: which dimension was scaled, or why none was.
+        batch_size: of the inputs as they were given; None where none was found, and in those of earlier versions.
         advice: what follows, the most important first.
         effort: "quick", "standard" or "thorough".
         created_at: seconds since the epoch.
         seconds: that all of it took.
+        trust: how far the figures could be trusted when it was written, for readers of JSON alone; None in those of
+            earlier versions.
     """
 
     workload: WorkloadSpec
@@ -183,6 +230,8 @@ class Analysis(Document):
     effort: str = "standard"
     created_at: Amount = 0.0
     seconds: Seconds = 0.0
+    batch_size: Positive | None = None
+    trust: Trust | None = field(default=None, compare=False)
     schema: str = SCHEMA
 
     @property
@@ -191,29 +240,102 @@ class Analysis(Document):
         return self.trial.plan
 
     @property
+    def tried(self) -> Trial:
+        """The trial, with what the second process measured of the same: two of them may disagree.
+
+        The second one waits for each call, and of several inputs it times one.
+        """
+        alike = self.workload.objective == "latency" and len(self.inspection.inputs) == 1
+        if self.steady is None or self.trial.measurement is None or not alike:
+            return self.trial
+        return replace(self.trial, repeats=(*self.trial.repeats, self.steady.paired))
+
+    @property
+    def eager(self) -> Measurement:
+        """What tells eager's time, by which every other time is shown: beside the plan, unless it was held up there."""
+        looked_at = self.inspection.measurement
+        return eager_measured(self.trial.measurement, [looked_at]) if self.trial.measurement else looked_at
+
+    @property
     def economics(self) -> Economics:
-        """Costs over the calls and restarts that were asked for, on the scale of eager beside the plan."""
-        timed = self.trial.measurement or self.inspection.measurement
-        return Economics(timed.baseline_time.mid, self.workload.calls, self.workload.restarts)
+        """Costs over the calls and restarts that were asked for, on the scale of eager."""
+        baseline_s = self.eager.baseline_time.mid if self.eager.baseline_s else 0.0
+        return Economics(baseline_s, self.workload.calls, self.workload.restarts)
 
     @property
     def speedup(self) -> Interval | None:
         """Eager's time over the plan's; None where it was not timed."""
-        return self.trial.speedup
+        return self.tried.speedup
+
+    @property
+    def time(self) -> Interval | None:
+        """Seconds per call of the plan: eager's over the speed-up; None where it was not timed."""
+        return self.economics.seconds_per_call(self.tried) if self.speedup else None
 
     @property
     def break_even_calls(self) -> Interval | None:
         """Calls after which the plan has paid for its compiling; None where it may never, or was not timed."""
-        return self.economics.break_even_calls(self.trial) if self.trial.is_proven else None
+        return self.economics.break_even_calls(self.tried) if self.trial.is_proven else None
 
     @property
     def saved_s(self) -> float | None:
-        """Seconds saved over all calls and restarts, compiling taken off; None where the plan was not proven."""
+        """Seconds saved over all calls and restarts, compiling taken off; None where the plan was not proven.
+
+        The least of them where the speed-up is no figure.
+        """
         if not self.trial.is_proven:
             return None
-        return self.economics.saving(self.trial)
+        return self.economics.saving(self.tried)
+
+    @property
+    def answer(self) -> Answer:
+        """Whether the plan is to be used: right, faster, and paid for within the calls that are expected."""
+        if not self.trial.is_proven or self.plan.is_eager or self.speedup is None:
+            return Answer.NO
+        pays, is_faster = self.break_even_calls, exceeds(self.speedup)
+        if is_faster is not Answer.YES or pays is None or pays.low <= 0:
+            return is_faster
+        calls = self.workload.calls
+        return exceeds(Interval(calls / pays.high, calls / pays.mid, calls / pays.low))
+
+    @property
+    def calls(self) -> tuple[Consistency, Consistency] | None:
+        """Call after call of the plan and of eager, on the scale of the other times; None where they were not timed."""
+        if self.steady is None:
+            return None
+        own, eager = self.steady.plan, self.steady.baseline
+        if not self.economics.baseline_s:
+            return own, eager
+        factor = self.economics.baseline_s / eager.quantile(0.5)
+        is_figure = self.time is not None and self.time.is_usable
+        scaled = own.scaled_to(self.time.mid) if self.time is not None and is_figure else own.scaled_by(factor)
+        return scaled, eager.scaled_by(factor)
 
     @property
     def timed_batches(self) -> Sequence[Batch]:
         """The batch sizes that were timed, smallest first."""
         return sorted((batch for batch in self.batches if batch.measurement), key=lambda batch: batch.size)
+
+    @property
+    def batch_figures(self) -> list[BatchFigures]:
+        """The same in figures; at the size of the inputs as they were given, those of the plan itself."""
+        return [self._figures(batch, batch.measurement) for batch in self.timed_batches if batch.measurement]
+
+    def _figures(self, batch: Batch, measured: Measurement) -> BatchFigures:
+        if batch.size == self.batch_size and self.speedup is not None:
+            return BatchFigures(batch.size, self.economics.baseline_s, self.speedup)
+        return BatchFigures(batch.size, measured.baseline_time.mid, measured.speedup)
+
+    def judge_trust(self) -> Trust:
+        """Say how far the figures can be trusted."""
+        batches = [batch.measurement for batch in self.timed_batches if batch.measurement]
+        measured = [
+            self.inspection.measurement,
+            *([self.trial.measurement] if self.trial.measurement else []),
+            *batches,
+        ]
+        looked_at = [self.inspection.measurement.speedup] if self.inspection.measurement.baseline_s else []
+        ratios = [self.speedup] if self.speedup else looked_at
+        observed = [one.speedup for one in self.tried.processes] or looked_at
+        notes = (note for one in measured for note in one.notes if not note.startswith(WIDE))
+        return judge_trust(ratios, notes, observed)

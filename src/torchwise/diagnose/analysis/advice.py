@@ -6,19 +6,16 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torchwise.records import Interval, Outcome
-from torchwise.records.analysis import MARGIN, Advice, Analysis, Batch
+from torchwise.records.analysis import MARGIN, Advice, Analysis, BatchFigures
+from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
 from torchwise.report.why import own_fault
 
 Rule = Callable[[Analysis], str]
 """Returns a sentence or two; empty where there is nothing to say."""
 
-DISAGREE = 2.0
-"""Times by which what the second process saw may lie outside the first one's interval, which no plan does by itself."""
-UNCLEAR = 0.2
-"""Relative half-width from which an interval that holds 1 says nothing, rather than that there is no gain."""
-NOISY, DRIFTED, TAILED = 0.25, 0.10, 1.5
-"""Coefficient of variation, relative drift, and 99th percentile over median from which each is worth a word."""
+DRIFTED, TAILED = 0.10, 1.5
+"""Relative drift, and 99th percentile over median from which each is worth a word."""
 WARM_SAVES, SECONDS_WORTH = 0.7, 1.0
 """Share of the cold cost that a warm start may have to be praised, and the cold seconds that are worth a word."""
 MORE_MEMORY = 0.1
@@ -32,7 +29,9 @@ GROWS = 1.1
 
 
 def advise(analysis: Analysis) -> tuple[Advice, ...]:
-    """Return what follows; the first says whether to use the plan at all."""
+    """Return what follows; the first says whether to use the plan at all. From what cannot be told, nothing follows."""
+    if analysis.answer is Answer.INCONCLUSIVE:
+        return (Advice(use.__name__, use(analysis)),)
     found = ((rule.__name__, rule(analysis)) for rule in RULES)
     return tuple(Advice(name, text) for name, text in found if text)
 
@@ -48,40 +47,41 @@ def use(analysis: Analysis) -> str:
 
 
 def _worth(analysis: Analysis, name: str) -> str:
-    speed = analysis.speedup
+    speed, pays, expected = analysis.speedup, analysis.break_even_calls, analysis.workload.calls
     assert speed is not None, "a plan whose answers are right was timed"
-    if seen := _contradicted(analysis, speed):
+    if exceeds(speed) is Answer.INCONCLUSIVE:
         return (
-            f"It cannot be told whether {name} pays: it had {show.speedup(speed)} of eager's speed in one process, and "
-            f"{show.ratio(seen)} in the next. Look again when nothing else runs."
+            f"Inconclusive: it cannot be told whether {name} pays, with {show.speedup(speed)} of eager's speed. Look "
+            "again when nothing else runs, or with --effort thorough."
         )
     if speed.high < 1:
         return f"Leave the model alone: with {name} it is slower, {show.speedup(speed)} of eager's speed."
-    if speed.low <= 1 <= speed.high and speed.half_width > UNCLEAR:
-        return (
-            f"It cannot be told whether {name} pays: {show.speedup(speed)} of eager's speed is too wide an interval. "
-            "Look again when nothing else runs, or with --effort thorough."
-        )
-    if speed.low <= 1 or analysis.break_even_calls is None:
+    if exceeds(speed) is Answer.NO or pays is None:
         return f"Leave the model alone: {name} gains nothing that is sure, {show.speedup(speed)} of eager's speed."
-    gain = analysis.economics.baseline_s - analysis.economics.seconds_per_call(analysis.trial).mid
-    pays, expected = analysis.break_even_calls.mid, analysis.workload.calls
     overhead = show.seconds(analysis.economics.overhead(analysis.trial))
-    after = "from the first call on" if pays < 1 else f"after {show.counted(pays, 'call')}"
+    if analysis.answer is Answer.INCONCLUSIVE:
+        return (
+            f"Inconclusive: {name} pays for its {overhead} of compiling after {show.count(pays.low)} to "
+            f"{show.count(pays.high)} calls, and {show.count(expected)} are expected."
+        )
+    if not speed.is_usable:
+        return _at_least(analysis, name, speed)
+    gain = analysis.economics.baseline_s - analysis.economics.seconds_per_call(analysis.tried).mid
+    after = "from the first call on" if pays.mid < 1 else f"after {show.counted(pays.mid, 'call')}"
     saves = f"it saves {show.seconds(gain)} a call and pays for its {overhead} of compiling {after}"
-    if pays > expected:
+    if analysis.answer is Answer.NO:
         return f"Leave the model alone for {show.counted(expected, 'call')}: with {name} {saves}."
     saved = f"over the expected {show.counted(expected, 'call')} it saves {show.seconds(analysis.saved_s)}"
     return f"Use {name}: {saves}; {saved}."
 
 
-def _contradicted(analysis: Analysis, speed: Interval) -> float | None:
-    """Return the speed-up of the second process, by its median calls, where it is quite another than the first's."""
-    alike = analysis.workload.objective == "latency" and len(analysis.inspection.inputs) == 1
-    if analysis.steady is None or not alike:  # it waited for each call, and of several inputs it timed one
-        return None
-    seen = analysis.steady.baseline.quantile(0.5) / analysis.steady.plan.quantile(0.5)
-    return None if speed.low / DISAGREE <= seen <= speed.high * DISAGREE else seen
+def _at_least(analysis: Analysis, name: str, speed: Interval) -> str:
+    """Say what is sure of a plan whose speed-up is no figure."""
+    calls = show.counted(analysis.workload.calls, "call")
+    if analysis.answer is Answer.NO:
+        return f"Leave the model alone for {calls}: {name} is faster, but does not pay for its compiling so soon."
+    saved = show.seconds(analysis.saved_s)
+    return f"Use {name}: it has {show.speedup(speed)} of eager's speed, and saves at least {saved} over {calls}."
 
 
 def few_calls(analysis: Analysis) -> str:
@@ -89,7 +89,7 @@ def few_calls(analysis: Analysis) -> str:
     pays = analysis.break_even_calls
     if pays is None or pays.mid < 1 or analysis.plan.backend == "eager" or not analysis.speedup:
         return ""
-    if analysis.speedup.low <= 1:
+    if exceeds(analysis.speedup) is not Answer.YES or not analysis.speedup.is_usable:
         return ""
     return (
         f"Do not compile for fewer than {show.counted(pays.mid, 'call')} (between {show.count(pays.low)} and "
@@ -113,9 +113,9 @@ def warm_start(analysis: Analysis) -> str:
 
 def tail(analysis: Analysis) -> str:
     """Say that some calls take much longer than most, and whether that is the plan's doing."""
-    if analysis.steady is None:
+    if analysis.calls is None:
         return ""
-    own, eager = analysis.steady.plan, analysis.steady.baseline
+    own, eager = analysis.calls
     factor = own.quantile(0.99) / own.quantile(0.5)
     if factor < TAILED:
         return ""
@@ -131,26 +131,16 @@ def tail(analysis: Analysis) -> str:
     )
 
 
-def noise(analysis: Analysis) -> str:
-    """Say that eager itself is unsteady, so that small differences mean nothing."""
-    if analysis.steady is None or (variation := analysis.steady.baseline.variation) < NOISY:
-        return ""
-    return (
-        f"Eager is noisy: its calls vary by {show.percent(variation)} (standard deviation over mean). Small "
-        "differences mean nothing on this machine as it is; close what else runs, and look again."
-    )
-
-
 def drift(analysis: Analysis) -> str:
-    """Say that calls became slower or faster meanwhile."""
+    """Say that calls of the plan became slower or faster meanwhile, and eager's did not."""
     if analysis.steady is None or abs(moved := analysis.steady.plan.drift) < DRIFTED:
         return ""
-    also = abs(analysis.steady.baseline.drift) >= DRIFTED
-    whose = "and eager's did, too: the machine's clock or load changed" if also else "while eager's did not"
+    if abs(analysis.steady.baseline.drift) >= DRIFTED:  # the machine's clock or load changed
+        return ""
     word = "longer" if moved > 0 else "shorter"
     if moved >= 9:  # a percentage would only be a large number
-        return f"Calls took {show.three(1 + moved)} times as long in the last third as in the first, {whose}."
-    return f"Calls became {show.percent(abs(moved))} {word} from the first third to the last, {whose}."
+        return f"Calls took {show.three(1 + moved)} times as long in the last third as in the first; eager's did not."
+    return f"Calls became {show.percent(abs(moved))} {word} from the first third to the last; eager's did not."
 
 
 def memory(analysis: Analysis) -> str:
@@ -178,25 +168,21 @@ def waits(analysis: Analysis) -> str:
 
 def batches(analysis: Analysis) -> str:
     """Say what a larger batch costs, and where throughput ceases to grow."""
-    timed = analysis.timed_batches
-    if len(timed) < 2:
+    timed = analysis.batch_figures
+    if len(timed) < 2 or not all(figures.speedup.is_usable for figures in timed):
         return ""
-    if odd := next(((one, later) for one, later in pairwise(timed) if _time(later) < SHORTER * _time(one)), None):
-        return (
-            f"A batch of {odd[1].size} took less time than one of {odd[0].size}: each size is timed by itself, and the "
-            "machine changed meanwhile, so they cannot be compared. Look again when nothing else runs."
-        )
+    if any(later.time.mid < SHORTER * one.time.mid for one, later in pairwise(timed)):
+        return ""  # each size is timed by itself, and the machine changed meanwhile
     first, last = timed[0], timed[-1]
-    factor = _time(last) / _time(first)
-    gained = (last.throughput or 0.0) / (first.throughput or 1.0)
+    gained = last.throughput / first.throughput
     text = (
-        f"A batch of {last.size} costs {show.ratio(factor)} a batch of {first.size}, with {show.ratio(gained)} its "
-        "throughput."
+        f"A batch of {last.size} costs {show.ratio(last.time.mid / first.time.mid)} a batch of {first.size}, with "
+        f"{show.ratio(gained)} its throughput."
     )
-    best = max(timed, key=lambda batch: batch.throughput or 0.0)
+    best = max(timed, key=lambda figures: figures.throughput)
     stops = _stops_growing(timed)
     if best is not last:
-        text += f" Batch {best.size} has the highest throughput, {show.three(best.throughput or 0.0)} items a second."
+        text += f" Batch {best.size} has the highest throughput, {show.three(best.throughput)} items a second."
     elif stops is not None:
         text += f" Beyond batch {stops.size} throughput hardly grows."
     return text
@@ -204,26 +190,21 @@ def batches(analysis: Analysis) -> str:
 
 def batches_lost(analysis: Analysis) -> str:
     """Name the batch sizes at which the plan is surely slower than eager, where it is not at the others."""
-    timed = analysis.timed_batches
-    slower = [batch for batch in timed if batch.measurement and batch.measurement.speedup.high < 1]
+    timed = analysis.batch_figures
+    slower = [figures for figures in timed if figures.speedup.high < 1]
     if not slower or len(slower) == len(timed):
         return ""
-    names = ", ".join(f"{b.size} ({show.ratio(b.measurement.speedup.mid)})" for b in slower if b.measurement)
+    names = ", ".join(f"{figures.size} ({show.speedup(figures.speedup)})" for figures in slower)
     return f"At some batch sizes the plan is slower than eager: {names}."
 
 
-def _stops_growing(timed: Sequence[Batch]) -> Batch | None:
+def _stops_growing(timed: Sequence[BatchFigures]) -> BatchFigures | None:
     """Return the first batch size from which on every larger one gains less than a tenth on the one before."""
-    growing = [(later.throughput or 0.0) >= GROWS * (one.throughput or 1.0) for one, later in pairwise(timed)]
+    growing = [later.throughput >= GROWS * one.throughput for one, later in pairwise(timed)]
     if growing and not growing[-1]:
         last = max((place + 1 for place, grows in enumerate(growing) if grows), default=0)
         return timed[last]
     return None
 
 
-def _time(batch: Batch) -> float:
-    assert batch.measurement is not None, "only timed batches are compared"
-    return batch.measurement.candidate_time.mid
-
-
-RULES: tuple[Rule, ...] = (use, few_calls, warm_start, tail, noise, drift, memory, waits, batches, batches_lost)
+RULES: tuple[Rule, ...] = (use, few_calls, warm_start, tail, drift, memory, waits, batches, batches_lost)

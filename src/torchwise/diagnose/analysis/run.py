@@ -109,7 +109,7 @@ class _Phases:
         with own_caches() as folder:
             trial = self._cold(folder)
             trial, steady = self._warm(trial, folder)
-        batches, note = self._scaled(trial)
+        batches, note, size = self._scaled(trial)
         record = Analysis(
             self._request.workload,
             here,
@@ -121,8 +121,9 @@ class _Phases:
             effort=self._request.effort,
             created_at=created,
             seconds=time.monotonic() - started,
+            batch_size=size,
         )
-        return replace(record, advice=advise(record))
+        return replace(record, advice=advise(record), trust=record.judge_trust())
 
     def _inspected(self) -> Inspection:
         self._listener.phase("the plain model")
@@ -149,22 +150,23 @@ class _Phases:
         costs = replace(trial.costs, warm_s=steady.warm_s)
         return replace(trial, costs=costs), steady
 
-    def _scaled(self, trial: Trial) -> tuple[tuple[Batch, ...], str]:
+    def _scaled(self, trial: Trial) -> tuple[tuple[Batch, ...], str, int | None]:
+        """Return the batch sizes, a note about them, and the size of the inputs as they were given."""
         request = self._request
         if not request.batches:
-            return (), ""
+            return (), "", None
         if not trial.is_proven:
-            return (), "not scaled: the plan is not proven on the inputs as they are"
+            return (), "not scaled: the plan is not proven on the inputs as they are", None
         self._listener.phase("the batch dimension")
         try:
             answer = self._ask(Scaling(self._job, dim=request.batch_dim))
         except InputError as error:
-            return (), f"not scaled: {error}"
+            return (), f"not scaled: {error}", None
         if isinstance(answer, Failure):
-            return (), f"not scaled: {answer.message}"
+            return (), f"not scaled: {answer.message}", None
         found = codec.from_json(answer, Found)
         note = f"dimension {found.dim} of the inputs, of size {found.size} as they were given"
-        return tuple(self._batch(size, found.dim) for size in dict.fromkeys(request.batches)), note
+        return tuple(self._batch(size, found.dim) for size in dict.fromkeys(request.batches)), note, found.size
 
     def _batch(self, size: int, dim: int) -> Batch:
         self._listener.phase(f"batch {size}")

@@ -10,13 +10,11 @@ from typing import Any
 from torchwise.diagnose.analysis.job import Look
 from torchwise.measure import Clock, peak_memory, turns
 from torchwise.realize import realize
-from torchwise.records.analysis import Consistency, Memory, Steady
+from torchwise.records.analysis import CALLS_PER_TURN, Consistency, Memory, Steady
 from torchwise.trial.arena import Arena
 from torchwise.workload import Workload, trees
 from torchwise.workload.layouts import size_of
 
-CALLS_PER_TURN = 20
-"""Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
 LEAST_TURNS, MOST_CALLS = 3, 4000
 
 

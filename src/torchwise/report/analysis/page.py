@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from torchwise.records.analysis import Analysis
+from torchwise.records.answer import Answer
 from torchwise.report import facts
 from torchwise.report import format as show
-from torchwise.report.analysis.phases import asked_for, phases
+from torchwise.report.analysis.phases import asked_for, inconclusive_saving, phases, speedup_of
 from torchwise.report.analysis.plots import plots
 from torchwise.report.analysis.steps import next_steps, notes
 from torchwise.report.json_export import write_whole
@@ -35,6 +36,8 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
         target=analysis.workload.target,
         when=facts.when(analysis.created_at),
         asked=asked_for(analysis),
+        trust=analysis.judge_trust(),
+        answer=analysis.answer,
         head=head,
         advice=rest,
         figures=_figures(analysis),
@@ -53,12 +56,17 @@ def _figures(analysis: Analysis) -> list[facts.Fact]:
     """Return the figures of the first panel; none for a plan that was not proven."""
     if not analysis.trial.is_proven or analysis.plan.is_eager:
         return []
-    costs = analysis.trial.costs
+    costs, is_figure = analysis.trial.costs, speedup_of(analysis).is_usable
     assert costs is not None, "what is proven was compiled"
+    if analysis.answer is Answer.INCONCLUSIVE:
+        return [("speed-up", show.speedup(analysis.speedup))]
     found: list[tuple[str, Any]] = [
         ("speed-up", show.speedup(analysis.speedup)),
-        ("pays back after", facts.break_even(analysis.break_even_calls)),
-        (f"saved over {show.counted(analysis.workload.calls, 'call')}", show.seconds(analysis.saved_s)),
+        ("pays back after", facts.break_even(analysis.break_even_calls) if is_figure else show.NONE),
+        (
+            f"saved over {show.counted(analysis.workload.calls, 'call')}",
+            show.seconds(analysis.saved_s) if is_figure else inconclusive_saving(analysis),
+        ),
         ("cold compile", show.seconds(costs.cold_s)),
         ("warm compile", show.seconds(costs.warm_s)),
         ("to reserve", show.size(analysis.steady.memory.reserve if analysis.steady else None)),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.records import Outcome
-from torchwise.records.analysis import MARGIN, Analysis, Batch, Consistency
+from torchwise.records import Interval, Outcome
+from torchwise.records.analysis import MARGIN, Analysis, Batch, BatchFigures, Consistency
+from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
 from torchwise.report.facts import Fact, break_even, checked, time_parts
 from torchwise.report.rows import verdict_word
@@ -57,12 +58,13 @@ def asked_for(analysis: Analysis) -> str:
 def baseline(analysis: Analysis) -> Phase:
     """Say what the plain model takes."""
     seen = analysis.inspection
-    timed = seen.measurement.baseline_s
+    is_timed = bool(seen.measurement.baseline_s)
+    is_weighed = analysis.steady is not None and analysis.steady.memory.baseline_call is not None
     facts = [
-        ("Per call", show.seconds(seen.measurement.baseline_time.mid) if timed else show.NONE),
-        ("Against itself", show.speedup(seen.measurement.speedup) if timed else show.NONE),
+        ("Per call", show.seconds(analysis.economics.baseline_s) if analysis.eager.baseline_s else show.NONE),
+        ("Against itself", show.speedup(seen.measurement.speedup) if is_timed else show.NONE),
         ("First call", f"{show.seconds(seen.first_call_s)} beyond a steady one"),
-        ("Peak memory of a call", show.size(seen.peak_memory)),
+        ("Peak memory of a call", show.NONE if is_weighed else show.size(seen.peak_memory)),
         ("Where the time goes", time_parts(seen)),
     ]
     return Phase("baseline", "Baseline: eager", _given(facts))
@@ -87,12 +89,12 @@ def speed(analysis: Analysis) -> Phase:
     """Say how fast the plan is, and how alike its calls are."""
     facts = [("Speed-up over eager", show.speedup(analysis.speedup))]
     if analysis.trial.measurement:
-        facts.append(("Per call", show.seconds(analysis.trial.measurement.candidate_time.mid)))
+        facts.append(("Per call", show.time(analysis.time)))
         if analysis.trial.measurement.busy_s is not None:
             facts.append(("GPU waits for the host", show.percent(analysis.trial.measurement.launch_share)))
-    table = None
-    if analysis.steady:
-        sides = ((show.one_line(str(analysis.plan)), analysis.steady.plan), ("eager", analysis.steady.baseline))
+    table, calls = None, analysis.calls
+    if calls:
+        sides = ((show.one_line(str(analysis.plan)), calls[0]), ("eager", calls[1]))
         header = ("", "calls", "p50", "p95", "p99", "mean", "variation", "drift", "outliers")
         table = Table("Call by call", header, tuple(_consistency(name, side) for name, side in sides))
     return Phase("speed", "Speed and consistency", _given(facts), table)
@@ -102,12 +104,16 @@ def economics(analysis: Analysis) -> Phase:
     """Say when compiling has paid, and what it is worth."""
     if not analysis.trial.is_proven:
         return Phase("economics", "Economics")
-    found, trial = analysis.economics, analysis.trial
+    found, trial = analysis.economics, analysis.tried
     each, calls, starts = found.seconds_per_call(trial).mid, analysis.workload.calls, analysis.workload.restarts
+    compiling = (f"Compiling, {show.counted(starts, 'start')}", show.seconds(found.overhead(trial)))
+    if exceeds(speedup_of(analysis)) is Answer.INCONCLUSIVE or not speedup_of(analysis).is_usable:
+        facts = [compiling, ("What it saves", inconclusive_saving(analysis))]
+        return Phase("economics", "Economics", _given(facts))
     pays = analysis.break_even_calls
     facts = [
         ("Saved a call", show.seconds(found.baseline_s - each)),
-        (f"Compiling, {show.counted(starts, 'start')}", show.seconds(found.overhead(trial))),
+        compiling,
         ("Pays back after", break_even(pays) if pays else "never, as far as can be told"),
         (f"Saved over {show.counted(calls, 'call')}", show.seconds(analysis.saved_s)),
     ]
@@ -116,6 +122,18 @@ def economics(analysis: Analysis) -> Phase:
         for n in sorted({*ROUND_CALLS, calls})
     )
     return Phase("economics", "Economics", _given(facts), Table("Cost over calls", ("calls", "eager", "plan"), lines))
+
+
+def speedup_of(analysis: Analysis) -> Interval:
+    """Return the speed-up of a plan that was timed."""
+    assert analysis.speedup is not None, "a proven plan was timed"
+    return analysis.speedup
+
+
+def inconclusive_saving(analysis: Analysis) -> str:
+    """Say of a saving without a figure what can be told."""
+    is_faster, saved = exceeds(speedup_of(analysis)) is Answer.YES, analysis.saved_s
+    return f"at least {show.seconds(saved)}" if is_faster and saved and saved > 0 else "inconclusive"
 
 
 def memory(analysis: Analysis) -> Phase:
@@ -159,7 +177,9 @@ def scaling(analysis: Analysis) -> Phase:
         return Phase("scaling", "Batch sizes", note=note)
     header = ("batch", "per call", "items/s", "eager", "eager items/s", "speed-up", "cold")
     missing = [f"batch {b.size}: {show.clipped(b.reason, 300)}" for b in analysis.batches if b.reason]
-    table = Table("Batch sizes", header, tuple(map(_batch, analysis.batches)))
+    figures = {found.size: found for found in analysis.batch_figures}
+    lines = tuple(_batch(batch, figures.get(batch.size)) for batch in analysis.batches)
+    table = Table("Batch sizes", header, lines)
     return Phase("scaling", "Batch sizes", table=table, note="; ".join(filter(None, [note, *missing])))
 
 
@@ -178,17 +198,17 @@ def _consistency(name: str, side: Consistency) -> tuple[str, ...]:
     )
 
 
-def _batch(batch: Batch) -> tuple[str, ...]:
-    timed = batch.measurement
-    if timed is None:
+def _batch(batch: Batch, figures: BatchFigures | None) -> tuple[str, ...]:
+    if figures is None:
         return (show.count(batch.size), *([show.NONE] * 6))
+    is_figure = figures.speedup.is_usable
     return (
         show.count(batch.size),
-        show.seconds(timed.candidate_time.mid),
-        show.three(batch.throughput or 0.0),
-        show.seconds(timed.baseline_time.mid),
-        show.three(batch.baseline_throughput or 0.0),
-        show.speedup(timed.speedup),
+        show.time(figures.time),
+        show.three(figures.throughput) if is_figure else show.NONE,
+        show.seconds(figures.eager_s),
+        show.three(figures.baseline_throughput),
+        show.speedup(figures.speedup),
         show.seconds(batch.costs.cold_s if batch.costs else None),
     )
 

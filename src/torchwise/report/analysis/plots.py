@@ -30,15 +30,15 @@ def plots(analysis: Analysis) -> list[Plot]:
 
 def latency_plot(analysis: Analysis) -> Plot | None:
     """Return the distribution of single calls, of the plan and of eager."""
-    if analysis.steady is None:
+    if analysis.calls is None:
         return None
-    own, eager = analysis.steady.plan, analysis.steady.baseline
+    own, eager = analysis.calls
     return distribution_plot(
         Samples(show.clipped(str(analysis.plan), 40), own.calls_s),
         Samples("eager", eager.calls_s),
         title="Time of single calls",
         unit="call",
-        caption="",
+        caption=" They are calls of a second process, on the scale of the other times.",
     )
 
 
@@ -76,16 +76,14 @@ def memory_plot(analysis: Analysis) -> Plot | None:
 
 def scaling_plot(analysis: Analysis) -> Plot | None:
     """Return throughput over the batch size; None with fewer than two."""
-    timed = analysis.timed_batches
+    timed = [figures for figures in analysis.batch_figures if figures.speedup.is_usable]
     if len(timed) < 2:
         return None
     name = show.clipped(str(analysis.plan), 40)
     sizes = [batch.size for batch in timed]
-    own, eager = [b.throughput or 0.0 for b in timed], [b.baseline_throughput or 0.0 for b in timed]
-    best = max(timed, key=lambda batch: batch.throughput or 0.0)
-    summary = (
-        f"{name} has its highest throughput at batch {best.size}: {show.three(best.throughput or 0.0)} items a second."
-    )
+    own, eager = [b.throughput for b in timed], [b.baseline_throughput for b in timed]
+    best = max(timed, key=lambda batch: batch.throughput)
+    summary = f"{name} has its highest throughput at batch {best.size}: {show.three(best.throughput)} items a second."
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -120,15 +118,16 @@ def scaling_plot(analysis: Analysis) -> Plot | None:
 def _as_study(analysis: Analysis) -> Study:
     """Return the analysis as a study of one plan, which the plots of studies can be drawn from.
 
-    Its baseline is eager as it was timed beside the plan.
+    Its baseline is the one that all times are shown by. Where the speed-up is no figure, nothing is drawn of its costs.
     """
-    timed = analysis.trial.measurement or analysis.inspection.measurement
-    trials = (analysis.trial,) if analysis.trial.is_proven and not analysis.plan.is_eager else ()
+    is_figure = analysis.speedup is not None and analysis.speedup.is_usable
+    is_drawn = analysis.trial.is_proven and not analysis.plan.is_eager and is_figure
+    trials = (analysis.tried,) if is_drawn else ()
     return Study(
         id=0,
         workload=analysis.workload,
         environment=analysis.environment,
-        inspection=replace(analysis.inspection, measurement=timed),
+        inspection=replace(analysis.inspection, measurement=analysis.eager),
         allow="swapped",
         effort=analysis.effort,
         state=StudyState.DECIDED,

@@ -1,4 +1,4 @@
-"""What to type next, and what the measurements say against themselves."""
+"""What to type next, and what is worth knowing of the plain model."""
 
 from __future__ import annotations
 
@@ -30,14 +30,8 @@ def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Return what inspection and measurements say against themselves, each once."""
-    found = list(analysis.inspection.notes)
-    found += [f"eager against itself: {note}" for note in analysis.inspection.measurement.notes]
-    if timed := analysis.trial.measurement:
-        found += [f"the plan beside eager: {note}" for note in timed.notes]
-    for batch in analysis.timed_batches:
-        found += [f"batch {batch.size}: {note}" for note in (batch.measurement.notes if batch.measurement else ())]
-    return [show.one_line(note) for note in dict.fromkeys(found)]
+    """Return what the inspection found worth knowing; how far times can be trusted, `Analysis.judge_trust` says."""
+    return [show.one_line(note) for note in dict.fromkeys(analysis.inspection.notes)]
 
 
 def _command(name: str, analysis: Analysis, *more: str) -> str:

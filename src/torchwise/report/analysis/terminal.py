@@ -11,6 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from torchwise.records.analysis import Analysis
+from torchwise.records.answer import Answer
 from torchwise.report import format as show
 from torchwise.report import layout
 from torchwise.report.analysis.phases import Phase, Table, asked_for, phases
@@ -25,9 +26,11 @@ def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableT
     head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["Nothing was found."]
     holds = f"holds for {show.one_line(analysis.workload.target)} on {place(analysis.environment)}"
     lines = [Text(head, style="bold"), Text(holds, style="dim")]
-    good = analysis.break_even_calls is not None and head.startswith("Use")
+    good = analysis.answer is Answer.YES
+    title = "Inconclusive" if analysis.answer is Answer.INCONCLUSIVE else "Analysis"
     parts: list[RenderableType] = [
-        Panel(Group(*lines), title="Analysis", title_align="left", border_style="green" if good else "yellow"),
+        layout.trusted(analysis.judge_trust()),
+        Panel(Group(*lines), title=title, title_align="left", border_style="green" if good else "yellow"),
         Text(asked_for(analysis), style="dim"),
         *(_Shown(phase) for phase in phases(analysis)),
         *([listed("Advice", map(hanging, rest))] if rest else []),
