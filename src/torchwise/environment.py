@@ -102,9 +102,12 @@ def detect(device: str) -> Environment:
 
 def available_cpus() -> int:
     """Count the logical CPUs that this process may be scheduled on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(usable_cpus()) or os.cpu_count() or 1
+
+
+def usable_cpus() -> frozenset[int]:
+    """Return the logical CPUs that this process may be scheduled on; none where the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def package_version(name: str) -> str | None:

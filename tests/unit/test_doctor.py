@@ -21,11 +21,19 @@ from torchwise.doctor import Facts, Finding, Status, child, compiler, diagnosis,
 from torchwise.doctor.compiler import Compiler
 from torchwise.doctor.disk import GIB, MIB, Folder
 from torchwise.doctor.probe import Step
+from torchwise.doctor.threads import read_cost, time_threads
 from torchwise.errors import InputError
+
+
+def threads_cost(two_s: float, **cores: float) -> Step:
+    """Return what the probe tells of a small model on two threads, and on one, which takes 105 µs a call."""
+    return Step(json.dumps({"cores": {"cpus": 2, "threads": 2, **cores}, "seconds": {"2": two_s, "1": 1.05e-4}}))
+
 
 GOOD_STEPS = {
     "import": Step("2.13.0+cpu"),
     "threads": Step("2"),
+    "cores": threads_cost(9.8e-5, others=0.02, waited=0.0),
     "inductor_cpu": Step("compiled and agrees", seconds=6.0),
 }
 GPU_STEPS = {
@@ -66,6 +74,24 @@ def test_a_healthy_machine_needs_nothing(healthy: Facts) -> None:
     assert ("Triton" in topics) is (healthy is GOOD_GPU)
 
 
+def test_free_cores_are_told_with_what_threads_cost_and_nothing_is_told_where_that_was_not_timed() -> None:
+    found = find(judge(GOOD), "CPU cores").found
+    assert found == "All cores are free: a small model with 2 threads takes 98.0 µs a call, with 1 thread 105 µs"
+    for steps in ({"threads": Step("2")}, {"threads": Step("2"), "cores": Step("RuntimeError: no", failed=True)}):
+        assert "CPU cores" not in [finding.topic for finding in judge(replace(GOOD, probe=steps))]
+
+
+def test_the_threads_of_a_small_model_are_timed_and_left_as_they_were() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    cost = read_cost(time_threads())
+    assert torch.get_num_threads() == before
+    assert set(cost.seconds) == {before, 1}
+    assert all(seconds > 0 for seconds in cost.seconds.values())
+    assert cost.cores.threads == before
+
+
 CPU_CASES = [
     ({"python": (3, 10, 4)}, "Python", "bad", "3.10.4", "3.11 or later"),
     ({"python": (3, 15, 0)}, "Python", "warn", "newer than any", "3.11 to 3.14"),
@@ -102,6 +128,20 @@ CPU_CASES = [
         "warn",
         "may use 1.5 of 64 CPUs, but torch starts 64",
         "OMP_NUM_THREADS=2",
+    ),
+    (
+        {"probe": {**GOOD_STEPS, "cores": threads_cost(0.088, others=1.0, waited=0.4)}},
+        "CPU cores",
+        "warn",
+        "Other programs hold 1.0 of 2 cores: a small model with 2 threads takes 88.0 ms a call, with 1 thread 105 µs",
+        "OMP_NUM_THREADS=1 for models of short calls",
+    ),
+    (
+        {"probe": {**GOOD_STEPS, "cores": threads_cost(0.012, quota=0.5, throttled=0.6)}},
+        "CPU cores",
+        "warn",
+        "The container may use 0.5 of 2 cores, and was stopped for 60% of the time: a small model with 2 threads takes",
+        "`threads`",
     ),
     ({"load": 1.5}, "CPU load", "warn", "1.5 processes", "end what else"),
     ({"governor": "powersave"}, "CPU frequency", "warn", "powersave", "performance"),
@@ -306,27 +346,6 @@ def test_gpu_processes_are_those_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch
     assert facts._gpu_processes(GPU) == (PROCESS,)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert facts._gpu() is None
-
-
-def test_the_tightest_quota_of_the_control_groups_holds(tmp_path: Path) -> None:
-    own, root = tmp_path / "own", tmp_path / "root"
-    inner = root / "pod" / "container"
-    inner.mkdir(parents=True)
-    own.write_text("0::/pod/container\n")
-    assert facts.cpu_quota(root, own) is None
-    (inner / "cpu.max").write_text("max 100000\n")
-    (root / "pod" / "cpu.max").write_text("250000 100000\n")
-    assert facts.cpu_quota(root, own) == 2.5
-    (inner / "cpu.max").write_text("150000 100000\n")
-    assert facts.cpu_quota(root, own) == 1.5
-
-
-def test_quotas_of_version_1_are_read_too(tmp_path: Path) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    for quota, expected in (("300000", 3.0), ("-1", None)):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-        assert facts.cpu_quota(tmp_path, tmp_path / "none") == expected
 
 
 def test_folders_are_tried_by_writing(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchwise import environment
+from torchwise.cgroups import cpu_quota, read_text
 from torchwise.doctor import disk
 from torchwise.doctor.compiler import Compiler, try_compiler
 from torchwise.doctor.disk import Folder
@@ -84,38 +84,13 @@ def gather() -> Facts:
         host_cpus=os.cpu_count() or 1,
         quota=cpu_quota(),
         load=load,
-        governor=_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        governor=read_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         cache=disk.look(disk.inductor_cache(os.environ)),
         temporary=disk.look(disk.temporary()),
         shared=disk.look("/dev/shm") if platform.system() == "Linux" else None,
         compiler=try_compiler(),
         probe=run_probe(),
     )
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Return how many CPUs' worth of time the control groups of this process allow, or None where unlimited.
-
-    Version 2 holds the limit in `cpu.max` of the group and of every group above it; version 1 in two files.
-    """
-    paths = [line.split(":", 2)[2] for line in (_text(own) or "").splitlines() if line.startswith("0::")]
-    groups = [root]
-    for path in paths:
-        group = root / path.strip("/")
-        groups += [group, *(parent for parent in group.parents if root in parent.parents)]
-    limits = [_share(*(_text(group / "cpu.max") or "max").split()) for group in groups]
-    quota, period = (_text(root / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    limits.append(_share(quota or "-1", period or "100000"))
-    least = min(limits)
-    return None if least == math.inf else least
-
-
-def _share(quota: str, period: str = "100000") -> float:
-    try:
-        share = float(quota) / float(period)
-    except (ValueError, ZeroDivisionError):  # "max": no limit
-        return math.inf
-    return share if share > 0 else math.inf
 
 
 def _gpu() -> dict[str, str] | None:
@@ -137,12 +112,5 @@ def _gpu_processes(gpu: Mapping[str, str] | None) -> tuple[dict[str, str], ...]:
 def _load() -> float | None:
     try:
         return os.getloadavg()[0]
-    except OSError:
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
     except OSError:
         return None

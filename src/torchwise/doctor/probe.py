@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchwise.doctor import child
+from torchwise.doctor.threads import time_threads
 
 LIMIT_S = 300.0
 MARK = "torchwise-probe "
@@ -40,7 +41,7 @@ class Step:
 
 
 Probe = Mapping[str, Step]
-"""The steps that were begun, by name: import, threads, inductor_cpu, cuda, triton, inductor_cuda."""
+"""The steps that were begun, by name: import, threads, cores, inductor_cpu, cuda, triton, inductor_cuda."""
 
 
 def run_probe() -> Probe:
@@ -78,6 +79,7 @@ def main() -> None:
     if not _step("import", _import_torch):
         return
     _step("threads", _threads)
+    _step("cores", time_threads)
     _step("inductor_cpu", lambda: _compile("cpu"))
     import torch
 

@@ -1,13 +1,17 @@
 """Clocks, alternation, memory, and what a measurement must say against itself."""
 
 from torchwise.measure.clock import Clock
+from torchwise.measure.cores import CoreWatch
 from torchwise.measure.memory import held_memory, peak_memory
-from torchwise.measure.pairs import LEAST_ROUND_S, Mix, Precision, measure_pair
+from torchwise.measure.pairs import FEWEST_ROUNDS, LEAST_ROUND_S, LEAST_ROUNDS, Mix, Precision, measure_pair
 from torchwise.measure.profile import Profile, profile_of
 
 __all__ = [
+    "FEWEST_ROUNDS",
+    "LEAST_ROUNDS",
     "LEAST_ROUND_S",
     "Clock",
+    "CoreWatch",
     "Mix",
     "Precision",
     "Profile",

@@ -48,11 +48,14 @@ class Precision:
         budget_s: seconds after which measuring stops however wide the interval is.
         block_s: seconds that a block of calls lasts at least. The first call of a block finds in the processor's caches
             what the other side left there; the longer the block, the less that weighs.
+        rounds: how many are made whatever they take. Where threads wait for cores, most blocks take long and some do
+            not, which a few rounds do not tell from the contrary.
     """
 
     half_width: float = 0.02
     budget_s: float = 4.0
     block_s: float = LEAST_ROUND_S
+    rounds: int = FEWEST_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def _measure_pair(
     gc.disable()
     deadline = time.perf_counter() + precision.budget_s
     try:
-        while len(rounds) < MOST_ROUNDS and (len(rounds) < FEWEST_ROUNDS or time.perf_counter() < deadline):
+        while len(rounds) < MOST_ROUNDS and (len(rounds) < precision.rounds or time.perf_counter() < deadline):
             rounds.append(_round(candidate, baseline, clock, repeats, swap=len(rounds) % 2 == 1))
             more = len(rounds) - LEAST_ROUNDS
             if more >= 0 and more % CHECK_EVERY == 0:

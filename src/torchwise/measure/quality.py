@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import psutil
 
-from torchwise.environment import available_cpus, query_gpu
-from torchwise.records import Measurement
+from torchwise.environment import query_gpu
+from torchwise.measure.cores import CoreWatch
+from torchwise.records import CoreUse, Measurement
 from torchwise.records.measurement import WIDE, Throttling
 
 NOISY = 0.25
@@ -36,26 +36,28 @@ class Watch:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        psutil.cpu_percent()  # starts the interval that the next call ends
-        self._own = psutil.Process().cpu_times()
-        self._wall = time.time()
+        self._cores = CoreWatch()
         self._gpu = [_read_gpu()] if device == "cuda" else []
+
+    def read_cores(self) -> CoreUse:
+        """Return how the CPUs were shared since this was made."""
+        import torch
+
+        return self._cores.read_use(torch.get_num_threads())
 
     def judge(self, measurement: Measurement, target: float) -> Measurement:
         """Return `measurement` with what was seen of the machine meanwhile, and with what speaks against it."""
+        cores = self.read_cores()
         states = [state for state in (*self._gpu, _read_gpu()) if state] if self._gpu else []
         clocks = sorted(state[0] for state in states)
         throttling = tuple(why for why in Throttling if any(why in reasons for _, reasons in states))
-        clocked = replace(measurement, sm_clock_mhz=tuple(clocks[:1] + clocks[-1:]), throttling=throttling)
-        return replace(clocked, notes=tuple(self.notes(clocked, target)))
+        seen = replace(measurement, sm_clock_mhz=tuple(clocks[:1] + clocks[-1:]), throttling=throttling, cores=cores)
+        return replace(seen, notes=tuple(self.notes(seen, target)))
 
     def notes(self, measurement: Measurement, target: float) -> list[str]:
         """List what speaks against `measurement`, each in a sentence with its figure."""
-        found = [
-            *self._load(),
-            *(_gpu(measurement) if self._device == "cuda" else []),
-            *_spread(measurement),
-        ]  # causes first
+        gpu = _gpu(measurement) if self._device == "cuda" else []
+        found = [*_load(measurement.cores), *gpu, *_spread(measurement)]  # causes first
         speedup = measurement.speedup
         if not measurement.pruned and speedup.half_width > target:
             # Beyond 100 % it is far from symmetrical, and its ends say more.
@@ -66,15 +68,11 @@ class Watch:
             )
         return found
 
-    def _load(self) -> list[str]:
-        wall = max(time.time() - self._wall, 1e-6)
-        now = psutil.Process().cpu_times()
-        own = (now.user + now.system - self._own.user - self._own.system) / wall
-        everything = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
-        foreign = everything - own
-        if foreign > BUSY * max(available_cpus() - 1, 1):
-            return [f"other processes used {foreign:.1f} of {psutil.cpu_count()} cores meanwhile"]
+
+def _load(cores: CoreUse | None) -> list[str]:
+    if cores is None or cores.others is None or cores.others <= BUSY * max(cores.cpus - 1, 1):
         return []
+    return [f"other processes used {cores.others:.1f} of {cores.cpus} cores meanwhile"]
 
 
 def _spread(measurement: Measurement) -> list[str]:

@@ -1,5 +1,6 @@
 """What was seen: frozen records of measurements, verdicts, trials, studies, decisions and rulings; JSON both ways."""
 
+from torchwise.records.cores import CoreUse
 from torchwise.records.decision import Decision
 from torchwise.records.economics import Economics
 from torchwise.records.inspection import Inspection, StepWork
@@ -12,6 +13,7 @@ from torchwise.records.verdict import Check, Outcome, Verdict
 
 __all__ = [
     "Check",
+    "CoreUse",
     "Costs",
     "Decision",
     "Duel",

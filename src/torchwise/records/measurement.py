@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from torchwise.errors import InputError
 from torchwise.records.bounds import Amount, Count, Duration, Positive
+from torchwise.records.cores import CoreUse
 from torchwise.records.statistics import Interval, median_interval, ratio_interval
 
 HELD_UP = 1.5
@@ -44,6 +45,7 @@ class Measurement:
         sm_clock_mhz: least and greatest clock of the GPU's multiprocessors, as seen when measuring began and when it
             ended; empty on the CPU or where unknown.
         throttling: why the GPU held its clocks back at either of these times.
+        cores: how the CPUs were shared meanwhile; None where that was not looked at.
     """
 
     candidate_s: tuple[Duration, ...]
@@ -56,6 +58,7 @@ class Measurement:
     notes: tuple[str, ...] = ()
     sm_clock_mhz: tuple[Count, ...] = ()
     throttling: tuple[Throttling, ...] = ()
+    cores: CoreUse | None = None
 
     def check_read(self) -> None:
         """Refuse rounds that are no pairs.
@@ -94,6 +97,11 @@ class Measurement:
         """
         taken = self.candidate_time.mid, self.baseline_time.mid
         return max((now / usual for now, usual in zip(taken, usual_s, strict=True) if usual), default=1.0)
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether threads waited for a core meanwhile, as was seen."""
+        return self.cores is not None and self.cores.is_contended
 
     @property
     def launch_share(self) -> float:

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torchwise.measure import LEAST_ROUND_S, Clock, Precision, held_memory, measure_pair, peak_memory, turns
+from torchwise.measure import (
+    FEWEST_ROUNDS,
+    LEAST_ROUND_S,
+    LEAST_ROUNDS,
+    Clock,
+    Precision,
+    held_memory,
+    measure_pair,
+    peak_memory,
+    turns,
+)
 from torchwise.records import Measurement
 from torchwise.trial.compiling import compiling_aside
 from torchwise.trial.inspection import mix_of
@@ -113,7 +123,10 @@ class Arena:
     ) -> Measurement:
         """Time two sides in alternation, over the shape mix; see `measure_pair` and `Precision`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
-        precision = Precision(self._job.effort.half_width, self._job.effort.measure_s, block_s)
+        effort = self._job.effort
+        is_unsteady = {"contended_cores", "short_calls"} <= self._job.traits
+        rounds = LEAST_ROUNDS if is_unsteady else FEWEST_ROUNDS
+        precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
         return measure_pair(*sides, self._clock, precision, prune_below=prune_below, usual_s=usual_s)
 
     def memory(self, candidate: Calls) -> tuple[int | None, int | None]:

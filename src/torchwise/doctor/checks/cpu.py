@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, ok, warn
+from torchwise.doctor.threads import read_cost
+from torchwise.records.cores import describe_contention
 
 BUSY = 0.5
 """Load, as a share of all CPUs, from which timings on the CPU suffer."""
@@ -14,9 +16,10 @@ SLOW_GOVERNORS = ("powersave", "conservative", "ondemand")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Judge the number of threads, the load and the frequency policy."""
+    """Judge the number of threads, what they wait for, the load and the frequency policy."""
     yield _threads(facts)
     yield _load(facts)
+    yield from _cores(facts)
     if facts.governor in SLOW_GOVERNORS:
         yield warn(
             "CPU frequency",
@@ -44,6 +47,24 @@ def _threads(facts: Facts) -> Finding:
         advice = "unset it, unless it is set where the model will run, too"
         return warn(topic, f"OMP_NUM_THREADS={given}: the model uses {given} of {usable} CPUs", advice)
     return ok(topic, f"{threads} on {usable} CPU{'s' * (usable > 1)}")
+
+
+def _cores(facts: Facts) -> Iterator[Finding]:
+    """Say what a small model pays where its threads wait for cores, and that it does not where they are free."""
+    timed = facts.probe.get("cores")
+    if timed is None or timed.failed:
+        return
+    cost = read_cost(timed.detail)
+    found = describe_contention(cost.cores, cost.seconds, "a small model").removesuffix(".")
+    if not cost.cores.is_contended:
+        yield ok("CPU cores", found)
+        return
+    yield warn(
+        "CPU cores",
+        found,
+        "set OMP_NUM_THREADS=1 for models of short calls, or run `torchwise tune`: it tries `threads` first, and a "
+        "plan sets them for its own calls alone",
+    )
 
 
 def _load(facts: Facts) -> Finding:

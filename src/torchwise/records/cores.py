@@ -1,0 +1,85 @@
+"""How the CPUs were shared while something was timed, and what a model pays for threads that wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchwise.records.bounds import Amount, Positive, Share
+from torchwise.records.figures import seconds
+
+HELD = 0.25
+"""CPUs' worth of time from which other programs count: less of it is what every machine does beside."""
+WAITED = 0.1
+"""Share of the time, spent ready to run and without a CPU, from which cores count as contended."""
+THROTTLED = 0.01
+"""Share of the time, stopped by a control group, from which cores count as contended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUse:
+    """How the CPUs were shared between this process and others; None where the platform does not tell.
+
+    An operator on several threads is done when the last of them is. One that waits for a core which another program
+    holds, or for the next period of a quota, has all others wait, operator by operator.
+
+    Attributes:
+        cpus: logical CPUs that this process may be scheduled on.
+        threads: threads that one operator uses unless a plan says otherwise.
+        others: CPUs' worth of time that other processes took of these CPUs.
+        waited: share of the time in which the thread that timed was ready to run and had no CPU.
+        preempted: times a second that a CPU was taken from this process (involuntary context switches).
+        pressure: share of the time in which some process of the machine waited for a CPU (Linux's PSI).
+        quota: CPUs' worth of time that the control groups allow; None also where they set no limit.
+        throttled: share of the time in which a control group was stopped as its quota was spent.
+    """
+
+    cpus: Positive
+    threads: Positive
+    others: Amount | None = None
+    waited: Share | None = None
+    preempted: Amount | None = None
+    pressure: Share | None = None
+    quota: Amount | None = None
+    throttled: Share | None = None
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether threads of one operator waited for a core, or will."""
+        return self.cause is not None
+
+    @property
+    def cause(self) -> str | None:
+        """Why threads wait for a core, as the beginning of a sentence; None where they do not."""
+        is_stopped = (self.throttled or 0) > THROTTLED
+        if self.quota is not None and self.quota < self.cpus and (self.quota < self.threads or is_stopped):
+            stopped = f", and was stopped for {self.throttled:.0%} of the time" if is_stopped else ""
+            return f"The container may use {self.quota:.3g} of {_count(self.cpus, 'core')}{stopped}"
+        if self.threads > self.cpus:
+            return f"{self.threads} threads share {_count(self.cpus, 'core')}"
+        if self._is_held:
+            return f"Other programs hold {self.others:.1f} of {_count(self.cpus, 'core')}"
+        if (self.waited or 0) > WAITED:
+            return f"Threads waited for one of {_count(self.cpus, 'core')} for {self.waited:.0%} of the time"
+        return None
+
+    @property
+    def _is_held(self) -> bool:
+        return self.others is not None and self.others > HELD and self.threads + self.others > self.cpus + HELD
+
+
+def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float], model: str = "eager") -> str:
+    """Say why threads wait for a core, and what a call takes so.
+
+    Args:
+        cores: how the CPUs were shared.
+        seconds_by_threads: what a call takes by its number of threads, the one it has by default first, on one scale.
+        model: what is called.
+    """
+    (first, taken), *others = [(_count(n, "thread"), seconds(each)) for n, each in seconds_by_threads.items()]
+    costs = "".join(f", with {threads} {each}" for threads, each in others)
+    return f"{cores.cause or 'All cores are free'}: {model} with {first} takes {taken} a call{costs}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
