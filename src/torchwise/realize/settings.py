@@ -1,8 +1,7 @@
 """Process-wide settings that a plan needs, held only while its call runs, so that they leak into nothing else.
 
 Calls may overlap in several threads, and lie inside each other. What the process shares (TF32) the first one in saves
-and sets, and the last one out puts back. The number of threads is each calling thread's own (OpenMP's), but a thread
-that asks for the first time is given what any thread set last, and must not take that for the user's own number.
+and sets, and the last one out puts back. The number of threads is each calling thread's own (`thread_count`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ import torch
 
 from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
+from torchwise.realize.thread_count import thread_count
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is set around a call, and put back after it (1.6 microseconds together for threads, 2.6 for TF32).
+    """What is set around a call, and put back after it (1.2 microseconds together for threads, 2.6 for TF32).
 
     Attributes:
         threads: intra-operator threads, or None to leave them.
@@ -40,36 +40,6 @@ class Settings:
 def settings_for(plan: Plan) -> Settings:
     """Return the settings that `plan` asks for."""
     return Settings(plan.threads, plan.precision == "tf32")
-
-
-class _Threads:
-    """The number of threads: each thread's own, with the user's number remembered while any call has another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside: dict[int, int] = {}  # calls under way in each thread
-        self._users = 0
-
-    def enter(self, threads: int) -> int:
-        """Set the number in this thread, and return what to put back."""
-        me = threading.get_ident()
-        with self._lock:
-            before = torch.get_num_threads()
-            if not self._inside:
-                self._users = before
-            depth = self._inside.get(me, 0)
-            self._inside[me] = depth + 1
-            torch.set_num_threads(threads)
-            return before if depth else self._users
-
-    def leave(self, before: int) -> None:
-        me = threading.get_ident()
-        with self._lock:
-            torch.set_num_threads(before)
-            if self._inside[me] == 1:
-                del self._inside[me]
-            else:
-                self._inside[me] -= 1
 
 
 class _TF32:
@@ -104,17 +74,18 @@ class _TF32:
                 torch.backends.cudnn.allow_tf32 = convolutions
 
 
-_THREADS = _Threads()
 _ALLOWING = _TF32()
 
 
 def _with_threads(call: Callable[..., Any], threads: int) -> Callable[..., Any]:
+    count = thread_count()
+
     def threaded(*args: Any, **kwargs: Any) -> Any:
-        before = _THREADS.enter(threads)
+        before = count.enter(threads)
         try:
             return call(*args, **kwargs)
         finally:
-            _THREADS.leave(before)
+            count.leave(before)
 
     return threaded
 

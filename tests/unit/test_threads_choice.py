@@ -1,0 +1,274 @@
+"""The number of threads as a first, quick choice: where it is open, in which order, and what is built on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from sketches import HERE, INDUCTOR, a_history, a_trial, an_inspection, measured
+
+import torchwise as tw
+from live_decisions import decided
+from torchwise.decide import History, StagedSampler, decide
+from torchwise.decide.samplers.staged import MOST_TRIALS
+from torchwise.plan import EAGER, Plan, PlanSpace
+from torchwise.plan.choice import CHOICES, load_choices
+from torchwise.plan.choices.threads import WAITING, _threads, count_within_quota
+from torchwise.realize import settings
+from torchwise.realize import thread_count as module
+from torchwise.realize.thread_count import OwnCount, SharedCount, thread_count
+from torchwise.records import CoreUse, Measurement, Trial
+from torchwise.trial.inspection import SHORT_S, _core_traits
+
+ONE, TWO = Plan(threads=1), Plan(threads=2)
+ON_ONE = replace(INDUCTOR, threads=1)
+CONTENDED = CoreUse(cpus=8, threads=8, others=1.0, waited=0.3)
+TRAITS = frozenset({"module", "floating", "float32", "gemm", "contended_cores", "short_calls"})
+UNSURE = (0.8, 28.4)
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the choices of a machine with eight cores and a quota of two, whatever this one has."""
+    load_choices()
+    others = {key: choice for key, choice in CHOICES.items() if key[0] != "threads" or key[1] == "*"}
+    counts = [_threads(1, ("repeats", "long", *WAITING)), _threads(2, ("repeats", "long", *WAITING)), _threads(4)]
+    monkeypatch.setattr("torchwise.plan.choice.CHOICES", others | {choice.key: choice for choice in counts})
+
+
+def known(
+    *trials: Trial, traits: frozenset[str] = TRAITS, cores: CoreUse = CONTENDED, eager_s: float = 0.088
+) -> History:
+    measurement = Measurement((eager_s,), (eager_s,), cores=cores)
+    inspection = an_inspection(measurement=measurement, traits=traits, operators=14)
+    return a_history(*trials, inspection=inspection, calls=10_000_000, device="cpu")
+
+
+def asked_of(history: History, effort: str = "quick") -> Plan | None:
+    space = PlanSpace("cpu", "inference", history.inspection.traits, effort=effort)
+    proposal = StagedSampler(space).ask(history)
+    return proposal.plan if proposal else None
+
+
+def all_asked(history: History, effort: str = "quick", speed: float = 1.0) -> list[Plan]:
+    found: list[Plan] = []
+    while (plan := asked_of(history, effort)) is not None:
+        found.append(plan)
+        history = replace(history, trials=(*history.trials, a_trial(plan, speed, cold_s=0.1)))
+    return found
+
+
+# ---- when it is tried
+
+
+@pytest.mark.parametrize("trait", ["contended_cores", "short_calls"])
+def test_threads_are_tried_first_and_quickly_where_they_may_wait(trait: str) -> None:
+    history = known(traits=(TRAITS - {"contended_cores", "short_calls"}) | {trait})
+    first, second, third = all_asked(history)[:3]
+    assert {first, second} == {ONE, TWO}
+    assert third == INDUCTOR
+    assert asked_of(known(traits=TRAITS - {"contended_cores", "short_calls"})) == INDUCTOR
+
+
+def test_on_a_gpu_threads_are_not_tried() -> None:
+    history = known()
+    history = replace(history, workload=replace(history.workload, device="cuda"))
+    proposal = StagedSampler(PlanSpace("cuda", "inference", TRAITS, effort="quick")).ask(history)
+    assert proposal is not None
+    assert proposal.plan.threads is None
+
+
+def test_the_number_that_eager_has_is_not_tried() -> None:
+    history = known(cores=replace(CONTENDED, threads=1))
+    assert ONE not in all_asked(history, "thorough")
+    assert TWO in all_asked(history, "thorough")
+
+
+def test_threads_alone_take_no_compiled_plan_s_place() -> None:
+    compiled = [plan for plan in all_asked(known()) if plan.backend != "eager"]
+    without = [plan for plan in all_asked(known(traits=TRAITS - set(WAITING))) if plan.backend != "eager"]
+    assert compiled == without
+    trials = [a_trial(Plan(threads=16 + number)) for number in range(MOST_TRIALS["quick"])]
+    assert asked_of(known(*trials, cores=replace(CONTENDED, threads=4))) is not None
+
+
+@pytest.mark.parametrize(
+    ("quota", "count"), [(None, None), (8.0, None), (16.0, None), (7.9, 7), (1.5, 1), (0.25, 1), (2.0, 2)]
+)
+def test_a_quota_below_the_cores_gives_a_whole_number_of_threads(quota: float | None, count: int | None) -> None:
+    assert count_within_quota(8, quota) == count
+
+
+@pytest.mark.parametrize(
+    ("device", "steady_s", "samples", "cores", "traits"),
+    [
+        ("cpu", SHORT_S / 2, (0.088,), CONTENDED, {"short_calls", "contended_cores"}),
+        ("cpu", 0.088, (0.088, SHORT_S / 2), None, {"short_calls"}),
+        ("cpu", 0.088, (0.088,), CONTENDED, {"contended_cores"}),
+        ("cpu", 0.088, (0.088,), replace(CONTENDED, others=0.0, waited=0.0), set()),
+        ("cuda", SHORT_S / 2, (0.088,), CONTENDED, set()),
+    ],
+)
+def test_an_inspection_sees_short_calls_and_contended_cores(
+    device: str, steady_s: float, samples: tuple[float, ...], cores: CoreUse | None, traits: set[str]
+) -> None:
+    assert set(_core_traits(device, Measurement(samples, samples, cores=cores), steady_s)) == traits
+
+
+# ---- what is built on it
+
+
+def test_compiled_plans_have_the_number_of_threads_that_won() -> None:
+    history = known(a_trial(ONE, 800.0, cold_s=0.0), a_trial(TWO, 1.1, cold_s=0.0), eager_s=8.8)
+    assert asked_of(history) == ON_ONE
+
+
+def test_compiled_plans_have_the_better_number_also_where_it_is_not_sure() -> None:
+    unsure = a_trial(ONE, *UNSURE, cold_s=0.0)
+    history = known(unsure, a_trial(TWO, 0.7, 1.2, cold_s=0.0))
+    assert history.incumbent() == EAGER
+    assert asked_of(history) == ON_ONE
+    quiet = known(unsure, a_trial(TWO, 0.7, 1.2, cold_s=0.0), traits=TRAITS - {"contended_cores"})
+    assert asked_of(quiet) == INDUCTOR
+    slower = known(a_trial(ONE, 0.5, 0.9, cold_s=0.0), a_trial(TWO, 0.5, 0.9, cold_s=0.0))
+    assert asked_of(slower) == INDUCTOR
+
+
+def test_every_number_is_tried_before_anything_is_compiled() -> None:
+    assert asked_of(known(a_trial(ONE, *UNSURE, cold_s=0.0))) == TWO
+    assert asked_of(known(a_trial(ONE, 800.0, cold_s=0.0))) == TWO
+
+
+def test_a_decision_names_the_cause_and_what_it_costs() -> None:
+    cause = "Other programs hold 1.0 of 8 cores: eager with 8 threads takes 88.0 ms a call"
+    assert f"{cause}, with 1 thread 110 µs." in decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason
+    assert decide(known(), HERE).reason.endswith(f"{cause}.")
+    free = known(a_trial(ONE, 800.0), cores=replace(CONTENDED, others=0.0, waited=0.0))
+    assert "cores" not in decide(free, HERE).reason
+
+
+def test_what_threads_alone_do_is_on_the_scale_of_all_other_times() -> None:
+    trial = a_trial(ONE, measurement=measured(800.0), cold_s=0.0)  # eager took a second beside it
+    history = known(trial)
+    assert history.seconds_of(ONE) == pytest.approx(0.088 / 800)
+    assert "with 1 thread 110 µs" in decide(history, HERE).reason
+
+
+# ---- served
+
+
+class Asked(torch.nn.Module):
+    """Notes how many threads its calls have, and raises where it is told to."""
+
+    seen: ClassVar[list[int]] = []
+    raises = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_num_threads())
+        if self.raises:
+            raise ValueError("as it was told")
+        return x + 1
+
+
+@pytest.fixture(params=["own", "shared"])
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Asked, Any, int]]:
+    """A model, its plan of one thread more than the program has, and that number; with either way to set it."""
+    if request.param == "shared":
+        shared = SharedCount()
+        monkeypatch.setattr(settings, "thread_count", lambda: shared)
+    elif not isinstance(thread_count(), OwnCount):
+        pytest.skip("the libraries of this PyTorch have no functions of their own")
+    model, x, before = Asked().eval(), torch.ones(2), torch.get_num_threads()
+    yield model, tw.apply(model, decided(model, Plan(threads=before + 1), x)), before
+    assert torch.get_num_threads() == before
+
+
+def test_a_served_plan_holds_its_threads_for_its_own_calls_alone(served: tuple[Asked, Any, int]) -> None:
+    model, fast, before = served
+    for _ in range(3):
+        fast(torch.ones(2))
+        assert torch.get_num_threads() == before
+    assert model.seen[-3:] == [before + 1] * 3
+    tw.unwrap(fast)(torch.ones(2))
+    assert model.seen[-1] == before
+
+
+def test_a_served_call_that_raises_puts_the_program_s_number_back(served: tuple[Asked, Any, int]) -> None:
+    model, fast, before = served
+    fast(torch.ones(2))  # after a first call that fails, what it noted is undone
+    model.raises = True
+    with pytest.raises(ValueError, match="as it was told"):
+        fast(torch.ones(2))
+    assert model.seen[-2:] == [before + 1, before], "the plan's call, and the original's in its place"
+    assert torch.get_num_threads() == before
+
+
+def test_threads_of_the_program_that_call_at_once_each_find_their_number_again(served: tuple[Asked, Any, int]) -> None:
+    _, fast, before = served
+    after: list[int] = []
+
+    def call() -> None:
+        for _ in range(200):
+            fast(torch.ones(2))
+            after.append(torch.get_num_threads())
+
+    run_in_threads(call, call)
+    assert after == [before] * 400
+
+
+def test_a_thread_that_begins_to_compute_during_a_call_has_the_program_s_number() -> None:
+    if not isinstance(thread_count(), OwnCount):
+        pytest.skip("the libraries of this PyTorch have no functions of their own")
+    before, seen = torch.get_num_threads(), list[int]()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        run_in_threads(lambda: seen.append(torch.get_num_threads()))
+        seen.append(torch.get_num_threads())
+        return x
+
+    tw.apply(call, decided(call, Plan(threads=before + 1), torch.ones(1)))(torch.ones(1))
+    assert seen[-2:] == [before, before + 1]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_thread_s_own_number_comes_back_and_no_other_thread_s(number: int) -> None:
+    if not isinstance(thread_count(), OwnCount):
+        pytest.skip("the libraries of this PyTorch have no functions of their own")
+    before, seen = torch.get_num_threads(), list[int]()
+    fast = tw.apply(torch.neg, decided(torch.neg, Plan(threads=before + 1), torch.ones(1)))
+
+    def call() -> None:
+        torch.set_num_threads(number)
+        fast(torch.ones(1))
+        seen.append(torch.get_num_threads())
+
+    run_in_threads(call)
+    fast(torch.ones(1))
+    assert (seen, torch.get_num_threads()) == ([number], before)
+    torch.set_num_threads(before)  # what threads are given that begin later
+
+
+def test_libraries_without_such_functions_leave_pytorch_s_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(path)
+
+    monkeypatch.setattr(module.ctypes, "PyDLL", refuse)
+    assert module._find_own_count() is None
+    monkeypatch.setattr(module.ctypes, "PyDLL", lambda path: SimpleNamespace())
+    assert module._find_own_count() is None
+    ignored = SimpleNamespace(omp_set_num_threads=lambda n: None, MKL_Set_Num_Threads_Local=lambda n: 0)
+    monkeypatch.setattr(module.ctypes, "PyDLL", lambda path: ignored)
+    assert module._find_own_count() is None, "PyTorch does not heed it"
+
+
+def run_in_threads(*works: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
