@@ -17,7 +17,7 @@ def row(choice: Choice) -> str:
     traits = [*choice.needs, *(f"no {trait}" for trait, _ in choice.unless)]
     needs = ", ".join(trait.replace("_", " ") for trait in traits) or "–"
     where = PLACES[choice.devices] + modes
-    effort = ", or quick with ".join([choice.effort, *filter(None, [" or ".join(choice.quick_with)])])
+    effort = ", or quick with ".join([choice.effort, *filter(None, [" or ".join(choice.quick_with).replace("_", " ")])])
     return f"| {named} | {choice.summary} | {where} | {choice.legality} | {effort} | {needs} |"
 
 

@@ -663,7 +663,8 @@ def test_a_hint_is_never_trusted() -> None:
 
 @pytest.mark.parametrize("effort", MOST_TRIALS)
 def test_it_ends_after_the_most_trials_and_says_so(effort: str) -> None:
-    trials = [Trial(number, Plan(threads=number + 2), TrialState.FAIL) for number in range(MOST_TRIALS[effort])]
+    plans = [Plan(backend="inductor", threads=number + 2) for number in range(MOST_TRIALS[effort])]
+    trials = [Trial(number, plan, TrialState.FAIL) for number, plan in enumerate(plans)]
     history = known(*trials, shares={"gemm": 0.5, "conv": 0.5, "launch": 0.5})
     assert asked_of(history, effort=effort) is None
     assert excluded(history, effort=effort)["inductor"] == f"effort {effort} ends after {len(trials)} trials"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchwise.decide.duels import cheapest
-from torchwise.decide.history import TIE, History
+from torchwise.decide.history import TIE, History, sets_threads_alone
 from torchwise.environment import Environment
 from torchwise.plan import EAGER, Legality, Plan
 from torchwise.plan.space import complexity_of, legality_of
 from torchwise.records import Decision, Outcome, Trial
 from torchwise.records.answer import Answer
+from torchwise.records.cores import describe_contention
 from torchwise.records.economics import Economics
 from torchwise.records.figures import count, seconds
 from torchwise.records.trial import speeds_beside
@@ -40,14 +41,15 @@ def decide(history: History, environment: Environment) -> Decision:
         environment=environment,
     )
     if chosen is None and (untold := _untold(history)) is not None:
-        return replace(stay, reason=_why_inconclusive(untold), answer=Answer.INCONCLUSIVE)
+        reason = _why_inconclusive(untold) + _waits(history, is_left=True)
+        return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        return replace(stay, reason=_why_eager(history), answer=Answer.NO)
+        return replace(stay, reason=_why_eager(history) + _waits(history, is_left=True), answer=Answer.NO)
     assert chosen.costs is not None
     return replace(
         stay,
         plan=chosen.plan,
-        reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen),
+        reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen) + _waits(history),
         speedup=chosen.speedup,
         break_even_calls=economics.break_even_calls(chosen),
         saved_s=economics.saving(chosen),
@@ -133,6 +135,18 @@ def _beside(chosen: Trial, history: History) -> str:
     if rival is None:
         return ""
     return f" Timed beside {rival} in one process, it has {ratios[rival]} times its speed."
+
+
+def _waits(history: History, *, is_left: bool = False) -> str:
+    """Say why threads wait for a core and what a call takes so, and where it is left at that, what ends it."""
+    cores = history.inspection.measurement.cores
+    if cores is None or not cores.is_contended:
+        return ""
+    by_threads = {cores.threads: history.economics.baseline_s}
+    for plan in (trial.plan for trial in history.timed() if sets_threads_alone(trial.plan)):
+        by_threads[plan.threads or cores.threads] = history.seconds_of(plan)
+    way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`." if is_left else ""
+    return f" {describe_contention(cores, by_threads)}{way_out}"
 
 
 def _loss(chosen: Trial) -> str:

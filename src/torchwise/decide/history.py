@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchwise.plan import EAGER, Plan
@@ -46,6 +46,11 @@ def code_of(plan: Plan) -> frozenset[Any]:
     modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
     others = (part for part in parts_of(plan) if part[0] not in ("capture", "threads", "mode"))
     return frozenset([*others, ("mode", modes.get(plan.mode, plan.mode))])
+
+
+def sets_threads_alone(plan: Plan) -> bool:
+    """Whether a plan is eager on another number of threads."""
+    return plan != EAGER and replace(plan, threads=None) == EAGER
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,24 @@ class History:
     def incumbent(self) -> Plan:
         """Return the promising plan of least expected cost; eager where there is none."""
         return next((trial.plan for trial in self.promising()), EAGER)
+
+    @property
+    def eager_threads(self) -> int | None:
+        """Threads of an operator in eager; None where that was not looked at."""
+        cores = self.inspection.measurement.cores
+        return cores.threads if cores else None
+
+    def foundation(self) -> Plan:
+        """Return the plan that compiled ones are built on: the incumbent, or another number of threads alone.
+
+        Where threads wait for cores, eager takes now long and now not, and it may stay unsure that fewer threads are
+        faster. What is compiled for as many threads as eager has waits as eager does, so the better number goes first.
+        """
+        leader = self.incumbent()
+        if leader != EAGER or "contended_cores" not in self.inspection.traits:
+            return leader
+        alone = [t for t in self.timed() if t.is_proven and sets_threads_alone(t.plan)]
+        return min((EAGER, *(t.plan for t in alone)), key=self.seconds_of)
 
     def fastest_compiled(self) -> Plan | None:
         """Return the quickest plan that compiles, even one slower than eager: its launch gaps may still be removed."""

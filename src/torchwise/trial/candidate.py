@@ -213,7 +213,9 @@ class _Tryout:
 
     def measurement(self) -> Measurement:
         job, eager = self._job, self.arena.eager
-        found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, job.baseline_s))
+        # Where threads wait for cores, eager takes now long and now not: no time is its usual one.
+        usual = None if "contended_cores" in job.traits else job.baseline_s
+        found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, usual))
         return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
 
 

@@ -17,7 +17,7 @@ from torchwise.realize.transforms.isolate_rnn import has_rnn
 from torchwise.realize.transforms.patch_matmul import has_patches
 from torchwise.realize.transforms.static_form import has_static_form
 from torchwise.realize.transforms.structure_of_arrays import reads_across
-from torchwise.records import Inspection
+from torchwise.records import Inspection, Measurement
 from torchwise.trial.blame import Instruments, check_plainly
 from torchwise.trial.job import Job
 from torchwise.trial.loading import load, runner, with_optimizer_state
@@ -42,6 +42,9 @@ MANY_OPERATORS = 1000
 """Operators in a call from which it is long: compiling it whole may take minutes."""
 MOST_OPERATORS = 20_000
 """Operators of a call that are looked at for repetitions."""
+SHORT_S = 0.003
+"""Seconds of a call on the CPU below which it is short: waking threads for each operator may take longer than they
+save."""
 MAX_NAMED = 3
 """Pieces of state that a note names."""
 _REDUCTION, _MEAN = 3, 1
@@ -102,6 +105,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
                 _traits(workload, shares, seen_once, instruments, stochastic=stochastic),
                 instruments.use("how its batch may be cut", lambda: step_traits(workload), frozenset()),
                 ["prints"] if speaks else [],
+                _core_traits(job.workload.device, measurement, steady / len(calls)),
             )
         ),
         measurement=measurement,
@@ -112,6 +116,18 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
         notes=(*_notes(workload, mode, seen_once, stochastic=stochastic, unsteady=unsteady), *instruments.notes),
         work=work,
     )
+
+
+def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[str]:
+    """Return what a model on the CPU has that makes another number of threads worth a trial at once.
+
+    Where threads wait for cores, a call takes now long and now not: the quickest tells how much there is to do.
+    """
+    if device != "cpu":
+        return []
+    is_short = min(steady_s, *measurement.baseline_s) < SHORT_S
+    found = {"short_calls": is_short, "contended_cores": measurement.is_contended}
+    return [name for name, present in found.items() if present]
 
 
 def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchwise.decide.history import RESTRIDED, History, code_of, lays_out_by_itself
+from torchwise.decide.history import RESTRIDED, History, code_of, lays_out_by_itself, sets_threads_alone
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
@@ -28,7 +28,11 @@ PATIENCE = 2.0
 """Times as long as predicted that a trial may take, however little is left of the budget."""
 LOST = 0.95
 """Speed relative to its base below which a choice counts as having lost."""
+WON = 1.05
+"""Speed relative to its base from which on it counts as having won: with few trials only that is tried elsewhere."""
 MOST_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
+"""Trials after which a search ends. Those of another number of threads alone do not count: they compile nothing, and
+must not take the place of what does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class StagedSampler:
 
     def ask(self, history: History) -> Proposal | None:
         """Return the most promising affordable plan that was not tried, or None."""
-        if len(history.trials) >= MOST_TRIALS[self._space.effort]:
+        if self._is_at_its_end(history):
             return None
         for hint in self._hints:
             known = history.tried(hint.plan) or history.without_effect(hint.plan)
@@ -115,13 +119,14 @@ class StagedSampler:
         # What can end in time comes first. Then what builds on the leader: variants of plans that trail would use up
         # the trials. While eager leads, so does the quickest compiled plan: what compiles as quickly is tried before
         # what compiles for long.
-        leader = history.incumbent()
-        first = (leader, history.fastest_compiled()) if leader == EAGER else (leader,)
+        leader, foundation = history.incumbent(), history.foundation()
+        first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
         best = min(
             worth,
             key=lambda o: (
                 o.trial_s > history.left_s,
                 o.base not in first,
+                o.overhead_s > 0 and o.plan.threads != foundation.threads and foundation != leader,
                 o.overhead_s,
                 -o.gain_s,
                 complexity_of(o.plan),
@@ -133,6 +138,10 @@ class StagedSampler:
             return Proposal(best.plan, reason, limit_s)
         bound = best.gain_s / history.seconds_of(history.incumbent())
         return Proposal(best.plan, f"{reason} it could save up to {min(bound, 1):.0%}", limit_s)
+
+    def _is_at_its_end(self, history: History) -> bool:
+        counted = [trial for trial in history.trials if not sets_threads_alone(trial.plan)]
+        return len(counted) >= MOST_TRIALS[self._space.effort]
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
         """Whether a plan is open here and could pay if it took no time at all."""
@@ -147,7 +156,7 @@ class StagedSampler:
             found["inductor without eager_strides"] = "outputs would lie otherwise in memory than eager's, as was seen"
         parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
         found.update({part[1]: "it changes nothing here, as was seen" for part in parts if part})
-        if len(history.trials) >= MOST_TRIALS[self._space.effort]:
+        if self._is_at_its_end(history):
             limit = f"effort {self._space.effort} ends after {MOST_TRIALS[self._space.effort]} trials"
             found = {plan: problem or limit for plan, problem in found.items()}
         return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed(history)
@@ -166,7 +175,7 @@ class StagedSampler:
 
     def _options(self, history: History) -> Iterator[_Option]:
         leader = history.incumbent()
-        bases = dict.fromkeys([leader, history.fastest_compiled() or EAGER, EAGER])
+        bases = dict.fromkeys([leader, history.foundation(), history.fastest_compiled() or EAGER, EAGER])
         space = replace(self._space, traits=self._space.traits | history.traits)
         seen: set[Plan] = set()
         for base in bases:
@@ -174,6 +183,8 @@ class StagedSampler:
                 if plan in seen or history.tried(plan) is not None or self._lost_before(history, choice):
                     continue
                 if _fails_like_others(plan, space) or history.without_effect(plan):
+                    continue
+                if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
                     continue
                 seen.add(plan)
                 best_s = history.seconds_of(base) - self._bound_s(history, base, choice)
@@ -208,7 +219,8 @@ class StagedSampler:
                 continue
             without = _without(trial.plan, choice)
             if without == EAGER or history.tried(without) is not None:
-                return history.seconds_of(without) / history.seconds_of(trial.plan) < LOST
+                bar = WON if self._space.effort == "quick" else LOST
+                return history.seconds_of(without) / history.seconds_of(trial.plan) < bar
         return False
 
 

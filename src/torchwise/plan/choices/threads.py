@@ -1,11 +1,18 @@
 """How many threads one operator uses on the CPU."""
 
+from torchwise.cgroups import cpu_quota
 from torchwise.environment import available_cpus
 from torchwise.plan.choice import ANY, Choice, register
 from torchwise.plan.legality import Legality
 
+# Where compiling may take minutes, what takes none is tried before.
+LONG = ("repeats", "long")
+# Where an operator does little, waking threads may cost more than they save; and the one that waits for a core which
+# another program holds, or for a control group's next period, has all others wait.
+WAITING = ("short_calls", "contended_cores")
 
-def _threads(value: int | str) -> Choice:
+
+def _threads(value: int | str, quick_with: tuple[str, ...] = LONG) -> Choice:
     return Choice(
         "threads",
         value,
@@ -13,13 +20,20 @@ def _threads(value: int | str) -> Choice:
         complexity=1,
         summary="another number of threads for each operator; small operators can lose time waking threads",
         devices=("cpu",),
-        # Where compiling may take minutes, what takes none is tried before.
-        quick_with=("repeats", "long"),
+        quick_with=quick_with,
         compile_factor=0.0,
         carries_over=True,
     )
 
 
-register(_threads(ANY))
-for _count in sorted({1, available_cpus() // 2} - {0, available_cpus()}):
+def count_within_quota(cpus: int, quota: float | None) -> int | None:
+    """Return the whole number of CPUs that a quota below `cpus` allows, at least one; None without such a quota."""
+    return None if quota is None or quota >= cpus else max(int(quota), 1)
+
+
+register(_threads(ANY, LONG + WAITING))
+_cpus = available_cpus()
+for _count in sorted({_cpus // 2} - {0, _cpus}):
     register(_threads(_count))
+for _count in sorted({1, count_within_quota(_cpus, cpu_quota()) or 1} - {_cpus}):
+    register(_threads(_count, LONG + WAITING))
