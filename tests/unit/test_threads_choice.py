@@ -128,6 +128,13 @@ def test_compiled_plans_have_the_number_of_threads_that_won() -> None:
     assert asked_of(history) == ON_ONE
 
 
+def test_no_compiled_plan_waits_as_eager_does_before_all_that_do_not() -> None:
+    history = known(a_trial(ONE, 800.0, cold_s=0.0), a_trial(TWO, 1.1, cold_s=0.0), eager_s=8.8)
+    compiled = a_trial(ON_ONE, 700.0, cold_s=1.0)
+    asked = all_asked(replace(history, trials=(*history.trials, compiled)), speed=600.0)
+    assert asked[0] == ON_ONE.with_choice("options", ("freezing", True))
+
+
 def test_compiled_plans_have_the_better_number_also_where_it_is_not_sure() -> None:
     unsure = a_trial(ONE, *UNSURE, cold_s=0.0)
     history = known(unsure, a_trial(TWO, 0.7, 1.2, cold_s=0.0))
@@ -147,7 +154,13 @@ def test_every_number_is_tried_before_anything_is_compiled() -> None:
 def test_a_decision_names_the_cause_and_what_it_costs() -> None:
     cause = "Other programs hold 1.0 of 8 cores: eager with 8 threads takes 88.0 ms a call"
     assert f"{cause}, with 1 thread 110 µs." in decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason
-    assert decide(known(), HERE).reason.endswith(f"{cause}.")
+    left = decide(known(), HERE).reason
+    assert left.endswith(f"{cause}. Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`.")
+    unsure = decide(known(a_trial(ONE, *UNSURE, cold_s=0.0)), HERE)
+    assert unsure.is_inconclusive
+    assert "Other programs hold" in unsure.reason
+    on_one = known(cores=replace(CONTENDED, threads=1, others=8.0))
+    assert "OMP_NUM_THREADS" not in decide(on_one, HERE).reason
     free = known(a_trial(ONE, 800.0), cores=replace(CONTENDED, others=0.0, waited=0.0))
     assert "cores" not in decide(free, HERE).reason
 
@@ -157,6 +170,12 @@ def test_what_threads_alone_do_is_on_the_scale_of_all_other_times() -> None:
     history = known(trial)
     assert history.seconds_of(ONE) == pytest.approx(0.088 / 800)
     assert "with 1 thread 110 µs" in decide(history, HERE).reason
+
+
+def test_what_is_no_figure_is_told_by_what_was_timed_side_by_side() -> None:
+    pair = Measurement((1e-4, 4e-4, 1e-4), (0.04, 0.02, 0.06))  # its interval reaches from 50 to 600
+    history = known(a_trial(ONE, measurement=pair, cold_s=0.0))
+    assert "eager with 8 threads takes 40.0 ms a call, with 1 thread 100 µs" in decide(history, HERE).reason
 
 
 # ---- served

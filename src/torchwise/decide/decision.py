@@ -143,10 +143,21 @@ def _waits(history: History, *, is_left: bool = False) -> str:
     if cores is None or not cores.is_contended:
         return ""
     by_threads = {cores.threads: history.economics.baseline_s}
-    for plan in (trial.plan for trial in history.timed() if sets_threads_alone(trial.plan)):
-        by_threads[plan.threads or cores.threads] = history.seconds_of(plan)
-    way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`." if is_left else ""
+    if best := max((t for t in history.timed() if sets_threads_alone(t.plan)), key=_speed, default=None):
+        assert best.measurement is not None
+        threads = best.plan.threads or cores.threads
+        if best.measurement.speedup.is_usable:
+            by_threads[threads] = history.seconds_of(best.plan)
+        else:  # its middle is no figure to divide another one by: what was timed side by side
+            pair = best.measurement
+            by_threads = {cores.threads: pair.baseline_time.mid, threads: pair.candidate_time.mid}
+    ends = is_left and cores.threads > 1
+    way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`." if ends else ""
     return f" {describe_contention(cores, by_threads)}{way_out}"
+
+
+def _speed(trial: Trial) -> float:
+    return trial.measurement.speedup.mid if trial.measurement else 0.0
 
 
 def _loss(chosen: Trial) -> str:

@@ -120,13 +120,14 @@ class StagedSampler:
         # the trials. While eager leads, so does the quickest compiled plan: what compiles as quickly is tried before
         # what compiles for long.
         leader, foundation = history.incumbent(), history.foundation()
+        waits = "contended_cores" in history.traits
         first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
         best = min(
             worth,
             key=lambda o: (
                 o.trial_s > history.left_s,
                 o.base not in first,
-                o.overhead_s > 0 and o.plan.threads != foundation.threads and foundation != leader,
+                waits and o.overhead_s > 0 and o.plan.threads != foundation.threads,
                 o.overhead_s,
                 -o.gain_s,
                 complexity_of(o.plan),
