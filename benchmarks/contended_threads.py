@@ -1,0 +1,133 @@
+"""What a small model takes a call while another program holds one core: eager, torch.compile's modes and Torchwise.
+
+A process that computes all the time is bound to one core. Meanwhile Torchwise tunes a multi-layer perceptron at batch 1
+with effort quick; then all ways are timed in turn, in blocks of calls. A block counts by its mean, as a program pays
+for every call: of calls that now wait and now do not, the median would tell only the one or the other.
+
+Run it: python benchmarks/contended_threads.py [results.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import torchwise as tw
+from torchwise import environment
+from torchwise.measure import CoreWatch
+
+LAYERS, FEATURES, CALLS = 7, 256, 20
+RESAMPLES = 2000
+MODES = ("default", "max-autotune-no-cudagraphs")
+Way = Callable[[torch.Tensor], Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("json", nargs="?", type=Path)
+    parser.add_argument("--budget", type=float, default=180, help="seconds of search")
+    parser.add_argument("--seconds", type=float, default=120, help="of timing")
+    parser.add_argument("--quiet", action="store_true", help="hold no core: for comparison")
+    options = parser.parse_args()
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(FEATURES, FEATURES), torch.nn.ReLU())]
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, FEATURES)
+    with busy_core(0 if options.quiet else 1), torch.no_grad():
+        decision = decide(model, x, options.budget)
+        ways: dict[str, Way] = {"eager": model, "eager, 1 thread": on_one_thread(model)}
+        for mode in MODES:  # which leaves a mark on a model that it is given
+            ways[f"torch.compile {mode}"] = torch.compile(copy.deepcopy(model), mode=mode)
+        ways["torchwise"] = tw.apply(model, decision)
+        watch = CoreWatch()
+        samples = time_in_turn(ways, x, options.seconds)
+        cores = watch.read_use(torch.get_num_threads())
+    here = environment.detect("cpu")
+    print(f"{here.hardware}, torch {here.torch}, Python {here.python}, {time.strftime('%Y-%m-%d', time.gmtime())}")
+    print(f"{cores.others or 0:.1f} of {cores.cpus} cores were used by other programs; load {os.getloadavg()[0]:.1f}\n")
+    print(f"Torchwise: {decision.reason}\n\n{table(samples)}")
+    if options.json:
+        found = {"hardware": here.hardware, "torch": here.torch, "plan": str(decision.plan), "samples_s": samples}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@contextmanager
+def busy_core(count: int) -> Iterator[None]:
+    """Have so many processes compute on the last core meanwhile."""
+    core = max(os.sched_getaffinity(0))
+    endless = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", endless]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def decide(model: torch.nn.Module, x: torch.Tensor, budget: float) -> Any:
+    """Return what Torchwise decides, in a store of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/studies.db"
+        return tw.tune(model, (x,), calls=10_000_000, effort="quick", budget=budget, store=store).decision
+
+
+def on_one_thread(model: Way) -> Way:
+    """Return the model with one thread for its own calls, as a user would write it."""
+
+    def call(x: torch.Tensor) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return model(x)
+        finally:
+            torch.set_num_threads(before)
+
+    return call
+
+
+def time_in_turn(ways: dict[str, Way], x: torch.Tensor, seconds: float) -> dict[str, list[float]]:
+    """Return mean seconds a call of each block of each way: one block of each a round, in any order."""
+    for way in ways.values():
+        for _ in range(3):
+            way(x)
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    end, order = time.perf_counter() + seconds, random.Random(0)
+    while time.perf_counter() < end:
+        for name, way in order.sample(list(ways.items()), len(ways)):  # threads of the one before may still spin
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                way(x)
+            samples[name].append((time.perf_counter() - start) / CALLS)
+    return samples
+
+
+def table(samples: dict[str, list[float]]) -> str:
+    """Return a line for each way: mean, median and spread of its blocks, and eager's mean over its own."""
+    rounds = len(samples["eager"])
+    lines = [f"{'way':40} {'mean ms':>9} {'median ms':>10}  {'10 % to 90 % ms':>18}  eager's mean over it"]
+    draws = np.random.default_rng(0).integers(0, rounds, (RESAMPLES, rounds))
+    eager = np.asarray(samples["eager"])
+    for name, seconds in samples.items():
+        own = np.asarray(seconds)
+        low, high = np.quantile(eager[draws].mean(1) / own[draws].mean(1), (0.025, 0.975))
+        ten, middle, ninety = np.quantile(own, (0.1, 0.5, 0.9)) * 1e3
+        ratio = f"{eager.mean() / own.mean():.3g} [{low:.3g}, {high:.3g}]"
+        lines.append(f"{name:40} {own.mean() * 1e3:9.3f} {middle:10.3f}  {f'{ten:.3f} to {ninety:.3f}':>18}  {ratio}")
+    return "\n".join([*lines, f"\n{rounds} rounds of {CALLS} calls each; intervals: bootstrap over rounds, 95 %"])
+
+
+if __name__ == "__main__":
+    main()
