@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,13 +19,15 @@ from torchwise.decide import History, StagedSampler, decide
 from torchwise.decide.samplers.staged import MOST_TRIALS
 from torchwise.plan import EAGER, Plan, PlanSpace
 from torchwise.plan.choice import CHOICES, load_choices
-from torchwise.plan.choices.threads import WAITING, _threads, count_within_quota
 from torchwise.realize import settings
 from torchwise.realize import thread_count as module
 from torchwise.realize.thread_count import OwnCount, SharedCount, thread_count
 from torchwise.records import CoreUse, Measurement, Trial
 from torchwise.trial.inspection import SHORT_S, _core_traits
 
+load_choices()  # in their own order, before one of them is imported by itself
+CHOICE = importlib.import_module("torchwise.plan.choices.threads")
+WAITING = CHOICE.WAITING
 ONE, TWO = Plan(threads=1), Plan(threads=2)
 ON_ONE = replace(INDUCTOR, threads=1)
 CONTENDED = CoreUse(cpus=8, threads=8, others=1.0, waited=0.3)
@@ -35,9 +38,12 @@ UNSURE = (0.8, 28.4)
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the choices of a machine with eight cores and a quota of two, whatever this one has."""
-    load_choices()
     others = {key: choice for key, choice in CHOICES.items() if key[0] != "threads" or key[1] == "*"}
-    counts = [_threads(1, ("repeats", "long", *WAITING)), _threads(2, ("repeats", "long", *WAITING)), _threads(4)]
+    counts = [
+        CHOICE._threads(1, ("repeats", "long", *WAITING)),
+        CHOICE._threads(2, ("repeats", "long", *WAITING)),
+        CHOICE._threads(4),
+    ]
     monkeypatch.setattr("torchwise.plan.choice.CHOICES", others | {choice.key: choice for choice in counts})
 
 
@@ -101,7 +107,7 @@ def test_threads_alone_take_no_compiled_plan_s_place() -> None:
     ("quota", "count"), [(None, None), (8.0, None), (16.0, None), (7.9, 7), (1.5, 1), (0.25, 1), (2.0, 2)]
 )
 def test_a_quota_below_the_cores_gives_a_whole_number_of_threads(quota: float | None, count: int | None) -> None:
-    assert count_within_quota(8, quota) == count
+    assert CHOICE.count_within_quota(8, quota) == count
 
 
 @pytest.mark.parametrize(
