@@ -146,7 +146,7 @@ def _waits(history: History, *, is_left: bool = False) -> str:
     if best := max((t for t in history.timed() if sets_threads_alone(t.plan)), key=_speed, default=None):
         assert best.measurement is not None
         threads = best.plan.threads or cores.threads
-        if best.measurement.speedup.is_usable:
+        if best.speedup is not None and best.speedup.is_usable:
             by_threads[threads] = history.seconds_of(best.plan)
         else:  # its middle is no figure to divide another one by: what was timed side by side
             pair = best.measurement
@@ -157,7 +157,7 @@ def _waits(history: History, *, is_left: bool = False) -> str:
 
 
 def _speed(trial: Trial) -> float:
-    return trial.measurement.speedup.mid if trial.measurement else 0.0
+    return trial.speedup.mid if trial.speedup else 0.0
 
 
 def _loss(chosen: Trial) -> str:
