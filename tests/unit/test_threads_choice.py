@@ -32,7 +32,14 @@ ONE, TWO = Plan(threads=1), Plan(threads=2)
 ON_ONE = replace(INDUCTOR, threads=1)
 CONTENDED = CoreUse(cpus=8, threads=8, others=1.0, waited=0.3)
 TRAITS = frozenset({"module", "floating", "float32", "gemm", "contended_cores", "short_calls"})
-UNSURE = (0.8, 28.4)
+
+
+def untold(plan: Plan, low: float, high: float) -> Trial:
+    """Return a trial whose own process, the only one, could not tell whether the plan is faster."""
+    return a_trial(plan, measurement=measured(low, high), repeats=(), cold_s=0.0)
+
+
+UNSURE = untold(ONE, 0.8, 28.4)
 
 
 @pytest.fixture(autouse=True)
@@ -142,18 +149,17 @@ def test_no_compiled_plan_waits_as_eager_does_before_all_that_do_not() -> None:
 
 
 def test_compiled_plans_have_the_better_number_also_where_it_is_not_sure() -> None:
-    unsure = a_trial(ONE, *UNSURE, cold_s=0.0)
-    history = known(unsure, a_trial(TWO, 0.7, 1.2, cold_s=0.0))
+    history = known(UNSURE, untold(TWO, 0.7, 1.2))
     assert history.incumbent() == EAGER
     assert asked_of(history) == ON_ONE
-    quiet = known(unsure, a_trial(TWO, 0.7, 1.2, cold_s=0.0), traits=TRAITS - {"contended_cores"})
+    quiet = known(UNSURE, untold(TWO, 0.7, 1.2), traits=TRAITS - {"contended_cores"})
     assert asked_of(quiet) == INDUCTOR
     slower = known(a_trial(ONE, 0.5, 0.9, cold_s=0.0), a_trial(TWO, 0.5, 0.9, cold_s=0.0))
     assert asked_of(slower) == INDUCTOR
 
 
 def test_every_number_is_tried_before_anything_is_compiled() -> None:
-    assert asked_of(known(a_trial(ONE, *UNSURE, cold_s=0.0))) == TWO
+    assert asked_of(known(UNSURE)) == TWO
     assert asked_of(known(a_trial(ONE, 800.0, cold_s=0.0))) == TWO
 
 
@@ -162,7 +168,7 @@ def test_a_decision_names_the_cause_and_what_it_costs() -> None:
     assert f"{cause}, with 1 thread 110 µs." in decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason
     left = decide(known(), HERE).reason
     assert left.endswith(f"{cause}. Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`.")
-    unsure = decide(known(a_trial(ONE, *UNSURE, cold_s=0.0)), HERE)
+    unsure = decide(known(a_trial(ONE, 0.8, 28.4, cold_s=0.0)), HERE)
     assert unsure.is_inconclusive
     assert "Other programs hold" in unsure.reason
     on_one = known(cores=replace(CONTENDED, threads=1, others=8.0))
@@ -172,7 +178,7 @@ def test_a_decision_names_the_cause_and_what_it_costs() -> None:
 
 
 def test_what_threads_alone_do_is_on_the_scale_of_all_other_times() -> None:
-    trial = a_trial(ONE, measurement=measured(800.0), cold_s=0.0)  # eager took a second beside it
+    trial = a_trial(ONE, 800.0, cold_s=0.0)  # eager took a second beside it
     history = known(trial)
     assert history.seconds_of(ONE) == pytest.approx(0.088 / 800)
     assert "with 1 thread 110 µs" in decide(history, HERE).reason
@@ -180,7 +186,7 @@ def test_what_threads_alone_do_is_on_the_scale_of_all_other_times() -> None:
 
 def test_what_is_no_figure_is_told_by_what_was_timed_side_by_side() -> None:
     pair = Measurement((1e-4, 4e-4, 1e-4), (0.04, 0.02, 0.06))  # its interval reaches from 50 to 600
-    history = known(a_trial(ONE, measurement=pair, cold_s=0.0))
+    history = known(a_trial(ONE, measurement=pair, repeats=(), cold_s=0.0))
     assert "eager with 8 threads takes 40.0 ms a call, with 1 thread 100 µs" in decide(history, HERE).reason
 
 
