@@ -139,7 +139,7 @@ def differences(plain: Any, told: Any, place: str) -> Iterator[str]:
 
 def _is_derived(place: str) -> bool:
     """Whether a study tells this beside its samples."""
-    return place.endswith(("seconds_per_call", "].speedup", ".duel.speedup"))
+    return place.endswith(("seconds_per_call", "].speedup", ".duel.speedup", "$.trust"))
 
 
 def _is_same(plain: Any, told: Any, place: str) -> bool:

@@ -260,6 +260,15 @@ def test_derived_figures_stand_beside_the_samples_and_must_follow_from_them() ->
             InputError, match=rf"this is no Study: \$\.trials\.0\.{place}.* must follow from the samples"
         ):
             study_from_dict(wrong_data)
+    for wrong in (
+        {"reliability": "unusable"},
+        {"half_width": 9.0},
+        {"sentence": "All is well."},
+        {"half_width": True},
+        {"more": 1},
+    ):
+        with pytest.raises(InputError, match=r"\$\.trust is .* must follow from the samples"):
+            study_from_dict({**data, "trust": {**data["trust"], **wrong}})
     for place in ("speedup", "plan_id"):
         del first[place]
     assert study_from_dict(data) == STUDY

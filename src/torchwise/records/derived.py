@@ -53,7 +53,7 @@ def _told_in(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the place of each derived figure that is told, and what is told."""
     trials = range(len(data.get("trials", ())))
     of_trials = (f"trials.{index}.{path}" for index in trials for path in _OF_TRIALS)
-    for place in ("baseline.seconds_per_call", *of_trials):
+    for place in ("baseline.seconds_per_call", "trust", *of_trials):
         if (told := _at(data, place)) is not _ABSENT:
             yield place, told
 
@@ -74,12 +74,24 @@ def _is_told(told: Any, derived: Any) -> bool:
     """Whether this is told of what is derived; NumPy draws the ends of an interval, and its versions may differ."""
     if not isinstance(derived, dict):
         return bool(told == derived)
+    if "sentence" in derived:
+        return (
+            isinstance(told, dict)
+            and told.keys() == derived.keys()
+            and all(_is_same(told[name], derived[name]) for name in told)
+        )
     if not isinstance(told, dict) or told.keys() != derived.keys() or not all(map(_is_number, told.values())):
         return False
     if not math.isclose(told["mid"], derived["mid"], rel_tol=1e-6):
         return False
     width = derived["high"] - derived["low"] + 1e-6 * abs(derived["mid"])
     return all(abs(told[end] - derived[end]) <= width for end in ("low", "high"))
+
+
+def _is_same(told: Any, derived: Any) -> bool:
+    if _is_number(told) and _is_number(derived):
+        return math.isclose(told, derived, rel_tol=1e-6)
+    return type(told) is type(derived) and bool(told == derived)
 
 
 def _is_number(value: Any) -> bool:
