@@ -263,12 +263,14 @@ def test_derived_figures_stand_beside_the_samples_and_must_follow_from_them() ->
     for wrong in (
         {"reliability": "unusable"},
         {"half_width": 9.0},
-        {"sentence": "All is well."},
+        {"sentence": None},
         {"half_width": True},
         {"more": 1},
     ):
         with pytest.raises(InputError, match=r"\$\.trust is .* must follow from the samples"):
             study_from_dict({**data, "trust": {**data["trust"], **wrong}})
+    told = {**data, "trust": {**data["trust"], "sentence": "As an earlier version worded it."}}
+    assert study_from_dict(told) == STUDY
     for place in ("speedup", "plan_id"):
         del first[place]
     assert study_from_dict(data) == STUDY
