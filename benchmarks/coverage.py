@@ -43,7 +43,8 @@ from torchwise.records import (
     Verdict,
     codec,
 )
-from torchwise.trial import Job, Limits, ProcessLauncher
+from torchwise.records.answer import Answer
+from torchwise.trial import Job, Limits, ProcessLauncher, ProcessSettings
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
 
@@ -65,6 +66,8 @@ class Pool(codec.Document):
         effort: whose care the measurements were made with.
         busy: whether another process competed for one core.
         date: when.
+        threads: that each process computed on; 0 for as many as PyTorch takes by itself.
+        load: the machine's load average over a minute, after each process.
         processes: for each process, the model beside copies with more layers, by how many more.
     """
 
@@ -72,6 +75,8 @@ class Pool(codec.Document):
     effort: str
     busy: bool
     date: str
+    threads: int = 0
+    load: tuple[float, ...] = ()
     processes: tuple[dict[str, Measurement], ...] = ()
     schema: str = "torchwise.coverage/1"
 
@@ -82,6 +87,7 @@ def main() -> None:
     parser.add_argument("--effort", default="standard", choices=list(EFFORTS))
     parser.add_argument("--processes", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further process starts")
+    parser.add_argument("--threads", type=int, default=0, help="that each process computes on; 0 for PyTorch's own")
     parser.add_argument("--busy", action="store_true", help="with a competing process on one core")
     parser.add_argument("--pool", type=Path, help="what was measured before, to be judged once more")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
@@ -99,22 +105,31 @@ def main() -> None:
 def collect(options: argparse.Namespace) -> Pool:
     """Measure in as many fresh processes as are asked for."""
     here, date = environment.detect(options.device), datetime.datetime.now(datetime.UTC).date().isoformat()
-    pool = Pool(here, options.effort, options.busy, date)
+    pool = Pool(here, options.effort, options.busy, date, options.threads)
     job = Job("coverage:sample", WorkloadSpec("coverage:none", device=options.device), effort=EFFORTS[options.effort])  # type: ignore[arg-type]
+    if options.threads:
+        settings = ProcessSettings.of_this_process()
+        job = replace(job, settings=replace(settings, threads=options.threads))
     launcher, until = ProcessLauncher(), time.monotonic() + 60 * options.minutes
     with competing() if options.busy else contextlib.nullcontext():
         while len(pool.processes) < options.processes and time.monotonic() < until:
-            answer = launcher.run(job, Limits.of_this_machine(600), lambda _: None)
+            answer = launcher.run(job, Limits.of_this_machine(600), hear)
             if isinstance(answer, Failure):
                 raise SystemExit(f"a process failed: {answer}")
             found = codec.from_json(answer, dict[str, Measurement])
             if job.baseline_s is None:  # as the look at a plain model, which says what eager usually takes
                 job = replace(job, baseline_s=found["0"].baseline_time.mid)
                 continue
-            pool = replace(pool, processes=(*pool.processes, found))
+            load = (*pool.load, round(os.getloadavg()[0], 2))
+            pool = replace(pool, processes=(*pool.processes, found), load=load)
             told = ", ".join(f"{more}: {timed.speedup}" for more, timed in found.items())
             print(f"{len(pool.processes)}: {told}", file=sys.stderr, flush=True)
     return pool
+
+
+def hear(stage: str) -> None:
+    """Say what a worker is doing."""
+    print(f"  {stage}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -132,9 +147,10 @@ def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
     """Time the model beside itself and beside its longer copies, in a worker."""
     import torch
 
-    from torchwise.measure import Clock, Mix, Precision, measure_pair, turns
+    from torchwise.measure import Clock, Mix, Precision, measure_pair
 
-    turns.join(job.workload.device)
+    if job.settings:
+        job.settings.apply()
     torch.manual_seed(0)
     device = job.workload.device
     layers = [torch.nn.Linear(WIDTH, WIDTH, device=device) for _ in range(LAYERS)]
@@ -166,16 +182,11 @@ def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a search makes of one group of processes: its interval in the end, of how many, and what it decides."""
+    """What a search makes of one group of processes: its interval in the end, of how many, and its answer."""
 
     speedup: Interval
     processes: int
-    is_chosen: bool
-
-    @property
-    def answer(self) -> str:
-        """Faster, slower, or inconclusive."""
-        return "faster" if self.is_chosen else "slower" if self.speedup.high < 1 else "inconclusive"
+    answer: str
 
 
 def tell(group: Sequence[Measurement], here: Environment, effort: str) -> Told:
@@ -189,7 +200,8 @@ def tell(group: Sequence[Measurement], here: Environment, effort: str) -> Told:
         trial = replace(trial, repeats=(*trial.repeats, left.pop(0)))
     decision = decide(History(spec, inspection, (trial,)), here)
     assert trial.speedup is not None
-    return Told(trial.speedup, len(trial.processes), not decision.plan.is_eager)
+    answer = "no gain" if trial.is_faster is Answer.NO else "inconclusive"
+    return Told(trial.speedup, len(trial.processes), answer if decision.plan.is_eager else "faster")
 
 
 def turned(timed: Measurement) -> Measurement:
@@ -207,10 +219,11 @@ def report(pool: Pool) -> str:
     lines = [
         f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {pool.date}, effort {pool.effort}: "
         f"{len(pool.processes)} processes{', with a competing process on one core' if pool.busy else ''}",
-        f"{GROUPS} groups of {most} processes at the most, drawn from them",
+        f"on {pool.threads or 'as many as PyTorch takes'} thread(s); load average {min(pool.load, default=0):.1f} to "
+        f"{max(pool.load, default=0):.1f}; {GROUPS} groups of {most} processes at the most, drawn from them",
         "",
         f"{'plan':34} {'truth':>6} {'spread':>7} {'95 % covers':>12} {'of a search':>12} {'processes':>9} {'width':>7}"
-        f"  {'faster':>7} {'slower':>7} {'inconclusive':>12}",
+        f"  {'faster':>7} {'no gain':>7} {'inconclusive':>12}",
     ]
     for more in PLANTED:
         timed = [process[str(more)] for process in pool.processes]
@@ -235,7 +248,7 @@ def line(name: str, timed: list[Measurement], groups: list[list[int]], pool: Poo
     told = [tell(group, pool.environment, pool.effort) for group in drawn]
     whole = [Trial(0, PLAN, measurement=group[0], repeats=tuple(group[1:])).speedup for group in drawn]
     answers = [one.answer for one in told]
-    shares = [answers.count(answer) / len(answers) for answer in ("faster", "slower", "inconclusive")]
+    shares = [answers.count(answer) / len(answers) for answer in ("faster", "no gain", "inconclusive")]
     return (
         f"{name:34} {truth:6.3f} {statistics.stdev(mids) / truth:7.2%} "
         f"{statistics.mean(holds(one, truth) for one in whole if one):12.1%} "

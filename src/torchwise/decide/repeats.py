@@ -7,13 +7,17 @@ have has not told, the next likeliest has its turn.
 
 from __future__ import annotations
 
+import math
+
 from torchwise.decide.history import History
 from torchwise.records import Trial
 
-PLAIN = 2.0
-"""Half-widths between a plan's cost and eager's from which on the choice is plain. One, as at the end, would let the
-first processes that happen to agree decide: looking after each of them is looking more than once (Armitage, McPherson &
-Rowe, J. R. Stat. Soc. A 132, 1969)."""
+PLAIN = {1: math.inf, 2: 4.0}
+"""Half-widths between a plan's cost and eager's from which on the choice is plain, by the number of processes. One, as
+at the end, would let the first that happen to agree decide: looking after each of them is looking more than once
+(Armitage, McPherson & Rowe, J. R. Stat. Soc. A 132, 1969)."""
+PLAIN_LATER = 2.0
+"""The same, from three processes on."""
 
 
 def next_repeat(history: History, most: int, half_width: float, plans: int) -> Trial | None:
@@ -39,6 +43,7 @@ def is_plain(trial: Trial, history: History, half_width: float) -> bool:
     """Whether one more process would hardly change the choice between a promising plan and eager."""
     assert trial.speedup is not None, "a promising plan was timed"
     cost, eager = history.economics.cost(trial), history.economics.baseline_cost
-    if trial.speedup.half_width <= half_width:
+    if trial.speedup.half_width <= half_width and len(trial.processes) > 1:
         return True
-    return trial.speedup.is_usable and eager - cost.mid > PLAIN * (cost.high - cost.mid)
+    reach = PLAIN.get(len(trial.processes), PLAIN_LATER)
+    return trial.speedup.is_usable and eager - cost.mid > reach * (cost.high - cost.mid)
