@@ -147,6 +147,7 @@ def test_a_history_marks_what_became_worse() -> None:
     page = render_history(TARGET, versions(), "dark")
     assert '<span class="failed">slower (0.8' in page
     assert page.count("<img alt=") == 1
+    assert page.count(f"The newest: {line.points[2].study.trust.sentence}") == 1
 
 
 def test_another_machine_or_request_is_another_line() -> None:
