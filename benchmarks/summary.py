@@ -50,12 +50,12 @@ def together(benchmarks: Iterable[Benchmark]) -> Benchmark:
 
 
 def brief(benchmark: Benchmark) -> str:
-    """Return cells of a table: targets, over eager, over the best other, faster, equal, slower, left as they are."""
+    """Return cells of a table: targets, over eager, over the best other, faster, equal, slower, inconclusive, left."""
     found = summarize(benchmark)
     (eager,) = (mean.ratio for mean in found.speedups if mean.contender == OURS)
     (best,) = (mean.ratio for mean in found.duels)
     left = sum(row.is_its_rival for row in found.equal)
-    counts = len(found.faster), len(found.equal) - left, len(found.slower), left
+    counts = len(found.faster), len(found.equal) - left, len(found.slower), len(found.inconclusive), left
     return " | ".join([str(found.targets), show.ratio(eager), show.ratio(best), *map(str, counts)])
 
 

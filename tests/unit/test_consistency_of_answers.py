@@ -70,9 +70,23 @@ def garbage(target: str = "zoo:a.b") -> tuple[Row, ...]:
     )
 
 
+def told_otherwise(target: str = "zoo:a.b") -> tuple[Row, ...]:
+    """Return rows in which one process cannot tell Torchwise from eager, and another can."""
+    own = noisy(1.0, 1.05, 1.25, seed=6)
+    mine = replace(ours(target=target, measurement=own), rival="eager", duel=a_measurement(1.5, seed=8))
+    return (a_row("eager", 1.0, target=target), mine)
+
+
+def test_processes_that_contradict_each_other_are_in_no_mean_and_no_count() -> None:
+    text = shown(render_benchmark(a_benchmark(told_otherwise())))
+    assert "torchwise over the best other" not in text
+    assert "0 faster, 0 equal within the interval, 0 slower, 1 inconclusive" in text
+
+
 @pytest.mark.parametrize(
     "rows",
     [
+        told_otherwise(),
         some_rows(),
         (*some_rows("zoo:a.b"), *some_rows("zoo:c.d")),
         contradicting(),

@@ -9,7 +9,7 @@ from torchwise.records import Interval
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.records.scale import scale_of
 from torchwise.report import format as show
-from torchwise.report.bench.table import answers_of, is_inconclusive
+from torchwise.report.bench.table import answers_of, duel_ratio, is_inconclusive
 from torchwise.workload import WorkloadSpec
 
 Cell = str | float | int | bool | None
@@ -26,7 +26,7 @@ def to_csv(benchmark: Benchmark) -> str:
 
 def columns(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     """Return the cells of a row by column."""
-    return {**_asked(row), **_found(row, benchmark), **_chosen(row)}
+    return {**_asked(row), **_found(row, benchmark), **_chosen(row, benchmark)}
 
 
 def _asked(row: Row) -> dict[str, Cell]:
@@ -67,8 +67,8 @@ def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     }
 
 
-def _chosen(row: Row) -> dict[str, Cell]:
-    duel = row.duel.speedup if row.duel else None
+def _chosen(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
+    duel = duel_ratio(row, scale_of(benchmark, row.workload))
     return {
         "plan": show.one_line(str(row.plan)) if row.plan else None,
         "search_s": row.search_s,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchwise.records.benchmark import Benchmark, Row
-from torchwise.records.scale import trust_of
+from torchwise.records.scale import scale_of, trust_of
 from torchwise.report import format as show
 from torchwise.report.bench.summary import sentences, summarize
-from torchwise.report.bench.table import LEGEND, OURS, Block, Line, answers_of, blocks, line_of, why_no_duel
+from torchwise.report.bench.table import LEGEND, OURS, Block, Line, answers_of, blocks, duel_ratio, line_of, why_no_duel
 from torchwise.report.bench.terminal import place
 
 HEADER = (
@@ -39,7 +39,8 @@ def overview(benchmark: Benchmark) -> str:
 
 
 def _overview_cells(row: Row, benchmark: Benchmark) -> list[str]:
-    held = f"{row.rival}: {show.speedup(row.duel.speedup)}" if row.is_right and row.duel else why_no_duel(row)
+    ratio = duel_ratio(row, scale_of(benchmark, row.workload))
+    held = f"{row.rival}: {show.speedup(ratio)}" if row.is_right and ratio else why_no_duel(row)
     plan, line = str(row.plan) if row.plan else show.NONE, line_of(row, benchmark)
     return [row.workload.target, plan, line.time, line.speedup, held or ": ".join(filter(None, answers_of(row)))]
 

@@ -12,7 +12,7 @@ from torchwise.records.answer import Answer
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.scale import scale_of
 from torchwise.report import format as show
-from torchwise.report.bench.table import OURS, answers_of, duel_answer, why_no_duel
+from torchwise.report.bench.table import OURS, answers_of, duel_ratio, surely_faster, why_no_duel
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Summary:
         slower: duels whose whole interval lies below 1, the worst first.
         inconclusive: duels whose interval holds 1, and too much beside it.
         without: rows of Torchwise with no duel or no right answer.
+        ratios: Torchwise over its rival, for each row with a duel.
     """
 
     targets: int
@@ -59,28 +60,33 @@ class Summary:
     slower: tuple[Row, ...]
     inconclusive: tuple[Row, ...]
     without: tuple[Row, ...]
+    ratios: tuple[tuple[Row, Interval], ...] = ()
 
 
 def summarize(benchmark: Benchmark) -> Summary:
     """Sum a benchmark up. Only right answers count: a wrong one has no speed."""
     ours = [row for row in benchmark.rows if row.contender == OURS]
     duels = [row for row in ours if row.is_right and row.duel]
-    told = [(row, row.duel.speedup) for row in duels if row.duel and not row.is_its_rival]
-    faster = tuple(row for row, _ in told if duel_answer(row) is Answer.YES)
-    slower = tuple(sorted((row for row, speedup in told if speedup.high < 1), key=_duel))
-    untold = tuple(row for row, _ in told if duel_answer(row) is Answer.INCONCLUSIVE)
-    scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
+    found = ((row, duel_ratio(row, scale_of(benchmark, row.workload))) for row in duels)
+    ratios = tuple((row, ratio) for row, ratio in found if ratio)
+    told = [(row, ratio) for row, ratio in ratios if not row.is_its_rival]
+    faster = tuple(row for row, ratio in told if surely_faster(ratio) is Answer.YES)
+    behind = sorted((pair for pair in told if pair[1].high < 1), key=lambda pair: pair[1].mid)
+    slower = tuple(row for row, _ in behind)
+    untold = tuple(row for row, ratio in told if surely_faster(ratio) is Answer.INCONCLUSIVE)
+    scaled = [one for workload in benchmark.workloads for one in scale_of(benchmark, workload).rows]
     speeds = [(one.row, one.speedup) for one in scaled if one.row.is_right and one.row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),
         tried=Counter((row.contender, row.precision) for row in benchmark.rows if not row.refused),
         speedups=_means(speeds),
-        duels=_means([(row, row.duel.speedup) for row in duels if row.duel]),
+        duels=_means(ratios),
         faster=faster,
         equal=tuple(row for row in duels if row not in (*faster, *slower, *untold)),
         slower=slower,
         inconclusive=untold,
         without=tuple(row for row in ours if row not in duels),
+        ratios=ratios,
     )
 
 
@@ -96,20 +102,27 @@ def sentences(summary: Summary) -> list[str]:
         counts += f", {len(summary.slower)} slower"
         counts += f", {len(summary.inconclusive)} inconclusive" if summary.inconclusive else ""
         found.append(f"torchwise against the best other on {show.counted(len(held), 'target')}: {counts}")
-    found += [f"slower on {_target(row)}: {_figures(row)}" for row in summary.slower]
-    found += [f"inconclusive on {_target(row)}: {_figures(row)}" for row in summary.inconclusive]
+    found += [f"slower on {_target(row)}: {_figures(row, summary)}" for row in summary.slower]
+    found += [f"inconclusive on {_target(row)}: {_figures(row, summary)}" for row in summary.inconclusive]
     found += [f"not held against another on {_target(row)}: {_why(row)}" for row in summary.without]
     return [show.one_line(text) for text in found]
 
 
 def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
+    """Return the means of what has a figure.
+
+    A ratio that may be above or below 1 is in the mean of several: to leave those out would leave out what is close to
+    1. By itself it is none.
+    """
     groups: dict[tuple[str, str], list[Interval]] = {}
     for row, ratio in pairs:
         groups.setdefault((row.contender, row.precision), []).append(ratio)
     found = []
     for key, ratios in groups.items():
-        if logs := [math.log(ratio.mid) for ratio in ratios if ratio.is_usable]:
-            found.append(Mean(*key, math.exp(sum(logs) / len(logs)), len(logs), len(ratios) - len(logs)))
+        figures = [ratio for ratio in ratios if ratio.is_usable]
+        if len(figures) > 1 or any(surely_faster(ratio) is not Answer.INCONCLUSIVE for ratio in figures):
+            mean = math.exp(sum(math.log(ratio.mid) for ratio in figures) / len(figures))
+            found.append(Mean(*key, mean, len(figures), len(ratios) - len(figures)))
     return tuple(sorted(found, key=lambda mean: -mean.ratio))
 
 
@@ -130,19 +143,14 @@ def _in_class(mean: Mean) -> str:
     return "" if mean.precision == "native" else f" in {mean.precision}"
 
 
-def _duel(row: Row) -> float:
-    return row.duel.speedup.mid if row.duel else math.inf
-
-
 def _target(row: Row) -> str:
     work = row.workload
     return f"{work.target} ({work.mode} on {work.device})"
 
 
-def _figures(row: Row) -> str:
-    if row.duel is None:
-        return ""
-    return f"{show.speedup(row.duel.speedup)} {row.rival}'s speed"
+def _figures(row: Row, summary: Summary) -> str:
+    ratio = next((ratio for one, ratio in summary.ratios if one is row), None)
+    return f"{show.speedup(ratio)} {row.rival}'s speed"
 
 
 def _why(row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchwise.records import Outcome
+from torchwise.records import Interval, Outcome
 from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.scale import Scale, Scaled, scale_of
@@ -145,10 +145,11 @@ def answers_of(row: Row) -> tuple[str, str]:
 
 def duel_words(row: Row, scale: Scale) -> str:
     """Return how Torchwise stands against the fastest other of its class, or why it was not held against one."""
-    if row.duel is not None and row.is_right:
+    ratio = duel_ratio(row, scale)
+    if ratio is not None and row.is_right:
         same = ", the very same" if row.is_its_rival else ""
-        untold = "inconclusive: " if duel_answer(row) is Answer.INCONCLUSIVE else ""
-        return f"{untold}{show.speedup(row.duel.speedup)} {_other(row, scale)} ({row.rival}{same})"
+        untold = "inconclusive: " if duel_answer(row, scale) is Answer.INCONCLUSIVE else ""
+        return f"{untold}{show.speedup(ratio)} {_other(row, scale)} ({row.rival}{same})"
     return why_no_duel(row)
 
 
@@ -164,11 +165,23 @@ def _other(row: Row, scale: Scale) -> str:
     return "another" if rival is not None and not scale.leads_others(rival, row) else "the best other"
 
 
-def duel_answer(row: Row) -> Answer:
+def duel_ratio(row: Row, scale: Scale) -> Interval | None:
+    """Return Torchwise over its rival; where that is eager, as all processes say that timed the two."""
+    scaled, is_timed = scale.of(row), any(one.row.contender == EAGER and one.row.is_right for one in scale.rows)
+    if row.duel is None or row.rival != EAGER or not is_timed or scaled is None:
+        return row.duel.speedup if row.duel else None
+    return scaled.speedup
+
+
+def duel_answer(row: Row, scale: Scale) -> Answer:
     """Answer whether Torchwise is faster than its rival; NO where it is slower or as fast, or there was no duel."""
-    if row.duel is None or row.is_its_rival:
-        return Answer.NO
-    ahead, behind = exceeds(row.duel.speedup), exceeds(row.duel.speedup.inverse)
+    ratio = duel_ratio(row, scale)
+    return Answer.NO if ratio is None or row.is_its_rival else surely_faster(ratio)
+
+
+def surely_faster(ratio: Interval) -> Answer:
+    """Answer whether a ratio is above 1; NO where it is below or close to it, INCONCLUSIVE where it may be any."""
+    ahead, behind = exceeds(ratio), exceeds(ratio.inverse)
     return Answer.NO if behind is Answer.YES else behind if behind is Answer.INCONCLUSIVE else ahead
 
 
