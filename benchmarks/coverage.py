@@ -219,7 +219,7 @@ def report(pool: Pool) -> str:
     lines = [
         f"{here.gpu or here.cpu}, {here.cpus} CPUs, torch {here.torch}, {pool.date}, effort {pool.effort}: "
         f"{len(pool.processes)} processes{', with a competing process on one core' if pool.busy else ''}",
-        f"on {pool.threads or 'as many as PyTorch takes'} thread(s); load average {min(pool.load, default=0):.1f} to "
+        f"threads: {pool.threads or 'as PyTorch has them'}; load average {min(pool.load, default=0):.1f} to "
         f"{max(pool.load, default=0):.1f}; {GROUPS} groups of {most} processes at the most, drawn from them",
         "",
         f"{'plan':34} {'truth':>6} {'spread':>7} {'95 % covers':>12} {'of a search':>12} {'processes':>9} {'width':>7}"

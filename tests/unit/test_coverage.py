@@ -30,7 +30,8 @@ def coverage(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def processes(ratio: float, spread: float, count: int, seed: int = 0) -> list[Measurement]:
     """Return measurements of a plan whose speed-up differs from process to process by a known spread."""
     rng = np.random.default_rng(seed)
-    return [measured(ratio * float(np.exp(rng.normal(0.0, spread)))) for _ in range(count)]
+    mids = [ratio * float(np.exp(rng.normal(0.0, spread))) for _ in range(count)]
+    return [measured(0.99 * mid, 1.01 * mid) for mid in mids]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torchwise.plan import Plan
-from torchwise.records.answer import Answer, exceeds
+from torchwise.records.answer import QUIET_HALF_WIDTH, Answer, exceeds
 from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
 from torchwise.records.processes import speedup_across
@@ -158,11 +158,13 @@ class Trial:
     def is_faster(self) -> Answer | None:
         """Whether the plan is faster than eager; None where nothing was timed.
 
-        A single process may not say yes by itself. That it plainly shows no gain is a no: there was no reason for more.
+        A single process may not say yes by itself. Where it was quiet, and plainly shows no gain, that is a no: there
+        was no reason for more of them.
         """
         if self.speedup is None or self.observed is None:
             return None
-        return Answer.NO if exceeds(self.observed) is Answer.NO else exceeds(self.speedup)
+        is_quiet = self.observed.half_width <= QUIET_HALF_WIDTH
+        return Answer.NO if is_quiet and exceeds(self.observed) is Answer.NO else exceeds(self.speedup)
 
     @property
     def is_timed(self) -> bool:
