@@ -93,12 +93,16 @@ def main() -> None:
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
-    pool = Pool.from_json(options.pool.read_bytes()) if options.pool else collect(options)
+    if options.pool:  # judged as a search of the effort that is asked for would judge it
+        pool = replace(Pool.from_json(options.pool.read_bytes()), effort=options.effort)
+    else:
+        pool = collect(options)
     text = report(pool)
     print(text)
     busy = "-busy" if pool.busy else ""
     name = f"{pool.date}-{options.label or pool.environment.device}-coverage{busy}"
-    (options.out / f"{name}.json").write_text(pool.to_json() + "\n")
+    if not options.pool:
+        (options.out / f"{name}.json").write_text(pool.to_json() + "\n")
     (options.out / f"{name}.txt").write_text(text)
 
 
