@@ -20,8 +20,9 @@ from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.lock import Lock, decision, read, write
 from torchwise.lock.entry import entry_of
-from torchwise.plan import Plan
-from torchwise.records import Study, StudyState
+from torchwise.plan import EAGER, Plan
+from torchwise.records import Interval, Study, StudyState
+from torchwise.records.answer import Answer
 from torchwise.store import Storage, open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import ProcessLauncher
@@ -130,6 +131,24 @@ def test_an_unfinished_search_is_not_locked(storage: Storage) -> None:
         InputError, match=r"study 1 of app.py:make is interrupted.* torchwise tune app.py:make --store \S+ goes on"
     ):
         ran("lock", TARGET, "--store", "store.db")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"plan": EAGER, "speedup": None, "answer": Answer.INCONCLUSIVE}, "is inconclusive"),
+        ({"speedup": Interval(40.5, 79.5, 105.0)}, r"is between 40\.5 and 105 times eager's speed, which is no figure"),
+    ],
+)
+def test_what_could_not_be_told_is_not_locked(
+    storage: Storage, tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    study = a_study()
+    assert study.decision is not None
+    stored(storage, replace(study, decision=replace(study.decision, **changes)))
+    with pytest.raises(InputError, match=f"{why}.* torchwise tune app.py:make --store .* --fresh"):
+        ran("lock", TARGET, "--store", "store.db")
+    assert not (tmp_path / "torchwise.lock").exists()
 
 
 @pytest.mark.parametrize(("unfinished", "finished"), [(TARGET, "b:c"), ("b:c", TARGET)])

@@ -54,7 +54,8 @@ def _study(storage: Storage, decision: Decision, store: str | None) -> Study:
     """Return the study that a decision was made by.
 
     Raises:
-        InputError: its search was interrupted, so that another decision may come of it; or the study is gone.
+        InputError: its search was interrupted, so that another decision may come of it; the study is gone; or the
+            measurements could not tell, so that there is nothing to check against.
     """
     target = decision.workload.target
     decided = (summary.id for summary in storage.list_studies(target) if summary.plan is not None)
@@ -66,6 +67,16 @@ def _study(storage: Storage, decision: Decision, store: str | None) -> Study:
         raise InputError(
             f"study {study.id} of {target} is {study.state}, and may come to another decision: "
             f"{_tune(target, store)} goes on with it"
+        )
+    if decision.is_inconclusive or not (decision.speedup is None or decision.speedup.is_usable):
+        told = (
+            "inconclusive"
+            if decision.is_inconclusive
+            else f"{decision.speedup} times eager's speed, which is no figure"
+        )
+        raise InputError(
+            f"the decision for {target} is {told}, and a lock is checked against figures: run "
+            f"{_tune(target, store)} --fresh while the machine is quieter"
         )
     return study
 
