@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def finished(store: str) -> dict[tuple[str, str], Trial]:
     with open_storage(store) as storage:
         studies = [storage.get_study(summary.id) for summary in storage.list_studies()]
     return {
-        (study.workload.target, trial.plan.id): trial
+        (study.workload.target, trial.plan.id): replace(trial, repeats=(), reason="", duel=None)  # may be added later
         for study in studies
         for trial in study.trials
         if trial.state.is_finished

@@ -10,6 +10,7 @@ import threading
 import time
 from multiprocessing import forkserver, get_context
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -75,7 +76,8 @@ def blocked() -> None:
     sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
-def test_children_of_the_users_own_hear_ctrl_c_from_the_same_server() -> None:
+def test_children_of_the_users_own_hear_ctrl_c_from_the_same_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # Streamlit leaves that of a page it drew
     ProcessLauncher()
     forkserver._forkserver._stop()  # another test may have begun one
     _start_server()

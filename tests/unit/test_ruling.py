@@ -156,7 +156,7 @@ def test_what_is_rejected_gives_way_to_the_best_of_the_others(storage: Storage) 
     rule(storage, (INDUCTOR, REJECTED))
     found = ruled(DECISION, storage)
     assert (found.decision.plan, found.refusal) == (TUNED, None)
-    assert found.decision.reason.startswith(f"Run {TUNED}: 2 [2, 2] times eager's speed")
+    assert found.decision.reason.startswith(f"Run {TUNED}: 2 [1.69, 2.36] times eager's speed")
     assert found.decision.reason.endswith(" Not inductor: bob rejected it: it is calm.")
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,8 @@ def _finished(folder: Path) -> dict[str, object]:
         return {}
     with open_storage(str(folder / "store.db")) as storage:
         studies = [storage.get_study(summary.id) for summary in storage.list_studies()]
-    return {t.plan.id: t for study in studies for t in study.trials if t.state is not TrialState.RUNNING}
+    ended = [t for study in studies for t in study.trials if t.state is not TrialState.RUNNING]
+    return {t.plan.id: replace(t, repeats=(), reason="", duel=None) for t in ended}  # more may be measured of it later
 
 
 def test_ctrl_c_keeps_what_is_finished_and_returns_130(tmp_path: Path) -> None:
