@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,9 +62,9 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def computing(count: int) -> Iterator[None]:
-    """Have so many other processes compute, each on one core, as long as this lasts."""
-    cores = sorted(os.sched_getaffinity(0)) if count else []
+def computing(count: int, cores: Sequence[int] = ()) -> Iterator[None]:
+    """Have so many other processes compute, each on one core of these (or of all), as long as this lasts."""
+    cores = cores or sorted(os.sched_getaffinity(0))
     code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", code, str(cores[n % len(cores)])]) for n in range(count)]
     try:

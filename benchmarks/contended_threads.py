@@ -14,17 +14,15 @@ import copy
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from agreement import computing
 
 import torchwise as tw
 from torchwise import environment
@@ -45,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(FEATURES, FEATURES), torch.nn.ReLU())]
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, FEATURES)
-    with busy_core(0 if options.quiet else 1), torch.no_grad():
+    with computing(0 if options.quiet else 1, [max(os.sched_getaffinity(0))]), torch.no_grad():
         decision = decide(model, x, options.budget)
         ways: dict[str, Way] = {"eager": model, "eager, 1 thread": on_one_thread(model)}
         for mode in MODES:  # which leaves a mark on a model that it is given
@@ -61,20 +59,6 @@ def main() -> None:
     if options.json:
         found = {"hardware": here.hardware, "torch": here.torch, "plan": str(decision.plan), "samples_s": samples}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-@contextmanager
-def busy_core(count: int) -> Iterator[None]:
-    """Have so many processes compute on the last core meanwhile."""
-    core = max(os.sched_getaffinity(0))
-    endless = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    others = [subprocess.Popen([sys.executable, "-c", endless]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 def decide(model: torch.nn.Module, x: torch.Tensor, budget: float) -> Any:

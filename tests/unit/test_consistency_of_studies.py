@@ -102,7 +102,7 @@ def test_what_cannot_be_told_is_no_decision() -> None:
     assert study.decision.answer is Answer.INCONCLUSIVE
     found = shown(study)
     assert "─ Inconclusive ─" in found
-    assert "too busy to time: the machine is noisy; 3 of 3 ratios cannot be told." in " ".join(found.split())
+    assert "too uncertain: the machine is noisy; 3 of 3 ratios cannot be told." in " ".join(found.split())
 
 
 @pytest.mark.parametrize("where", ["text", "page"])

@@ -67,7 +67,7 @@ def bench(
     """Run contenders side by side, each in its own process, proven and timed against eager.
 
     Exit codes: 0 done, or the budget is spent; 2 bad input, also where it is one target's and the others are done;
-    4 inconclusive: most of the ratios name no figure, as the machine was too busy to time;
+    4 inconclusive: most of the ratios name no figure, as the measurements are too uncertain;
     130 interrupted, finished rows are shown, and kept by --resume.
     """
     from torchwise.plan import Legality, Plan

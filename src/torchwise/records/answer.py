@@ -94,7 +94,10 @@ def judge_trust(
     cause = next((f": {text}" for text in causes), "")
     if typical > MAX_HALF_WIDTH:
         share = f"{unusable} of {len(widths)} ratios" if len(widths) > 1 else "the ratio"
-        return Trust(Reliability.UNUSABLE, f"The machine was too busy to time{cause}; {share} cannot be told.", typical)
+        # Not always the machine's fault: processes of one plan may contradict each other on a quiet one.
+        return Trust(
+            Reliability.UNUSABLE, f"The measurements are too uncertain{cause}; {share} cannot be told.", typical
+        )
     width = f"ratios hold within about ±{typical:.1%}" if len(widths) > 1 else f"the ratio holds within ±{typical:.1%}"
     if seen[len(seen) // 2] > QUIET_HALF_WIDTH or unusable:
         left = f"; {unusable} of {len(widths)} cannot be told" if unusable else ""

@@ -37,6 +37,12 @@ def besides(decision: Decision) -> str:
     return ", ".join(words)
 
 
+def saved(decision: Decision) -> str:
+    """Return what a decision saves; "at least" that where its speed-up names no figure."""
+    least = "" if decision.speedup is None or decision.speedup.is_usable else "at least "
+    return f"{least}{show.seconds(decision.saved_s)}"
+
+
 def break_even(calls: Interval | None) -> str:
     """Return the calls after which a plan has paid for its compilation, in words."""
     if calls is None:

@@ -80,10 +80,6 @@ def _undecided(study: Study) -> str:
     return "No decision: the search was interrupted."
 
 
-def _least(decision: Decision) -> str:
-    return "" if decision.speedup is None or decision.speedup.is_usable else "at least "
-
-
 def _figures(decision: Decision | None) -> list[facts.Fact]:
     """Return the decision's figures, as pairs of a name and a value."""
     if decision is None or decision.plan.is_eager:
@@ -92,7 +88,7 @@ def _figures(decision: Decision | None) -> list[facts.Fact]:
     found = [
         ("speed-up", show.speedup(decision.speedup)),
         ("pays back after", facts.break_even(decision.break_even_calls)),
-        (f"saved over {calls}", f"{_least(decision)}{show.seconds(decision.saved_s)}"),
+        (f"saved over {calls}", facts.saved(decision)),
         ("cold compile", show.seconds(decision.cold_s)),
         ("warm compile", show.seconds(decision.warm_s)),
         ("error against the reference", show.relative_error(decision.error)),

@@ -13,6 +13,7 @@ from torchwise.records.answer import Answer
 from torchwise.records.trial import speeds_beside
 from torchwise.report import format as show
 from torchwise.report.costs import asked, baseline_cost, cost_of
+from torchwise.report.facts import saved
 
 LONGEST = 240
 """Characters of a message that are shown in a sentence; compilers write pages."""
@@ -51,9 +52,7 @@ def decided(decision: Decision) -> str:
         return "decided: it needs the least memory at the peak"
     if decision.saved_s <= 0:
         return "decided"
-    least = "" if decision.speedup is None or decision.speedup.is_usable else "at least "
-    calls = show.counted(decision.workload.calls, "call")
-    return f"decided: saves {least}{show.seconds(decision.saved_s)} over {calls}"
+    return f"decided: saves {saved(decision)} over {show.counted(decision.workload.calls, 'call')}"
 
 
 def own_fault(trial: Trial, *, memory: bool = False) -> str:
