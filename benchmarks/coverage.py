@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)  # now, so that an hour of measuring is not lost in the end
     if options.pool:  # judged as a search of the effort that is asked for would judge it
         pool = replace(Pool.from_json(options.pool.read_bytes()), effort=options.effort)
     else:

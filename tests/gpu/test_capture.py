@@ -515,11 +515,11 @@ def test_an_unchanged_module_is_captured_once(changing: Net) -> None:
     call = captured(changing, x())
     given = x()
     call(given)  # type: ignore[operator]
-    graphs = list(map(id, call._captured._graphs.values()))  # type: ignore[attr-defined]
+    graphs = list(map(id, call._graphs.values()))  # type: ignore[attr-defined]
     changing.body[0].weight.mul_(2.0)
     changing.eval()
     assert torch.allclose(call(given), changing(given), atol=1e-5)  # type: ignore[operator]
-    assert list(map(id, call._captured._graphs.values())) == graphs  # type: ignore[attr-defined]
+    assert list(map(id, call._graphs.values())) == graphs  # type: ignore[attr-defined]
 
 
 def test_a_replay_that_is_thrown_away_has_written_nothing() -> None:
@@ -704,7 +704,7 @@ def test_inputs_in_dataclasses_are_captured_by_shape_and_value() -> None:
     for rows, scale in ((4, 1.0), (8, 1.0), (4, 2.0), (4, 1.0)):
         batch = Batch(x(rows), scale)
         assert torch.equal(call(batch), scaled(batch))  # type: ignore[operator]
-    assert len(call._captured._graphs) == 3  # type: ignore[attr-defined]
+    assert len(call._graphs) == 3  # type: ignore[attr-defined]
 
 
 def test_derived_weights_are_refreshed_under_capture(net: torch.nn.Module) -> None:

@@ -35,7 +35,7 @@ def settled(call: Any, *args: torch.Tensor) -> Any:
     """Call until nothing is recorded any more, and see that something was."""
     for _ in range(SETTLING_CALLS + 1):
         call(*args)
-    [replays] = call._captured._graphs.values()
+    [replays] = call._graphs.values()
     assert 1 <= len(replays._direct) <= MOST_GRAPHS
     return replays
 
@@ -105,7 +105,7 @@ def test_inputs_are_written_once_per_call_in_their_place(inference: bool) -> Non
             answer = call(given)
             assert torch.equal(given, torch.full_like(given, number))
             assert torch.equal(answer, torch.full_like(given, 2 * number))
-        [replays] = call._captured._graphs.values()
+        [replays] = call._graphs.values()
         assert replays._direct
 
 
