@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Any
 
 import torch
@@ -11,19 +10,22 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 
-from torchwise.realize.code_guard import CodeGuard, body, version, writes_to
+from torchwise.realize.code_guard import CodeGuard, code_of, version, writes_to
+from torchwise.realize.same_code import is_same_code
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 CALLED = ("forward", "_call_impl", "_compiled_call_impl")
 """What a module's own attributes may put in the place of its class's."""
 
+REPLACED = "the model's forward or class was replaced since the plan was applied"
+
 
 class Changes:
     """Looks at what a plan enters below: the module's own call, its mode and hooks, and modes around all operators.
 
-    The code of all classes in it is looked at here, too. What else is inside a module is looked at by whoever made
-    something of it (`realize.watch`).
+    The code that it runs is looked at here, too (`CodeGuard`). What else is inside a module is looked at by whoever
+    made something of it (`realize.watch`).
     """
 
     def __init__(self, original: Any, *, inference: bool) -> None:
@@ -33,15 +35,18 @@ class Changes:
         self._is_scripted = isinstance(original, torch.jit.ScriptModule)  # whose mode is not in its state
         self._called = [*map(self._state.get, CALLED)]
         self._code = CodeGuard(original)
-        self._functions = self._code.functions
-        self._bodies = [*map(body, self._functions)]
-        self._dicts = [self._state, *self._code.dicts] if self._state else self._code.dicts
-        self._seen = writes_to(self._dicts)
+        self._take_code()
         self._found: str | None = None
         kinds = HOOKS if inference else HOOKS + BACKWARD_HOOKS
         self._hooks = [self._state[kind] for kind in kinds if kind in self._state]
         self._registered = [*map(tuple, self._hooks)]  # each hook has a number of its own
         self._hooked = any(self._hooks)  # then the plan is made of the module as it is called, hooks included
+
+    def _take_code(self) -> None:
+        code = self._code
+        self._functions, self._codes, self._defaults = code.functions, code.codes, code.defaults
+        self._dicts = code.dicts  # the module's own state among them
+        self._seen = writes_to(self._dicts)
 
     def found(self) -> str | None:
         """Return what changed, or None. This runs on every call."""
@@ -51,26 +56,41 @@ class Changes:
             return "a mode that watches or replaces operators is active"
         if modules._has_any_global_hook():  # a plan enters below the call that would run it
             return "a hook for all modules is registered"
-        if sum(map(version, self._dicts)) != self._seen or type(self._original) is not self._kind or self._is_scripted:
-            self._look()
+        written = sum(map(version, self._dicts))
+        if written != self._seen or type(self._original) is not self._kind or self._is_scripted:
+            self._look(written)
         if self._found is not None:
             return self._found
-        if self._functions and [*map(body, self._functions)] != self._bodies:
-            return "the code of a function was replaced since the plan was applied"
+        if [*map(code_of, self._functions)] != self._codes or (self._defaults and self._code.has_other_defaults()):
+            rewritten = self._code.rewritten()
+            if rewritten is not None:
+                return f"{rewritten} was replaced since the plan was applied"
         if (self._hooked or any(self._hooks)) and [*map(tuple, self._hooks)] != self._registered:
             return "a hook was registered or removed since the plan was applied"
         return None
 
-    def _look(self) -> None:
+    def _look(self, written: int) -> None:
         """Look closely at what was written to."""
-        written = writes_to(self._dicts)
+        dicts = self._dicts
         self._found = self._changed()
-        self._seen = written
+        if self._dicts is dicts:
+            self._seen = written
 
     def _changed(self) -> str | None:
         if getattr(self._original, "training", None) is not self._training:
             return "the model changed between train() and eval() since the plan was applied"
-        if type(self._original) is not self._kind or not all(map(is_, map(self._state.get, CALLED), self._called)):
-            return "the model's forward or class was replaced since the plan was applied"
-        replaced = self._code.replaced()
-        return None if replaced is None else f"{replaced} was replaced since the plan was applied"
+        if not all(map(is_same_code, map(self._state.get, CALLED), self._called)):
+            return REPLACED
+        replaced = self._code.rebound()
+        if replaced is not None:
+            return f"{replaced} was replaced since the plan was applied"
+        return None if type(self._original) is self._kind else self._change_class()
+
+    def _change_class(self) -> str | None:
+        """Take another class of the same code for the model's own, as where its file was loaded anew."""
+        if self._code.rewritten() or not is_same_code(type(self._original), self._kind):
+            return REPLACED
+        self._kind = type(self._original)
+        self._code.look()
+        self._take_code()
+        return None

@@ -1,0 +1,361 @@
+"""Code that is replaced without a trace in the model is noticed, and equal code that was made anew is no change."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import code_samples
+import pytest
+import torch
+from torch import nn
+
+from live_decisions import decided
+from torchwise.plan import Plan
+from torchwise.realize.code_guard import CodeGuard
+from torchwise.realize.reachable_code import MAX_FUNCTIONS, ReachableCode
+from torchwise.realize.same_code import is_same_code
+from torchwise.runtime import Dispatcher
+from torchwise.runtime.changes import Changes
+from torchwise.runtime.module import OptimizedModule
+
+pytestmark = pytest.mark.usefixtures("dynamo_afresh")
+
+X = torch.rand(4, 8)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def enclosing(x: torch.Tensor) -> torch.Tensor:
+    return doubled(x)
+
+
+def decorated(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def inner(*args: Any) -> Any:
+        return call(*args)
+
+    return inner
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+
+class Inner(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
+        return x * scale + shift
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head, self.act = Inner(), nn.Linear(8, 8), functools.partial(doubled)
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return enclosing(code_samples.shifted(x))
+
+    @property
+    def offset(self) -> float:
+        return 1.0
+
+    @staticmethod
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    @torch.no_grad()
+    def undone(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+    @decorated
+    def wrapped(self, x: torch.Tensor) -> torch.Tensor:
+        return self.undone(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.helper(self.head(self.inner(x))) + self.offset
+        return Square.apply(self.halved(self.act(self.wrapped(x))))
+
+    def unused(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def other(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 0 + 7
+
+
+def other_function(x: torch.Tensor) -> torch.Tensor:
+    return x * 0 + 7
+
+
+def inside(wrapper: Any) -> Any:
+    return inspect.unwrap(wrapper)
+
+
+FUNCTIONS: dict[str, tuple[Any, Any]] = {
+    "forward": (Net.forward, other),
+    "a method": (Net.helper, other),
+    "a submodule's forward": (Inner.forward, other),
+    "a static method": (Net.halved, other_function),
+    "a property": (vars(Net)["offset"].fget, lambda self: 5.0),
+    "behind PyTorch's decorator": (inside(vars(Net)["undone"]), other),
+    "behind a decorator": (inside(vars(Net)["wrapped"]), other),
+    "a global function": (enclosing, other_function),
+    "what a global function calls": (doubled, other_function),
+    "a function of another module": (code_samples.shifted, other_function),
+    "an autograd function": (Square.forward, lambda ctx, x: x),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_code_that_is_replaced_in_a_function_is_noticed_and_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, another = FUNCTIONS[kind]
+    changes = Changes(Net(), inference=True)
+    assert changes.found() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(function, "__code__", another.__code__)
+        assert changes.found() == f"the code of {function.__qualname__} was replaced since the plan was applied"
+        assert changes.found() is not None
+    assert changes.found() is None
+
+
+def test_defaults_that_are_replaced_in_a_function_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(Net(), inference=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Inner.forward, "__defaults__", (torch.ones(2),))
+        assert changes.found() == "a default of Inner.forward was replaced since the plan was applied"
+    assert changes.found() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Inner.forward, "__kwdefaults__", {"shift": 1.0})
+        assert changes.found() == "a default of Inner.forward was replaced since the plan was applied"
+    with monkeypatch.context() as patch:
+        assert Inner.forward.__kwdefaults__ is not None
+        patch.setitem(Inner.forward.__kwdefaults__, "shift", 1.0)
+        assert changes.found() == "a default of Inner.forward.shift was replaced since the plan was applied"
+    assert changes.found() is None
+
+
+BOUND: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
+    "forward": lambda net, patch: patch.setattr(net.inner, "forward", lambda x: x),
+    "forward of a layer": lambda net, patch: patch.setattr(net.head, "forward", lambda x: x),
+    "_call_impl": lambda net, patch: patch.setattr(net.inner, "_call_impl", lambda x: x, raising=False),
+    "_slow_forward": lambda net, patch: patch.setattr(net.head, "_slow_forward", lambda x: x, raising=False),
+    "a method of the model": lambda net, patch: patch.setattr(net, "helper", lambda x: x),
+    "_call_impl of a class": lambda net, patch: patch.setattr(Inner, "_call_impl", other),
+    "_wrapped_call_impl of a class": lambda net, patch: patch.setattr(Inner, "_wrapped_call_impl", other),
+    "__call__ of a class": lambda net, patch: patch.setattr(Inner, "__call__", other),
+    "a global function": lambda net, patch: patch.setitem(globals(), "enclosing", other_function),
+    "a global class": lambda net, patch: patch.setitem(globals(), "Square", torch.autograd.Function),
+    "a function of another module": lambda net, patch: patch.setattr(code_samples, "shifted", other_function),
+}
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_what_takes_the_place_of_a_method_or_function_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(net := Net(), inference=True)
+    with monkeypatch.context() as patch:
+        BOUND[kind](net, patch)
+        assert str(changes.found()).endswith(" was replaced since the plan was applied")
+    assert changes.found() is None
+
+
+HARMLESS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
+    "a method that a call does not run": lambda net, patch: patch.setattr(net, "train", lambda mode: net),
+    "__call__ of the instance": lambda net, patch: patch.setattr(net, "__call__", other_function, raising=False),
+    "a part compiled": lambda net, patch: net.inner.compile(backend="eager"),
+    "data on a part": lambda net, patch: patch.setattr(net.inner, "seen", 1, raising=False),
+    "a global number": lambda net, patch: patch.setitem(globals(), "COUNT", 1),
+    "another global function": lambda net, patch: patch.setitem(globals(), "decorated", other_function),
+    "code of another function": lambda net, patch: patch.setattr(Net.unused, "__code__", other.__code__),
+    "requires_grad": lambda net, patch: net.requires_grad_(False),
+    "a mark of a library": lambda net, patch: patch.setattr(net.head, "_is_hf_initialized", True, raising=False),
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_no_call_runs_may_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(net := Net(), inference=True)
+    HARMLESS[kind](net, monkeypatch)
+    assert changes.found() is None
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)
+
+
+def rebuilt(function: types.FunctionType) -> types.FunctionType:
+    """Return a function of equal code on other lines, as loading an edited file anew makes it."""
+    made = compile("\n" * 5 + Path(__file__).read_text(), "again.py", "exec")
+    [code] = [each for each in codes_in(made) if each.co_qualname == function.__qualname__]
+    again = types.FunctionType(code, dict(function.__globals__), function.__name__, function.__defaults__)
+    again.__kwdefaults__ = dict(function.__kwdefaults__ or {}) or None
+    return again
+
+
+def test_equal_code_that_was_made_anew_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Changes(Net(), inference=True)
+    monkeypatch.setattr(Net, "helper", again := rebuilt(Net.helper))
+    assert again.__code__ != FUNCTIONS["a method"][0].__code__  # its lines are others
+    assert changes.found() is None
+    monkeypatch.setattr(Inner.forward, "__code__", rebuilt(Inner.forward).__code__)
+    monkeypatch.setattr(Inner.forward, "__defaults__", (float("2"),))
+    monkeypatch.setattr(Net, "offset", property(lambda self: 1.0))
+    assert changes.found() is None
+
+
+def test_a_class_that_is_sent_by_value_once_more_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    space: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "__main__"}
+    exec(inspect.getsource(doubled) + inspect.getsource(Inner).replace("x * scale", "doubled(x) * scale"), space)
+    model = space["Inner"]()
+    changes, written = Changes(model, inference=True), cloudpickle.dumps(model)
+    assert type(cloudpickle.loads(written)) is type(model)  # whose methods it has set anew
+    assert changes.found() is None
+    space["doubled"] = other_function
+    cloudpickle.loads(cloudpickle.dumps(model))
+    assert changes.found() is not None
+
+
+SOURCE = """
+from torch import nn
+
+class Base(nn.Module):
+    def scaled(self, x):
+        return x * {factor}
+
+class Loaded(Base):
+    width = 8
+
+    def forward(self, x):
+        return super().scaled(x)
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], types.ModuleType]]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "loaded_anew.py"
+
+    def load(factor: int) -> types.ModuleType:
+        file.write_text(SOURCE.format(factor=factor))
+        known = sys.modules.get("loaded_anew")
+        return importlib.reload(known) if known else importlib.import_module("loaded_anew")
+
+    yield load
+    sys.modules.pop("loaded_anew", None)
+
+
+def test_a_class_whose_file_was_loaded_anew_is_the_same_unless_its_code_is_another(
+    loaded: Callable[[int], types.ModuleType],
+) -> None:
+    model = loaded(2).Loaded()
+    changes = Changes(model, inference=True)
+    model.__class__ = loaded(2).Loaded  # as tools for notebooks do
+    assert changes.found() is None
+    setattr(type(model), "forward", other)  # noqa: B010
+    assert changes.found() is not None
+    model.__class__ = loaded(31).Loaded
+    assert changes.found() is not None
+
+
+def test_code_differs_by_each_part_of_it() -> None:
+    def one(x: int, k: int = 1) -> int:
+        return x + k
+
+    def keyword(x: int, *, k: int = 1) -> int:
+        return x + k
+
+    def closing(by: int) -> Callable[[int], int]:
+        return lambda x: x + by
+
+    def recursive() -> Callable[[int], int]:
+        def inner(x: int) -> int:
+            return inner(x - 1) if x else 0
+
+        return inner
+
+    assert is_same_code(one, types.FunctionType(one.__code__, globals(), "one", (1,)))
+    assert not is_same_code(one, types.FunctionType(one.__code__, globals(), "one", (1.0,)))
+    assert not is_same_code(one, types.FunctionType(one.__code__, globals(), "one"))
+    assert not is_same_code(one, keyword)
+    assert is_same_code(closing(1), closing(1))
+    assert not is_same_code(closing(1), closing(2))
+    assert is_same_code(recursive(), recursive())
+    assert is_same_code(staticmethod(closing(1)), staticmethod(closing(1)))
+    assert not is_same_code(staticmethod(closing(1)), classmethod(closing(1)))
+    assert is_same_code(functools.partial(one, k=1), functools.partial(one, k=1))
+    assert not is_same_code(functools.partial(one, k=1), functools.partial(one, k=2))
+    assert not is_same_code(torch.ones(2), torch.ones(2))  # which may be written to
+
+
+def test_functions_looked_at_are_bounded_and_the_nearest_come_first() -> None:
+    space: dict[str, Any] = {"__name__": "many"}
+    for number in range(2 * MAX_FUNCTIONS):
+        exec(f"def f{number}(x):\n    return f{number + 1}(x)", space)
+    found = ReachableCode([space["f0"]], []).functions
+    assert len(found) == MAX_FUNCTIONS
+    assert found[0] is space["f0"]
+
+
+def test_a_write_to_one_part_has_no_other_looked_at() -> None:
+    guard = CodeGuard(net := nn.Sequential(*(Inner() for _ in range(5))))
+    looked_at = []
+    guard._names = [copy.copy(names) for names in guard._names]
+
+    class Watched:
+        def __init__(self, names: Any) -> None:
+            self.names = names
+
+        def replaced(self) -> str | None:
+            looked_at.append(self.names.owner)
+            found: str | None = self.names.replaced()
+            return found
+
+    guard._names = [Watched(names) for names in guard._names]  # type: ignore[misc]
+    net[2].seen = 1
+    assert guard.rebound() is None
+    assert looked_at == ["Inner"]
+
+
+def traced(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
+    """Stand in for a compiler: what Dynamo makes of a call, which is all that can go wrong here."""
+    compiled: Callable[..., Any] = torch.compile(call, backend="eager")
+    return compiled
+
+
+ANSWERS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
+    "forward's code": lambda net, patch: patch.setattr(Inner.forward, "__code__", other.__code__),
+    "forward of a part": lambda net, patch: patch.setattr(net.inner, "forward", lambda x: x * 0),
+    "_call_impl of a part": lambda net, patch: patch.setattr(net.inner, "_call_impl", lambda x: x * 0, raising=False),
+    "a global function": lambda net, patch: patch.setitem(globals(), "enclosing", other_function),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_model_answers_until_it_is_put_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = Net().eval(), Plan(backend="inductor")
+    decision = decided(model, plan, X)
+    fast: Any = OptimizedModule(model, decision)
+    vars(fast)["_torchwise"] = Dispatcher(model, decision, backend=traced)
+    with torch.no_grad():
+        before = [fast(X) for _ in range(3)].pop()
+        with monkeypatch.context() as patch:
+            ANSWERS[kind](model, patch)
+            assert torch.equal(fast(X), model(X))
+            assert not torch.equal(fast(X), before)
+        assert torch.equal(fast(X), before)
+    assert fast.statistics.optimized == 4
