@@ -10,11 +10,13 @@ from builders import CREATED_AT, EAGER_S, HERE, PASSED, WRONG, a_measurement, an
 from torchwise.plan import Plan
 from torchwise.records import Costs, Failure, FailureKind, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState
+from torchwise.trial.job import Restart
 from torchwise.workload import Roofline, WorkloadSpec
 
 PEAKS = Peaks(4e12, {"float32": 5e13, "bfloat16": 8e14})
 ROOFLINE = Roofline(flops=1e9, bytes=1.24e9)
 """0.31 ms of copying on `PEAKS`: 2.5 % of what eager takes."""
+PROCESSES = 5
 CRASH = Failure(FailureKind.DIED, "compile", "SIGSEGV")
 HANG = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 300 s")
 
@@ -24,14 +26,16 @@ def a_spec(target: str = "zoo:tutorial.fusion_demo@small", **changes: Any) -> Wo
 
 
 def a_performance(speedup: float = 1.5, *, seed: int = 0, slowness: float = 1.0, **changes: Any) -> Performance:
-    """Return what a worker found: this much faster than eager, on a machine `slowness` times as slow."""
-    measurement = Measurement(
-        samples(EAGER_S * slowness / speedup, seed=seed + 1), samples(EAGER_S * slowness, seed=seed + 2)
-    )
+    """Return what five workers found: this much faster than eager, on a machine `slowness` times as slow."""
+    measurement, *repeats = [
+        Measurement(samples(EAGER_S * slowness / speedup, seed=place), samples(EAGER_S * slowness, seed=place + 1))
+        for place in range(seed + 1, seed + 1 + PROCESSES)
+    ]
     fields: dict[str, Any] = {
         "costs": Costs(38.2, 4.1, 312 << 20, 280 << 20),
         "verdict": PASSED,
         "measurement": measurement,
+        "repeats": () if "measurement" in changes else tuple(repeats),
         "overwrites": False,
         "dtype": "float32",
         "roofline": ROOFLINE,
@@ -48,12 +52,14 @@ def a_row(contender: str = "default", speedup: float | None = 1.5, *, target: st
 
 
 def ours(speedup: float = 1.7, duel: float | None = 1.13, **changes: Any) -> Row:
-    """Return Torchwise's row, this much faster than its rival max-autotune."""
+    """Return Torchwise's row, this much faster than its rival max-autotune, in five processes."""
+    repeats = [] if duel is None else [a_measurement(duel, seed=50 + number) for number in range(1, PROCESSES)]
     fields: dict[str, Any] = {
         "plan": Plan(backend="inductor", capture="call"),
         "search_s": 43.2,
         "rival": None if duel is None else "max-autotune",
         "duel": None if duel is None else a_measurement(duel, seed=50),
+        "duel_repeats": tuple(repeats),
     }
     return a_row("torchwise", speedup, **{**fields, **changes})
 
@@ -122,8 +128,15 @@ class Workers:
         target, name = job.job.workload.target, job.contender
         if task == "contend":
             return f"{target} {name}", self.contends.get((target, name), self.contends.get(name, a_performance()))
-        answer = self.duels.get(job.rival, self.duel) if task == "duel" else self.warm
+        answer: Any = self.duels.get(job.rival, self.duel)
+        if task == "warm":
+            answer = self.warm if isinstance(self.warm, Failure) else Restart(self.warm, self._again(name))
         return f"{task} {target} {name}" + (f" {job.rival}" if job.rival else ""), answer
+
+    def _again(self, name: str) -> Measurement:
+        """Return what another process measures of a contender."""
+        found = self.contends.get(name)
+        return found.measurement if isinstance(found, Performance) else a_performance().measurement
 
 
 class Heard:
@@ -149,6 +162,10 @@ class Heard:
 
     def row(self, benchmark: Benchmark, row: Row) -> None:
         self.rows.append(row)
+        self.benchmark = benchmark
+
+    def timed_again(self, benchmark: Benchmark, row: Row) -> None:
+        self.rows = [row if heard.key == row.key else heard for heard in self.rows]
         self.benchmark = benchmark
 
 

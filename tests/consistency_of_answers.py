@@ -90,14 +90,14 @@ def _check_duel(row: Row, benchmark: Benchmark, text: str) -> None:
     scale = scale_of(benchmark, row.workload)
     rival = next((one for one in scale.rows if one.row.contender == row.rival and one.row.is_right), None)
     ours = scale.of(row)
-    if row.duel is None or not row.is_right or rival is None or ours is None or not row.duel.speedup.is_usable:
+    if row.duel is None or not row.is_right or rival is None or ours is None or not row.speed_over_rival.is_usable:
         return
     if row.rival == "eager":  # the row itself says how the two compare
         assert (ours.is_surely_faster is Answer.INCONCLUSIVE) == (f"{row.contender}: inconclusive" in text)
         return
-    assert show.speedup(row.duel.speedup) in " ".join(text.split())
+    assert show.speedup(row.speed_over_rival) in " ".join(text.split())
     if ours.speedup.is_usable and rival.speedup.is_usable:
-        agree(ours.speedup.mid / rival.speedup.mid, row.duel.speedup.mid, f"the duel with {row.rival}")
+        agree(ours.speedup.mid / rival.speedup.mid, row.speed_over_rival.mid, f"the duel with {row.rival}")
 
 
 def check_comparison(comparison: Comparison, text: str) -> None:

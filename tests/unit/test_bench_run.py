@@ -14,6 +14,7 @@ from bench_samples import CRASH, HANG, PEAKS, Heard, Workers, a_benchmark, a_per
 from builders import PASSED, WRONG, a_measurement
 from torchwise import environment
 from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.bench import run as bench_run
 from torchwise.bench.contenders import BUILT_IN, DEFAULT, known
 from torchwise.bench.contenders.contender import Setting
 from torchwise.bench.job import Contest
@@ -22,10 +23,16 @@ from torchwise.plan import EAGER, Plan
 from torchwise.records import Costs, Outcome, codec
 from torchwise.records.benchmark import Benchmark, Row, RowState
 from torchwise.study.request import TRIAL_S
-from torchwise.trial.job import Attempt, Restart
+from torchwise.trial.job import EFFORTS, Attempt, Restart
 
 ONE, TWO = "zoo:tutorial.fusion_demo@small", "zoo:tutorial.branch@small"
 THREE = ("eager", "default", "max-autotune")
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what comes once all rows of a target are done: `test_bench_repeats.py` has it."""
+    monkeypatch.setattr(bench_run, "EFFORTS", {"quick": replace(EFFORTS["quick"], processes=1)})
 
 
 def a_request(*targets: str, contenders: tuple[str, ...] = THREE, **changes: Any) -> BenchRequest:

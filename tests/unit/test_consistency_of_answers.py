@@ -66,14 +66,16 @@ def garbage(target: str = "zoo:a.b") -> tuple[Row, ...]:
         a_row("eager", target=target, measurement=noisy(1.0, 0.256, 1.05)),
         a_row("default", target=target, measurement=noisy(0.993, 1.0, 40.0, seed=1)),
         a_row("max-autotune", target=target, measurement=noisy(0.2, 1.0, 6.0, seed=2)),
-        replace(ours(target=target), duel=noisy(1.0, 1.1, 9.0, seed=3)),
+        replace(ours(target=target), duel=noisy(1.0, 1.1, 9.0, seed=3), duel_repeats=()),
     )
 
 
 def told_otherwise(target: str = "zoo:a.b") -> tuple[Row, ...]:
     """Return rows in which one process cannot tell Torchwise from eager, and another can."""
     own = noisy(1.0, 1.05, 1.25, seed=6)
-    mine = replace(ours(target=target, measurement=own), rival="eager", duel=a_measurement(1.5, seed=8))
+    mine = replace(
+        ours(target=target, measurement=own), rival="eager", duel=a_measurement(1.5, seed=8), duel_repeats=()
+    )
     return (a_row("eager", 1.0, target=target), mine)
 
 

@@ -16,6 +16,7 @@ from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
 from torchwise.records.benchmark import Performance
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import judged
+from torchwise.trial.job import Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.draws import draws
 from torchwise.verify.first import FirstAnswer, very_first
@@ -46,13 +47,15 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
 
 
-def warm(contest: Contest, stage: Callable[[str], None]) -> float:
-    """Build the contender in this fresh process from the caches that are there; return the seconds it took."""
+def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
+    """Build the contender in this fresh process from the caches that are there, and time it against eager once more."""
     ring = _Ring(contest)
     with ring.arena.gradients():
         stage("warm compile")
         candidate = ring.arena.runners(ring.build(contest.contender))
-        return ring.built_s + ring.arena.first_calls(candidate)
+        warm_s = ring.built_s + ring.arena.first_calls(candidate)
+        stage("measure")
+        return Restart(warm_s, ring.measure(candidate, ring.arena.eager))
 
 
 def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:

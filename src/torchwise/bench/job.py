@@ -16,7 +16,8 @@ class Contest(AroundJob):
     """What a worker is told.
 
     Attributes:
-        step: "contend" alone, start once more "warm" from the caches of that, or "duel" with the rival.
+        step: "contend" alone, start once more "warm" from the caches of that and be timed again, or "duel" with the
+            rival.
         job: workload, traits, effort, caches and variables.
         contender: its name.
         decision: for Torchwise, its decision as JSON.

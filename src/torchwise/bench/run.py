@@ -14,15 +14,17 @@ from typing import Protocol
 from torchwise import environment
 from torchwise.bench.contenders import Contender, Setting, find
 from torchwise.bench.job import Contest, Step, Survey
+from torchwise.bench.repeats import next_duel, next_repeat
 from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.records import Failure, Measurement, codec
 from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rivals_of
+from torchwise.records.scale import scale_of
 from torchwise.report.why import why
 from torchwise.study import Caches, Silent, run_study
 from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
-from torchwise.trial.job import EFFORTS
+from torchwise.trial.job import EFFORTS, Restart
 from torchwise.workload import WorkloadSpec
 
 
@@ -43,6 +45,9 @@ class BenchListener(Protocol):
 
     def row(self, benchmark: Benchmark, row: Row) -> None:
         """A row is done; the benchmark holds it."""
+
+    def timed_again(self, benchmark: Benchmark, row: Row) -> None:
+        """A row that was done was timed in another process; the benchmark holds it in its new form."""
 
 
 class _Searching(Silent):
@@ -149,13 +154,15 @@ class _Loop:
         self._survey()
         job = replace(job, task="try", traits=inspection.traits)
         with contextlib.ExitStack() as kept:
-            caches: dict[str, str] = {}
+            contests: dict[str, Contest] = {}
             for contender in contenders:
                 if self._spent():
                     return
                 self._listener.contender(contender.name)
-                caches[contender.name] = kept.enter_context(own_caches())
-                self._keep(self._row(workload, contender, job, caches))
+                own = replace(job, cache_dir=kept.enter_context(own_caches()))
+                contests[contender.name] = Contest("contend", own, contender.name)
+                self._keep(self._row(workload, contender, contests))
+            self._tell_apart(workload, contests)
 
     def _survey(self) -> None:
         """Measure the hardware, once, when a target has been seen to run: a misspelt one is not to wait for that."""
@@ -164,17 +171,17 @@ class _Loop:
             peaks = _peaks(self._request, self._launcher, self._listener)
             self._benchmark = replace(self._benchmark, peaks=peaks)
 
-    def _row(self, workload: WorkloadSpec, contender: Contender, job: Job, caches: Mapping[str, str]) -> Row:
+    def _row(self, workload: WorkloadSpec, contender: Contender, contests: dict[str, Contest]) -> Row:
         """Run one contender, with caches of its own; those of the others are there for a duel."""
-        row = Row(workload, contender.name)
+        row, cold_s = Row(workload, contender.name), None
         try:
             if absent := contender.missing(Setting(workload.device, workload.mode)):
                 return replace(row, state=RowState.MISSING, reason=absent)
-            contest, cold_s = Contest("contend", replace(job, cache_dir=caches[contender.name]), contender.name), None
             if contender.name == OURS:
-                row, contest, cold_s = self._decided(row, contest)
+                row, contests[OURS], cold_s = self._decided(row, contests[OURS])
         except Exception as error:  # a plug-in may raise anything, and a search may fail: it is this row's result
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
+        contest = contests[contender.name]
         answer = self._ask(contest)
         if isinstance(answer, Failure):
             return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
@@ -183,8 +190,31 @@ class _Loop:
             costs = replace(performance.costs, cold_s=cold_s, warm_s=performance.costs.cold_s)
             row = replace(row, performance=replace(performance, costs=costs))
         else:
-            row = self._with_warm_start(replace(row, performance=performance), contest)
-        return self._with_duel(row, contest, caches) if contender.name == OURS else row
+            row = replace(row, performance=performance)
+            row = self._restarted(row, contest, keeps_seconds=True) if self._request.warm else row
+        return self._with_duel(row, contests) if contender.name == OURS else row
+
+    def _tell_apart(self, workload: WorkloadSpec, contests: dict[str, Contest]) -> None:
+        """Time in more processes what may be the fastest, as far as the effort and the budget allow."""
+        effort, meets = EFFORTS[self._request.effort], set(contests)
+        while not self._spent():
+            scale = scale_of(self._benchmark, workload)
+            if row := next_duel(scale, effort, meets):
+                assert row.rival is not None, "a duel is with a rival"
+                self._listener.step(f"{OURS}: {row.plan} beside {row.rival} in another process")
+                answer = self._duel(contests, row.rival)
+                if isinstance(answer, Failure):
+                    meets.clear()
+                    row = replace(row, reason=f"beside {row.rival} in another process: {answer}")
+                else:
+                    row = replace(row, duel_repeats=(*row.duel_repeats, answer))
+            elif row := next_repeat(scale, effort, contests):
+                self._listener.step(f"{row.contender} in another process")
+                row = self._restarted(row, contests[row.contender])
+            else:
+                return
+            self._put(row)
+            self._listener.timed_again(self._benchmark, row)
 
     def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest, float | None]:
         """Search, or choose from the plans that were given; return what the plan's first call took in its trial.
@@ -215,16 +245,19 @@ class _Loop:
         contest = replace(contest, decision=study.decision.to_json())
         return row, contest, study.decision.cold_s if left else None
 
-    def _with_warm_start(self, row: Row, contest: Contest) -> Row:
-        if not self._request.warm or row.performance is None:
+    def _restarted(self, row: Row, contest: Contest, *, keeps_seconds: bool = False) -> Row:
+        """Start the contender once more, from warm caches, and time it beside eager; keep the seconds of the start."""
+        if row.performance is None:
             return row
         answer = self._ask(_at("warm", contest))
         if isinstance(answer, Failure):
             return replace(row, state=RowState.FAILED, failure=answer, reason=f"from warm caches: {answer}")
-        costs = replace(row.performance.costs, warm_s=codec.from_json(answer, float))
-        return replace(row, performance=replace(row.performance, costs=costs))
+        found, performance = codec.from_json(answer, Restart), row.performance
+        if keeps_seconds:
+            performance = replace(performance, costs=replace(performance.costs, warm_s=found.warm_s))
+        return replace(row, performance=replace(performance, repeats=(*performance.repeats, found.measurement)))
 
-    def _with_duel(self, row: Row, contest: Contest, caches: Mapping[str, str]) -> Row:
+    def _with_duel(self, row: Row, contests: Mapping[str, Contest]) -> Row:
         """Hold our choice against the fastest of the others once more, both in one process.
 
         Where it is not sure which that is, beside each of the two in its turn; what is kept is the worse for us.
@@ -233,7 +266,7 @@ class _Loop:
             return row
         for rival in rivals_of(self._benchmark.of(row.workload), row):
             self._listener.step(f"{OURS}: {row.plan} beside {rival.contender}")
-            answer = self._duel(contest, rival.contender, caches)
+            answer = self._duel(contests, rival.contender)
             if isinstance(answer, Failure):
                 failed = "; ".join(filter(None, [row.reason, f"beside {rival.contender}: {answer}"]))
                 row = replace(row, rival=row.rival or rival.contender, reason=failed)
@@ -241,12 +274,13 @@ class _Loop:
                 row = replace(row, rival=rival.contender, duel=answer)
         return row
 
-    def _duel(self, contest: Contest, rival: str, caches: Mapping[str, str]) -> Measurement | Failure:
+    def _duel(self, contests: Mapping[str, Contest], rival: str) -> Measurement | Failure:
         """Time both in one process.
 
         They find what they compiled before: these very kernels were timed, and compiling is no part of a duel.
         """
-        with own_caches(caches[name] for name in (contest.contender, rival) if name in caches) as folder:
+        contest = contests[OURS]
+        with own_caches(contests[name].job.cache_dir for name in (OURS, rival) if name in contests) as folder:
             job = replace(contest.job, cache_dir=folder)
             answer = self._ask(replace(_at("duel", contest), rival=rival, job=job))
         return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
@@ -258,9 +292,14 @@ class _Loop:
         return Limits.of_this_machine(self._request.limit_s)
 
     def _keep(self, row: Row) -> None:
-        others = (other for other in self._benchmark.rows if other.key != row.key)
+        others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused one was tried again
         self._benchmark = replace(self._benchmark, rows=(*others, row))
         self._listener.row(self._benchmark, row)
+
+    def _put(self, row: Row) -> None:
+        """Replace a row where it stands."""
+        rows = tuple(row if other.key == row.key else other for other in self._benchmark.rows)
+        self._benchmark = replace(self._benchmark, rows=rows)
 
 
 def _at(step: Step, contest: Contest) -> Contest:

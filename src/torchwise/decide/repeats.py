@@ -11,13 +11,7 @@ import math
 
 from torchwise.decide.history import History
 from torchwise.records import Trial
-
-PLAIN = {1: math.inf, 2: 4.0}
-"""Half-widths between a plan's cost and eager's from which on the choice is plain, by the number of processes. One, as
-at the end, would let the first that happen to agree decide: looking after each of them is looking more than once
-(Armitage, McPherson & Rowe, J. R. Stat. Soc. A 132, 1969)."""
-PLAIN_LATER = 2.0
-"""The same, from three processes on."""
+from torchwise.records.processes import is_plain
 
 
 def next_repeat(history: History, most: int, half_width: float, plans: int) -> Trial | None:
@@ -32,18 +26,17 @@ def next_repeat(history: History, most: int, half_width: float, plans: int) -> T
     if history.workload.objective == "memory" or not history.eager_fits:
         return None  # there the choice hangs on bytes
     for trial in history.promising()[:plans]:
-        if is_plain(trial, history, half_width):
+        if _is_plain(trial, history, half_width):
             return None
         if len(trial.processes) < most:
             return trial
     return None
 
 
-def is_plain(trial: Trial, history: History, half_width: float) -> bool:
+def _is_plain(trial: Trial, history: History, half_width: float) -> bool:
     """Whether one more process would hardly change the choice between a promising plan and eager."""
     assert trial.speedup is not None, "a promising plan was timed"
     cost, eager = history.economics.cost(trial), history.economics.baseline_cost
-    if trial.speedup.half_width <= half_width and len(trial.processes) > 1:
-        return True
-    reach = PLAIN.get(len(trial.processes), PLAIN_LATER)
-    return trial.speedup.is_usable and eager - cost.mid > reach * (cost.high - cost.mid)
+    reach = cost.high - cost.mid
+    distance = (eager - cost.mid) / reach if reach else math.copysign(math.inf, eager - cost.mid)
+    return is_plain(trial.speedup, distance, len(trial.processes), half_width)

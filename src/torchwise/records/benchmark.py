@@ -9,10 +9,11 @@ from enum import StrEnum
 from torchwise.environment import Environment
 from torchwise.errors import InputError
 from torchwise.plan import Plan
-from torchwise.records.answer import Trust
+from torchwise.records.answer import Answer, Trust
 from torchwise.records.bounds import Amount, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
+from torchwise.records.processes import is_faster_across, observed_across, speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
@@ -61,6 +62,7 @@ class Performance:
         overwrites: whether an answer is overwritten by the next call; else it may be held.
         dtype: of the workload's numbers.
         roofline: least work per call, where known.
+        repeats: against eager in further fresh processes.
     """
 
     costs: Costs
@@ -69,6 +71,12 @@ class Performance:
     overwrites: bool
     dtype: str
     roofline: Roofline | None = None
+    repeats: tuple[Measurement, ...] = ()
+
+    @property
+    def processes(self) -> tuple[Measurement, ...]:
+        """What was measured against eager, one measurement for each process."""
+        return (self.measurement, *self.repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class Row:
         rival: for Torchwise, the fastest other contender of its class that answers rightly; where two may be that, the
             one beside which Torchwise does worse.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.
+        duel_repeats: the same in further fresh processes.
         refused: whether the target itself cannot be used: that is bad input, and the contender was not tried.
     """
 
@@ -104,6 +113,7 @@ class Row:
     searched: tuple[str, ...] = ()
     rival: str | None = None
     duel: Measurement | None = None
+    duel_repeats: tuple[Measurement, ...] = ()
     refused: bool = False
 
     @property
@@ -134,8 +144,34 @@ class Row:
 
     @property
     def speedup(self) -> Interval | None:
-        """Eager's time over the contender's, both from one process."""
-        return self.performance.measurement.speedup if self.performance else None
+        """Eager's time over the contender's, as all processes that timed the two agree on."""
+        return speedup_across(self.performance.processes, self.workload.device) if self.performance else None
+
+    @property
+    def is_faster(self) -> Answer | None:
+        """Whether the contender is faster than eager; None where it was not timed."""
+        return is_faster_across(self.performance.processes, self.workload.device) if self.performance else None
+
+    @property
+    def duels(self) -> tuple[Measurement, ...]:
+        """Torchwise beside its rival, one measurement for each process."""
+        return (self.duel, *self.duel_repeats) if self.duel else ()
+
+    @property
+    def speed_over_rival(self) -> Interval | None:
+        """The rival's time over that of Torchwise, as all processes agree on that timed the two."""
+        return speedup_across(self.duels, self.workload.device) if self.duel else None
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """All that was timed for the row, against eager and against the rival."""
+        return (*(self.performance.processes if self.performance else ()), *self.duels)
+
+    @property
+    def observed(self) -> tuple[Interval, ...]:
+        """The ratios as far as they were seen: how disturbed measuring was."""
+        groups = (self.performance.processes if self.performance else (), self.duels)
+        return tuple(observed_across(group, self.workload.device) for group in groups if group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +210,7 @@ class Benchmark(Document):
             InputError: there is one.
         """
         for row in self.rows:
-            measured = (row.performance and row.performance.measurement, row.duel)
-            if not all(one.candidate_s for one in measured if one):
+            if not all(one.candidate_s for one in row.measurements):
                 raise InputError(
                     f"the samples of {row.contender} on {row.workload.target} give no time: there must be at least one"
                 )

@@ -17,6 +17,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+from torchwise.records.answer import QUIET_HALF_WIDTH, Answer, exceeds
 from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import CONFIDENCE, Interval
 
@@ -34,19 +35,78 @@ MAX_EXPONENT, LEAST = 700.0, 1e-300
 """What a float can hold: costs are divided by the ends of an interval."""
 
 
-def speedup_across(processes: Sequence[Measurement]) -> Interval:
+PLAIN = {1: math.inf, 2: 4.0}
+"""Half-widths between a ratio and 1 from which on their order is plain, by the number of processes. One, as at the end,
+would let the first that happen to agree decide: looking after each of them is looking more than once (Armitage,
+McPherson & Rowe, J. R. Stat. Soc. A 132, 1969)."""
+PLAIN_LATER = 2.0
+"""The same, from three processes on."""
+
+
+def speedup_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
     """Return the speed-up that fresh processes agree on, with an interval for the mean over all processes.
 
     Processes that contradict each other give a wide one. A single process claims no less than the prior spread.
 
     Args:
         processes: measurements of one plan, one for each process; at least one.
+        device: "cpu" or "cuda", where the measurements do not say it themselves.
     """
-    return _speedup_across(tuple(measurement.speedup for measurement in processes), processes[0].device)
+    ratios = tuple(measurement.speedup for measurement in processes)
+    return ratio_across(ratios, device or processes[0].device)
+
+
+def observed_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
+    """Return the speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was.
+
+    What other processes might have shown is in `speedup_across` alone.
+    """
+    return speedup_across(processes, device) if len(processes) > 1 else processes[0].speedup
+
+
+def is_faster_across(processes: Sequence[Measurement], device: str | None = None) -> Answer:
+    """Answer whether a plan is faster than what it was timed beside.
+
+    A single process may not say yes by itself. Where it was quiet, and plainly shows no gain, that is a no: there was
+    no reason for more of them.
+    """
+    observed = observed_across(processes, device)
+    is_quiet = observed.half_width <= QUIET_HALF_WIDTH
+    if is_quiet and exceeds(observed) is Answer.NO:
+        return Answer.NO
+    return exceeds(speedup_across(processes, device))
+
+
+def is_level_across(processes: Sequence[Measurement], device: str | None = None) -> bool:
+    """Whether what was seen was quiet, and shows no difference either way; a single process may say so."""
+    observed = observed_across(processes, device)
+    if observed.half_width > QUIET_HALF_WIDTH:
+        return False
+    return exceeds(observed) is Answer.NO and exceeds(observed.inverse) is Answer.NO
+
+
+def is_plain(ratio: Interval, distance: float, processes: int, half_width: float) -> bool:
+    """Whether one more process would hardly change on which side of a bound a ratio lies.
+
+    Args:
+        ratio: as the processes so far have it.
+        distance: between the ratio and the bound, in half-widths.
+        processes: how many there were.
+        half_width: relative half-width that is narrow enough by itself.
+    """
+    if ratio.half_width <= half_width and processes > 1:
+        return True
+    return ratio.is_usable and distance > PLAIN.get(processes, PLAIN_LATER)
 
 
 @functools.lru_cache(maxsize=2048)
-def _speedup_across(ratios: tuple[Interval, ...], device: str) -> Interval:
+def ratio_across(ratios: tuple[Interval, ...], device: str) -> Interval:
+    """Return the ratio that fresh processes agree on; see `speedup_across`.
+
+    Args:
+        ratios: one for each process, as its own samples have it; at least one.
+        device: "cpu" or "cuda".
+    """
     if not all(ratio.low > 0 and math.isfinite(ratio.high) for ratio in ratios):  # beyond what a float can hold
         return ratios[0]
     values = [math.log(ratio.mid) for ratio in ratios]

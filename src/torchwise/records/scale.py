@@ -41,7 +41,9 @@ class Scaled:
         """Whether it is faster than eager; of eager, whether its time could be told at all."""
         if self.row.contender == EAGER:
             return Answer.YES if _against_itself(self.row).is_usable else Answer.INCONCLUSIVE
-        return exceeds(self.speedup)
+        answer = exceeds(self.speedup)
+        is_told = answer is not Answer.INCONCLUSIVE or self.row.is_faster is not Answer.NO
+        return answer if is_told else Answer.NO  # a single quiet process may say no
 
     def roofline_share(self, peaks: Peaks | None) -> float | None:
         """Return the least possible time over the row's: 1 is the roofline; None where either is unknown."""
@@ -86,7 +88,7 @@ class Scale:
 def scale_of(benchmark: Benchmark, workload: WorkloadSpec) -> Scale:
     """Return the rows of one target on the scale of its eager."""
     rows = [row for row in benchmark.of(workload) if row.performance]
-    baselines = [row.performance.measurement.baseline_time.mid for row in rows if row.performance]
+    baselines = [one.baseline_time.mid for row in rows if row.performance for one in row.performance.processes]
     if not baselines:
         return Scale(None, None, ())
     eager_s = statistics.median(baselines)
@@ -98,10 +100,10 @@ def trust_of(benchmark: Benchmark) -> Trust:
     """Say how far the figures of a benchmark can be trusted."""
     scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
     ratios = [_against_itself(one.row) if one.row.contender == EAGER else one.speedup for one in scaled]
-    ratios += [row.duel.speedup for row in benchmark.rows if row.duel]
-    measured = [one for row in benchmark.rows for one in (row.performance and row.performance.measurement, row.duel)]
-    notes = [note for one in measured if one for note in one.notes if not note.startswith(WIDE)]
-    return judge_trust(ratios, notes)
+    ratios += [row.speed_over_rival for row in benchmark.rows if row.speed_over_rival]
+    notes = [note for row in benchmark.rows for one in row.measurements for note in one.notes]
+    observed = [ratio for row in benchmark.rows for ratio in row.observed]
+    return judge_trust(ratios, [note for note in notes if not note.startswith(WIDE)], observed)
 
 
 def with_trust(benchmark: Benchmark) -> Benchmark:
@@ -129,7 +131,7 @@ def _speedups(rows: list[Row]) -> list[tuple[Row, Interval]]:
     """Return the rows with their speed-ups; of those that met in one process as that meeting says."""
     found = [_speedup(row) for row in rows]
     for place, ours in enumerate(rows):
-        duel = ours.duel.speedup if ours.duel and ours.is_right else None
+        duel = ours.speed_over_rival if ours.is_right else None
         rival = next((at for at, row in enumerate(rows) if row.contender == ours.rival and row.is_right), None)
         if duel is not None and duel.is_usable and rival is not None:
             found[place], found[rival] = _reconciled(found[place], found[rival], duel)
@@ -162,18 +164,19 @@ def _best(right: list[Scaled]) -> Row | None:
     best = max((one for one in right if one.speedup.is_usable), key=lambda one: one.speedup.mid, default=None)
     if best is None or best.is_surely_faster is not Answer.YES:
         return None
-    if any(_may_be_faster(other, best) for other in right if other is not best):
+    if any(may_be_faster(other, best) for other in right if other is not best):
         return None
-    ours = next((one.row for one in right if one.row.duel and one.row.duel.speedup.is_usable), None)
+    ours = next((one.row for one in right if (met := one.row.speed_over_rival) and met.is_usable), None)
     if ours is not None and best.row.contender not in (ours.contender, ours.rival):
         return None  # what was timed in one process is another pair: one of the two findings is wrong
     return best.row
 
 
-def _may_be_faster(other: Scaled, best: Scaled) -> bool:
+def may_be_faster(other: Scaled, best: Scaled) -> bool:
     """Whether it cannot be told that another row is slower, or as fast."""
     for one, beside, inverse in ((best.row, other.row, False), (other.row, best.row, True)):
-        if one.duel and one.rival == beside.contender and one.duel.speedup.is_usable:
-            ratio = one.duel.speedup.inverse if inverse else one.duel.speedup
+        ratio = one.speed_over_rival
+        if ratio is not None and one.rival == beside.contender and ratio.is_usable:
+            ratio = ratio.inverse if inverse else ratio
             return exceeds(ratio) is Answer.INCONCLUSIVE
     return exceeds(ratio_of(best.speedup, other.speedup)) is Answer.INCONCLUSIVE

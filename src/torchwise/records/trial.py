@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torchwise.plan import Plan
-from torchwise.records.answer import QUIET_HALF_WIDTH, Answer, exceeds
+from torchwise.records.answer import Answer
 from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
-from torchwise.records.processes import speedup_across
+from torchwise.records.processes import is_faster_across, observed_across, speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.verdict import Outcome, Verdict
 
@@ -146,25 +146,13 @@ class Trial:
 
     @property
     def observed(self) -> Interval | None:
-        """The speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was.
-
-        What other processes might have shown is in `speedup` alone.
-        """
-        if self.repeats or self.speedup is None or self.measurement is None:
-            return self.speedup
-        return self.measurement.speedup
+        """The speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was."""
+        return observed_across(self.processes) if self.processes else None
 
     @property
     def is_faster(self) -> Answer | None:
-        """Whether the plan is faster than eager; None where nothing was timed.
-
-        A single process may not say yes by itself. Where it was quiet, and plainly shows no gain, that is a no: there
-        was no reason for more of them.
-        """
-        if self.speedup is None or self.observed is None:
-            return None
-        is_quiet = self.observed.half_width <= QUIET_HALF_WIDTH
-        return Answer.NO if is_quiet and exceeds(self.observed) is Answer.NO else exceeds(self.speedup)
+        """Whether the plan is faster than eager; None where nothing was timed."""
+        return is_faster_across(self.processes) if self.processes else None
 
     @property
     def is_timed(self) -> bool:

@@ -47,7 +47,7 @@ def _asked(row: Row) -> dict[str, Cell]:
 
 def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
     found = row.performance
-    costs, measured = (found.costs, found.measurement) if found else (None, None)
+    costs, processes = (found.costs, found.processes) if found else (None, ())
     scale = scale_of(benchmark, row.workload)
     scaled = scale.of(row)
     return {
@@ -57,7 +57,8 @@ def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
         "relative_error": found.verdict.error if found else None,
         **_interval("time", "s", scaled.time if scaled else None),
         "eager_time_s": scale.eager_s if scaled else None,
-        "rounds": len(measured.candidate_s) if measured else None,
+        "processes": len(processes) or None,
+        "rounds": sum(len(one.candidate_s) for one in processes) or None,
         **_interval("speedup", "ratio", scaled.speedup if scaled else None),
         "cold_s": costs.cold_s if costs else None,
         "warm_s": costs.warm_s if costs else None,

@@ -56,12 +56,18 @@ class BenchProgress(Progress):
         self._leader = f"{show.counted(len(benchmark.rows), 'row')} done"
         self._task = self._target
 
+    def timed_again(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the table in the end shows it
+        """A row was timed in another process: keep it."""
+        self.benchmark = benchmark
+        self._keep(benchmark)
+        self.stage("")
+
 
 def in_a_line(line: Line) -> str:
-    """Return a finished row as one line of a log."""
+    """Return a finished row as one line of a log: what later processes may change is so far, and times are left out."""
     head = f"{line.contender}: {line.answers}" + (f" ({line.why})" if line.why else "")
     if not line.row.is_timed:
         return head
     precision = "" if line.precision == "native" else f" in {line.precision}"
-    parts = [f"{line.contender}: {line.speedup}{precision}", f"{line.time} per call", f"first call +{line.cold}"]
+    parts = [f"{line.contender}, so far: {line.speedup}{precision}", f"first call +{line.cold}"]
     return ", ".join([*parts, head.partition(": ")[2], *filter(None, [line.choice])])

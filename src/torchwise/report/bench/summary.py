@@ -12,7 +12,7 @@ from torchwise.records.answer import Answer
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.scale import scale_of
 from torchwise.report import format as show
-from torchwise.report.bench.table import OURS, answers_of, duel_ratio, surely_faster, why_no_duel
+from torchwise.report.bench.table import OURS, answers_of, duel_answer, duel_ratio, surely_faster, why_no_duel
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,15 @@ def summarize(benchmark: Benchmark) -> Summary:
     """Sum a benchmark up. Only right answers count: a wrong one has no speed."""
     ours = [row for row in benchmark.rows if row.contender == OURS]
     duels = [row for row in ours if row.is_right and row.duel]
-    found = ((row, duel_ratio(row, scale_of(benchmark, row.workload))) for row in duels)
+    scales = {workload: scale_of(benchmark, workload) for workload in benchmark.workloads}
+    found = ((row, duel_ratio(row, scales[row.workload])) for row in duels)
     ratios = tuple((row, ratio) for row, ratio in found if ratio)
-    told = [(row, ratio) for row, ratio in ratios if not row.is_its_rival]
-    faster = tuple(row for row, ratio in told if surely_faster(ratio) is Answer.YES)
-    behind = sorted((pair for pair in told if pair[1].high < 1), key=lambda pair: pair[1].mid)
-    slower = tuple(row for row, _ in behind)
-    untold = tuple(row for row, ratio in told if surely_faster(ratio) is Answer.INCONCLUSIVE)
-    scaled = [one for workload in benchmark.workloads for one in scale_of(benchmark, workload).rows]
+    answers = [(row, duel_answer(row, scales[row.workload])) for row in duels]
+    faster = tuple(row for row, answer in answers if answer is Answer.YES)
+    behind = [pair for pair in ratios if pair[1].high < 1 and not pair[0].is_its_rival]
+    slower = tuple(row for row, _ in sorted(behind, key=lambda pair: pair[1].mid))
+    untold = tuple(row for row, answer in answers if answer is Answer.INCONCLUSIVE)
+    scaled = [one for scale in scales.values() for one in scale.rows]
     speeds = [(one.row, one.speedup) for one in scaled if one.row.is_right and one.row.contender != EAGER]
     return Summary(
         targets=len(benchmark.workloads),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torchwise.records import Interval, Outcome
 from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row
+from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
 from torchwise.workload import WorkloadSpec
@@ -15,9 +16,9 @@ OURS = "torchwise"
 BEST = "★"
 LEGEND = (
     f"{BEST} the fastest right answer of its precision class, where that can be told. Speed-up over eager with its "
-    "95 % interval, both in one process. Per call: what eager takes, over that. Cold and warm: what the first call "
-    "takes beyond a steady one, with empty and with full caches. Roofline: the least time that the work can take here "
-    "over the time it took."
+    "95 % interval over all processes that timed the two side by side. Per call: what eager takes, over that. Cold and "
+    "warm: what the first call takes beyond a steady one, with empty and with full caches. Roofline: the least time "
+    "that the work can take here over the time it took."
 )
 
 
@@ -169,14 +170,16 @@ def duel_ratio(row: Row, scale: Scale) -> Interval | None:
     """Return Torchwise over its rival; where that is eager, as all processes say that timed the two."""
     scaled, is_timed = scale.of(row), any(one.row.contender == EAGER and one.row.is_right for one in scale.rows)
     if row.duel is None or row.rival != EAGER or not is_timed or scaled is None:
-        return row.duel.speedup if row.duel else None
+        return row.speed_over_rival
     return scaled.speedup
 
 
 def duel_answer(row: Row, scale: Scale) -> Answer:
     """Answer whether Torchwise is faster than its rival; NO where it is slower or as fast, or there was no duel."""
     ratio = duel_ratio(row, scale)
-    return Answer.NO if ratio is None or row.is_its_rival else surely_faster(ratio)
+    if ratio is None or row.is_its_rival or is_level_across(row.duels, row.workload.device):
+        return Answer.NO
+    return surely_faster(ratio)
 
 
 def surely_faster(ratio: Interval) -> Answer:
@@ -218,7 +221,8 @@ def _doubts(row: Row, scaled: Scaled | None) -> list[str]:
 
 def _search(row: Row) -> str:
     """Say what was tried and left out, where the fastest other is surely faster: the reason is among it."""
-    if row.duel is None or row.duel.speedup.high >= 1 or row.is_its_rival or not row.searched:
+    ratio = row.speed_over_rival
+    if ratio is None or ratio.high >= 1 or row.is_its_rival or not row.searched:
         return ""
     return f"what was tried, and what was not: {'; '.join(row.searched)}"
 

@@ -1,0 +1,71 @@
+"""Which contender to time in one more fresh process: those that may be the fastest, until it is told which is.
+
+From one process to the next a ratio moves by more than its interval from within one says (`records/processes.py`). So
+what is close gets more processes, and what is far behind does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from torchwise.records.benchmark import EAGER, Row
+from torchwise.records.processes import is_plain
+from torchwise.records.scale import Scale, Scaled, may_be_faster
+from torchwise.records.statistics import Interval
+from torchwise.trial.job import Effort
+
+
+def next_duel(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None:
+    """Return the row of Torchwise where it is to meet its rival in one more process; None where that is told.
+
+    Args:
+        scale: the rows of one target.
+        effort: says how narrow an interval must be, and how many processes there may be.
+    """
+    for row in (one.row for one in scale.rows):
+        ratio, met = row.speed_over_rival, len(row.duels)
+        if ratio is None or row.is_its_rival or not row.is_right or row.contender not in able:
+            continue
+        if met >= effort.processes:
+            continue
+        if not is_plain(ratio, _distance(ratio), met, effort.half_width):
+            return row
+    return None
+
+
+def next_repeat(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None:
+    """Return the row to be timed beside eager in one more process; None where it is told which is the fastest.
+
+    Args:
+        scale: the rows of one target.
+        effort: says how narrow an interval must be, and how many rows and processes there may be.
+        able: contenders that can be run once more.
+    """
+    right = [one for one in scale.rows if one.row.is_right and one.row.contender != EAGER]
+    for precision in dict.fromkeys(one.row.precision for one in right):  # ratios never mix classes
+        of_class = [one for one in right if one.row.precision == precision]
+        leader, *others = sorted(of_class, key=lambda one: -one.speedup.mid)
+        close = [one for one in others if may_be_faster(one, leader)][: effort.duels]
+        if not close and is_plain(leader.speedup, _distance(leader.speedup), _processes(leader), effort.half_width):
+            continue
+        waiting = [one for one in (leader, *close) if one.row.contender in able and _may_have_more(one, effort)]
+        if waiting:
+            return min(waiting, key=_processes).row
+    return None
+
+
+def _may_have_more(one: Scaled, effort: Effort) -> bool:
+    ratio = one.row.speedup
+    is_narrow = ratio is not None and ratio.half_width <= effort.half_width and _processes(one) > 1
+    return _processes(one) < effort.processes and not is_narrow
+
+
+def _processes(one: Scaled) -> int:
+    return len(one.row.performance.processes) if one.row.performance else 0
+
+
+def _distance(ratio: Interval) -> float:
+    """Return how far a ratio is from 1, in half-widths of its interval, by logarithms."""
+    width = math.log(ratio.high / ratio.low) / 2
+    return abs(math.log(ratio.mid)) / width if width else math.inf

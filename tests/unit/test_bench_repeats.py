@@ -1,0 +1,191 @@
+"""What may be the fastest is timed in more processes, and they are in its interval."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench_samples import HANG, Heard, Workers, a_benchmark, a_performance, a_row, a_spec, ours
+from builders import WRONG, a_measurement
+from torchwise.bench import BenchRequest, run_benchmark
+from torchwise.bench.repeats import next_duel, next_repeat
+from torchwise.plan import EAGER
+from torchwise.records import Measurement
+from torchwise.records.answer import Answer
+from torchwise.records.benchmark import Benchmark, Performance, Row, RowState
+from torchwise.records.scale import Scale, scale_of
+from torchwise.report.bench.table import duel_answer
+from torchwise.trial.job import EFFORTS
+
+TARGET = "zoo:tutorial.fusion_demo@small"
+QUICK, STANDARD = EFFORTS["quick"], EFFORTS["standard"]
+ALL = ("eager", "default", "reduce-overhead", "max-autotune", "torchwise")
+
+
+def the_scale(*rows: Row) -> Scale:
+    return scale_of(a_benchmark(rows), a_spec())
+
+
+def measured(*speedups: float) -> tuple[Measurement, ...]:
+    return tuple(a_measurement(speedup, seed=10 * number) for number, speedup in enumerate(speedups))
+
+
+def in_processes(contender: str, *speedups: float, **changes: Any) -> Row:
+    first, *more = measured(*speedups)
+    return a_row(contender, measurement=first, repeats=tuple(more), **changes)
+
+
+def alone(speedup: float, **changes: Any) -> Performance:
+    """Return what a single worker found."""
+    return a_performance(speedup, repeats=(), **changes)
+
+
+def meeting(duel: float, speedup: float = 1.7, **changes: Any) -> Row:
+    """Return the row of Torchwise with one duel."""
+    return ours(speedup, duel, duel_repeats=(), **changes)
+
+
+def named(row: Row | None) -> str | None:
+    return row.contender if row else None
+
+
+def test_a_row_that_leads_by_far_has_a_second_process_and_no_more() -> None:
+    behind = in_processes("default", 1.2)
+    assert named(next_repeat(the_scale(in_processes("max-autotune", 3.0), behind), STANDARD, ALL)) == "max-autotune"
+    twice = in_processes("max-autotune", 3.0, 3.02)
+    assert next_repeat(the_scale(twice, behind), STANDARD, ALL) is None
+
+
+def test_rows_that_may_each_be_the_fastest_take_turns_until_it_is_told() -> None:
+    first, second = in_processes("default", 1.50, 1.51), in_processes("max-autotune", 1.49)
+    assert named(next_repeat(the_scale(first, second), STANDARD, ALL)) == "max-autotune"
+    second = in_processes("max-autotune", 1.49, 1.52, 1.50)
+    assert named(next_repeat(the_scale(first, second), STANDARD, ALL)) == "default"
+    spread = [1.4, 1.5, 1.6, 1.45, 1.55]
+    full = [in_processes(name, *spread) for name in ("default", "max-autotune")]
+    assert next_repeat(the_scale(*full), STANDARD, ALL) is None, "each had all that the effort allows"
+    narrow = [in_processes(name, *[1.5] * 5) for name in ("default", "max-autotune")]
+    assert next_repeat(the_scale(*narrow), STANDARD, ALL) is None
+
+
+def test_how_many_rows_may_be_close_is_bounded_by_the_effort() -> None:
+    rows = [in_processes(name, 1.5, 1.6, 1.4) for name in ("default", "reduce-overhead")]
+    rows = [*rows, in_processes("max-autotune", 1.48)]
+    assert next_repeat(the_scale(*rows), QUICK, ALL) is None, "the leader and one more have had three"
+    assert named(next_repeat(the_scale(*rows), STANDARD, ALL)) == "max-autotune"
+
+
+@pytest.mark.parametrize("change", [{"verdict": WRONG}, {"precision": "bf16"}])
+def test_wrong_answers_and_other_classes_are_no_rivals(change: dict[str, Any]) -> None:
+    leader, other = in_processes("default", 1.5, 1.5, 1.5, 1.5, 1.5), in_processes("max-autotune", 1.5, **change)
+    found = next_repeat(the_scale(leader, other), STANDARD, ALL)
+    assert named(found) == ("max-autotune" if "precision" in change else None), "its class has a leader of its own"
+
+
+def test_eager_and_what_cannot_be_run_again_have_no_more_processes() -> None:
+    assert next_repeat(the_scale(a_row("eager", 1.0)), STANDARD, ALL) is None
+    assert next_repeat(the_scale(in_processes("default", 1.5)), STANDARD, ["eager"]) is None
+
+
+def test_a_duel_is_held_again_until_its_order_is_plain() -> None:
+    close, far = meeting(1.02), meeting(2.0)
+    assert named(next_duel(the_scale(close), STANDARD, ALL)) == "torchwise"
+    assert named(next_duel(the_scale(far), STANDARD, ALL)) == "torchwise"
+    again = replace(far, duel_repeats=measured(2.1))
+    assert next_duel(the_scale(again), STANDARD, ALL) is None
+    four = replace(close, duel_repeats=measured(0.9, 1.1, 1.2))
+    assert named(next_duel(the_scale(four), STANDARD, ALL)) == "torchwise"
+    assert next_duel(the_scale(replace(four, duel_repeats=measured(0.9, 1.1, 1.2, 0.95))), STANDARD, ALL) is None
+    assert next_duel(the_scale(close), STANDARD, ["eager"]) is None
+
+
+def test_eager_beside_itself_is_no_duel_to_hold_again() -> None:
+    stays = meeting(1.0, 1.0, plan=EAGER, rival="eager")
+    assert next_duel(the_scale(a_row("eager", 1.0), stays), STANDARD, ALL) is None
+
+
+def test_processes_are_in_the_intervals_of_rows_and_duels() -> None:
+    once, agreed = meeting(1.1), replace(meeting(1.1), duel_repeats=measured(1.1, 1.1, 1.1, 1.1))
+    contradicted = replace(once, duel_repeats=measured(0.8))
+    widths = [row.speed_over_rival.half_width for row in (agreed, once, contradicted) if row.speed_over_rival]
+    assert widths == sorted(widths)
+    assert widths[0] < 0.03 < 0.1 < widths[2]
+    wide, narrow = in_processes("default", 1.5, 1.2), in_processes("default", *[1.5] * 5)
+    assert wide.speedup
+    assert narrow.speedup
+    assert wide.speedup.mid == pytest.approx((1.5 * 1.2) ** 0.5, rel=0.01)
+    assert wide.speedup.half_width > 5 * narrow.speedup.half_width
+
+
+def test_one_quiet_process_may_say_that_two_are_level_and_not_that_one_is_ahead() -> None:
+    rows = [in_processes("max-autotune", *[1.7] * 5)]
+    level, ahead = meeting(1.0), meeting(1.04)
+    assert duel_answer(level, the_scale(*rows, level)) is Answer.NO
+    assert duel_answer(ahead, the_scale(*rows, ahead)) is Answer.INCONCLUSIVE
+    told = replace(ahead, duel_repeats=measured(1.04, 1.05, 1.04, 1.05))
+    assert duel_answer(told, the_scale(*rows, told)) is Answer.YES
+
+
+# The loop.
+
+
+def run(workers: Workers, *contenders: str, heard: Heard | None = None, **changes: Any) -> dict[str, Row]:
+    request = BenchRequest((TARGET,), contenders, **{"effort": "quick", **changes})
+    return {row.contender: row for row in run_benchmark(request, workers, heard or Heard()).rows}
+
+
+def test_what_leads_is_timed_in_more_processes_and_rows_keep_their_order() -> None:
+    workers = Workers(contends={"eager": alone(1.0), "default": alone(3.0), "max-autotune": alone(1.2)})
+    heard = Heard()
+    rows = run(workers, "eager", "default", "max-autotune", heard=heard, warm=False)
+    assert list(rows) == ["eager", "default", "max-autotune"]
+    counts = {name: len(row.performance.processes) for name, row in rows.items() if row.performance}
+    assert counts == {"eager": 1, "default": 2, "max-autotune": 1}
+    assert workers.jobs[-1] == f"warm {TARGET} default"
+    assert rows["default"].performance
+    assert rows["default"].performance.costs.warm_s == 4.1, "not that of the process that came after"
+    assert heard.benchmark is not None
+    assert tuple(heard.rows) == heard.benchmark.rows, "what was timed again was heard of, so that it is kept"
+
+
+def test_a_warm_start_counts_as_another_process() -> None:
+    rows = run(Workers(contends={"eager": alone(1.0), "default": alone(3.0)}), "eager", "default")
+    assert [len(row.performance.processes) for row in rows.values() if row.performance] == [2, 2]
+
+
+def test_the_duel_is_held_again_and_its_failure_ends_it_and_costs_nothing_else() -> None:
+    class Failing(Workers):
+        def _answer(self, job: Any) -> tuple[str, Any]:
+            word, answer = super()._answer(job)
+            return word, (HANG if word.startswith("duel") and any(w.startswith("duel") for w in self.jobs) else answer)
+
+    contends = {"eager": alone(1.0), "default": alone(1.4), "torchwise": alone(1.45)}
+    workers = Workers(contends=contends, duel=a_measurement(1.03))
+    row = run(workers, "eager", "default", "torchwise")["torchwise"]
+    assert len(row.duels) == 3
+    row = run(Failing(contends=contends, duel=a_measurement(1.03)), "eager", "default", "torchwise")["torchwise"]
+    assert (len(row.duels), row.state, row.is_right) == (1, RowState.TIMED, True)
+    assert row.reason == f"beside default in another process: {HANG}"
+
+
+def test_a_contender_that_fails_in_another_process_is_no_right_answer() -> None:
+    workers = Workers(contends={"default": alone(3.0)}, warm=HANG)
+    rows = run(workers, "eager", "default", warm=False)
+    assert (rows["default"].state, rows["default"].is_right) == (RowState.FAILED, False)
+    assert rows["default"].reason == f"from warm caches: {HANG}"
+
+
+def test_a_spent_budget_starts_no_further_process() -> None:
+    contends = {"default": alone(3.0)}
+    workers = Workers(contends=contends, after=lambda word: time.sleep(0.5 * (word == f"{TARGET} default")))
+    rows = run(workers, "default", warm=False, budget_s=0.5)
+    assert [len(row.performance.processes) for row in rows.values() if row.performance] == [1]
+
+
+def test_a_benchmark_with_processes_is_read_as_it_was_written() -> None:
+    told = replace(ours(duel=1.1), duel_repeats=measured(1.1, 1.2))
+    done = a_benchmark((in_processes("default", 1.5, 1.4), told))
+    assert Benchmark.from_json(done.to_json()).rows == done.rows
