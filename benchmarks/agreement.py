@@ -12,6 +12,9 @@ plan that is slower than eager there, or stays with eager where a plan is faster
 
     python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 3 --label quiet
     python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 10 --label busy --busy 2 --budget 90 --against FILE
+
+With `--earlier FILE…`, runs of other such files are taken in: some may have been made beside each other, each on cores
+of its own (`taskset`).
 """
 
 from __future__ import annotations
@@ -47,18 +50,23 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")
     parser.add_argument("--budget", help="seconds of each search")
     parser.add_argument("--against", type=Path, help="JSON of earlier runs that tells what is right")
+    parser.add_argument("--earlier", type=Path, nargs="+", default=[], help="JSON of runs to take in")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
-    runs: list[dict[str, object]] = []
     quiet = json.loads(options.against.read_text()) if options.against else []
-    with computing(options.busy):
+    runs = [judged(run, quiet) for file in options.earlier for run in json.loads(file.read_text())]
+    with computing(options.busy if options.runs else 0):
         for number in range(options.runs):
-            run = tune(options)
-            runs.append(run | ({"judged": judge(run, quiet)} if quiet else {}))
+            runs.append(judged(tune(options), quiet))
             print(number, json.dumps(runs[-1]), flush=True)
-            text = report(runs, options)  # after every run, so that a run that is cut off keeps what it has
-    print(text)
+            report(runs, options)  # after every run, so that a run that is cut off keeps what it has
+    print(report(runs, options))
+
+
+def judged(run: dict[str, object], quiet: list[dict[str, object]]) -> dict[str, object]:
+    """Return a run with what is to be said of its decision, where there are runs to say it by."""
+    return run | ({"judged": judge(run, quiet)} if quiet else {})
 
 
 @contextlib.contextmanager

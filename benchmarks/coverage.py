@@ -89,20 +89,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further process starts")
     parser.add_argument("--threads", type=int, default=0, help="that each process computes on; 0 for PyTorch's own")
     parser.add_argument("--busy", action="store_true", help="with a competing process on one core")
-    parser.add_argument("--pool", type=Path, help="what was measured before, to be judged once more")
+    parser.add_argument(
+        "--pool", type=Path, nargs="+", help="what was measured before, to be judged once more, together"
+    )
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)  # now, so that an hour of measuring is not lost in the end
     if options.pool:  # judged as a search of the effort that is asked for would judge it
-        pool = replace(Pool.from_json(options.pool.read_bytes()), effort=options.effort)
+        pool = replace(joined([Pool.from_json(file.read_bytes()) for file in options.pool]), effort=options.effort)
     else:
         pool = collect(options)
     text = report(pool)
     print(text)
     busy = "-busy" if pool.busy else ""
     name = f"{pool.date}-{options.label or pool.environment.device}-coverage{busy}"
-    if not options.pool:
+    if not options.pool or len(options.pool) > 1:
         (options.out / f"{name}.json").write_text(pool.to_json() + "\n")
     (options.out / f"{name}.txt").write_text(text)
 
@@ -130,6 +132,17 @@ def collect(options: argparse.Namespace) -> Pool:
             told = ", ".join(f"{more}: {timed.speedup}" for more, timed in found.items())
             print(f"{len(pool.processes)}: {told}", file=sys.stderr, flush=True)
     return pool
+
+
+def joined(pools: Sequence[Pool]) -> Pool:
+    """Return the processes of several pools as one, where they were measured alike."""
+    first, *others = pools
+    for other in others:
+        different = first.environment.differences(other.environment)
+        if different or (first.busy, first.threads) != (other.busy, other.threads):
+            raise SystemExit(f"the pools were measured unlike: {'; '.join(different) or 'busy, or threads'}")
+    processes = tuple(process for pool in pools for process in pool.processes)
+    return replace(first, processes=processes, load=tuple(load for pool in pools for load in pool.load))
 
 
 def hear(stage: str) -> None:
