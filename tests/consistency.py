@@ -42,8 +42,8 @@ def read_size(text: str) -> float:
 
 
 def read_ratio(text: str) -> float | None:
-    """Read a factor as outputs write it, "1.52× [1.49, 1.56]"; None where the ends alone are told."""
-    found = re.match(r"([\d,.]+)×", text)
+    """Read a factor as outputs write it, "1.52× [1.49, 1.56]"; None where the ends alone are told, "1.91× to 5.73×"."""
+    found = re.match(r"([\d,.]+)×(?! to )", text)
     return float(found[1].replace(",", "")) if found else None
 
 
@@ -220,10 +220,10 @@ class Figures:
                 SAME,
             )
 
-    def check_ratio(self, pattern: str, value: float) -> None:
-        """Fail where the number in the pattern's group is not this one."""
-        (shown,) = self._groups(pattern)
-        agree(float(shown.replace(",", "")), value, f"{self.name} says {shown} ({pattern}), not the record's", SAME)
+    def check_ratios(self, pattern: str, *values: float) -> None:
+        """Fail where the numbers in the pattern's groups are not these."""
+        for shown, value in zip(self._groups(pattern), values, strict=True):
+            agree(float(shown.replace(",", "")), value, f"{self.name} says {shown} ({pattern}), not the record's", SAME)
 
     def _groups(self, pattern: str) -> Sequence[str]:
         hit = re.search(pattern, self.text)
@@ -314,9 +314,9 @@ def _check_headline(record: Explanation, shown: Figures) -> None:
         shown.check_seconds(rf": ({DURATION}) to ({DURATION}) a call, ", seen.call_s.low, seen.call_s.high)
     shown.check_seconds(rf"Of ({DURATION}) a kernel runs for ({DURATION})", seen.call_s.mid, seen.busy_s)
     if speedup.is_usable:
-        shown.check_ratio(r"a call, ([\d,.]+)×", speedup.mid)
+        shown.check_ratios(r"a call, ([\d,.]+)×(?! to )", speedup.mid)
     else:
-        shown.check_says("a call, between")
+        shown.check_ratios(r"a call, ([\d,.]+)× to ([\d,.]+)× of", speedup.low, speedup.high)
 
 
 def _check_finding(finding: Finding, title: str, shown: Figures, call_s: float) -> None:

@@ -105,7 +105,7 @@ def check_comparison(comparison: Comparison, text: str) -> None:
     lines = text.splitlines()
     assert comparison.trust is not None
     assert lines[0].strip() == comparison.trust.sentence, "the terminal does not begin with how far to trust it"
-    figures = r"speed-up over eager, ([\d,.]+)× \[.*?\] to ([\d,.]+)×"
+    figures = r"speed-up over eager, ([\d,.]+)× \[[^]]*\] in A, ([\d,.]+)× \["
     for line in lines:
         if told := re.search(r"; ([\d,.]+)× \[[^]]*\] its " + figures, line):
             ratio, before, after = (float(found.replace(",", "")) for found in told.groups())

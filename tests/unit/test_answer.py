@@ -31,7 +31,7 @@ def test_a_middle_is_quoted_only_from_a_narrow_interval() -> None:
     assert Interval(1.5, 1.71, 1.9).is_usable
     assert str(Interval(1.5, 1.71, 1.9)) == "1.71 [1.5, 1.9]"
     assert not Interval(40.5, 79.5, 105.0).is_usable
-    assert str(Interval(40.5, 79.5, 105.0)) == "between 40.5 and 105"
+    assert str(Interval(40.5, 79.5, 105.0)) == "40.5 to 105"
     assert not Interval(0.0, 1.0, 1.0).is_usable
     wide = Interval(0.8, 1.0, 1.3)
     assert wide.is_usable == wide.inverse.is_usable  # a time is as usable as its speed-up

@@ -7,6 +7,7 @@ measurements without a figure.
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -197,7 +198,7 @@ def test_nothing_follows_from_what_an_analysis_cannot_tell() -> None:
     analysis = held_up(steady=a_steady(0.27), trial=a_trial(measurement=a_measurement(10.0)))
     text, page = shown(render_analysis(analysis)), render_analysis_html(analysis)
     check_analysis(analysis, text, page)
-    assert "Inconclusive: it cannot be told whether inductor pays, with between" in text
+    assert re.search(r"it cannot be told whether inductor pays, with [\d.]+× to [\d.]+× of", " ".join(text.split()))
     assert "Advice" not in text
     assert "Do not compile for fewer than" not in text
     assert 'id="plot-cost"' not in page

@@ -120,7 +120,7 @@ def test_a_plan_that_is_faster_by_an_unknown_factor_is_told_by_the_least() -> No
     decision = decided(a_trial(INDUCTOR, 40.0, 100.0, cold_s=0.0), calls=1000)
     assert decision.plan == INDUCTOR
     assert decision.reason == (
-        "Run inductor: between 40 and 100 times eager's speed, proven right, with nothing to pay back; it saves at "
+        "Run inductor: 40 to 100 times eager's speed, proven right, with nothing to pay back; it saves at "
         "least 16 min 15 s."
     )
     assert decision.saved_s == pytest.approx(1000 * (1 - 1 / 40))

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import torchwise
+from torchwise.cli import app
 
 SURFACE = [
     "EAGER",
@@ -130,6 +132,14 @@ def test_help_takes_less_than_400_ms() -> None:
         assert "Usage: " in done.stdout
         assert "tune" in done.stdout
     assert min(took) < 0.4, took
+
+
+@pytest.mark.parametrize("words", [[], *([group.name] for group in app.registered_groups)], ids=" ".join)
+def test_the_list_of_commands_cuts_no_sentence(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
+    assert found.splitlines()[1:], "no command is listed"
+    assert "..." not in found
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def test_a_speedup_shows_its_interval() -> None:
     assert show.speedup(None) == "–"
 
 
+def test_a_speedup_whose_middle_is_no_figure_shows_its_ends_alone() -> None:
+    wide, told = Interval(1.914, 3.0, 5.726), Interval(1.494, 1.523, 1.56)
+    assert show.speedup(wide) == show.brief_speedup(wide) == "1.91× to 5.73×"
+    assert show.brief_speedup(told) == "1.52×"
+    assert (show.brief_speedup(Interval(1.0, math.nan, 2.0)), show.brief_speedup(None)) == ("–", "–")
+
+
 def test_a_share_keeps_a_digit_where_it_is_small() -> None:
     assert [show.percent(share) for share in (0.0, 0.004, 0.0994, 0.25, None)] == ["0 %", "0.4 %", "9.9 %", "25 %", "–"]
 

@@ -11,9 +11,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from builders import a_decision, a_failure, a_measurement, a_plan, a_study, a_trial, an_inspection
-from torchwise.records import FailureKind, Study, StudyState
+from builders import UNCLEAR, a_decision, a_failure, a_measurement, a_plan, a_study, a_trial, an_inspection
+from torchwise.records import Costs, FailureKind, Measurement, Study, StudyState
+from torchwise.report import format as show
 from torchwise.report import render_decision, render_study
+from torchwise.report.rows import rows
 from torchwise.workload import WorkloadSpec
 
 WIDTHS = (60, 80, 100, 160)
@@ -68,6 +70,23 @@ def test_a_wide_terminal_has_every_column() -> None:
 )
 def test_a_narrow_terminal_has_fewer_columns(width: int, header: str) -> None:
     assert header in words(shown(render_study(a_study()), width))
+
+
+@pytest.mark.parametrize("width", [80, 100, 130, 160])
+def test_figures_that_are_wide_squeeze_no_plan_and_none_is_lost(width: int) -> None:
+    times = tuple(0.0001 * 9.7 ** (step / 8) for step in range(24))
+    costs = Costs(512.0, 18.0, 350 << 20, 280 << 20)
+    plan = a_plan(options=(("freezing", True), ("max_fusion_size", 8)))
+    trials = [a_trial(0, plan, measurement=Measurement(times, times[::-1]), costs=costs), a_trial(1, verdict=UNCLEAR)]
+    found = shown(render_study(a_study(trials, decided=None)), width)
+    table = found[found.index("speed-up") : found.index("Not tried")].partition("\nWhy")[0]
+    row = rows(a_study(trials, decided=None))[-2]
+    assert {"inductor", "freezing", "max_fusion_size=8"} <= set(table.split())
+    for figure in (show.speedup(row.speedup), show.time(row.time)):
+        low, _, high = figure.partition(" to ")
+        assert high, f"{figure} is told, which tests nothing"
+        assert f"{low} to" in table
+        assert high in table
 
 
 def test_the_decided_plan_is_above_eager_in_the_table() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from torchwise import __version__
 from torchwise.cli.analyze import analyze
@@ -20,6 +19,7 @@ from torchwise.cli.compare import compare
 from torchwise.cli.dashboard import dashboard
 from torchwise.cli.doctor import doctor
 from torchwise.cli.explain import explain
+from torchwise.cli.groups import Group
 from torchwise.cli.interrupts import interruptible
 from torchwise.cli.lock import lock
 from torchwise.cli.plans import plans
@@ -31,7 +31,7 @@ from torchwise.cli.zoo import zoo
 from torchwise.errors import TorchwiseError
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands; what is refused as no number is named, which Typer itself may leave out, and so is Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:

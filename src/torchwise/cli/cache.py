@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchwise.cli.files import check_writable
+from torchwise.cli.groups import Group
 from torchwise.cli.options import Store, Study
 
 if TYPE_CHECKING:
     from torchwise.artefact import Info
 
 cache = typer.Typer(
-    help="Compiled code in one file, or in a folder for a fleet: save, load, list, info.", no_args_is_help=True
+    cls=Group,
+    help="Compiled code in one file, or in a folder for a fleet: save, load, list, info.",
+    no_args_is_help=True,
 )
 
 PlaceArgument = Annotated[

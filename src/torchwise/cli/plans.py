@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.files import check_writable
+from torchwise.cli.groups import Group
 from torchwise.cli.options import Store, Study, json_option
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torchwise.store.keys import StudySummary
 
 plans = typer.Typer(
+    cls=Group,
     help="Stored decisions: list, show, diff, export, import, delete. Rulings on plans, which `apply` heeds: pin, "
     "approve, reject, withdraw, rulings.",
     no_args_is_help=True,
@@ -217,11 +219,15 @@ def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
 
 
 def _cells(row: StudySummary) -> tuple[object, ...]:
-    return (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", row.speedup or "–")
+    from torchwise.report.format import speedup
+
+    return (row.id, row.target, row.device, row.mode, row.state, row.trials, row.plan or "–", speedup(row.speedup))
 
 
 def _paragraph(row: StudySummary) -> str:
-    plan = f"\n  {row.plan}{f' {row.speedup}' if row.speedup else ''}" if row.plan else ""
+    from torchwise.report.format import speedup
+
+    plan = f"\n  {row.plan}{f', {speedup(row.speedup)}' if row.speedup else ''}" if row.plan else ""
     trials = f"{row.trials} trial{'s' * (row.trials != 1)}"
     return f"study {row.id}: {row.target}\n  {row.device}, {row.mode}, {row.state}, {trials}{plan}"
 

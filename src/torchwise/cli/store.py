@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from torchwise.cli.groups import Group
 from torchwise.cli.options import Store
 
-store = typer.Typer(help="Where studies are kept: info, copy, downgrade.", no_args_is_help=True)
+store = typer.Typer(cls=Group, help="Where studies are kept: info, copy, downgrade.", no_args_is_help=True)
 
 
 @store.command("info")

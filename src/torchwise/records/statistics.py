@@ -69,7 +69,7 @@ class Interval:
     def __str__(self) -> str:
         """Return such as "1.52 [1.49, 1.56]"; the ends alone where the middle is no figure."""
         if self.low != self.high and not self.is_usable:
-            return f"between {self.low:.3g} and {self.high:.3g}"
+            return f"{self.low:.3g} to {self.high:.3g}"
         return f"{self.mid:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 

@@ -158,7 +158,7 @@ class _Rows:
         change = Change.SAME if found.change is Change.DRIFT and not is_eager else found.change
         detail = f"{show.speedup(found.time)} its time per call"
         if not is_eager:
-            speeds = f"{show.speedup(before.speedup)} to {show.speedup(after.speedup)}"
+            speeds = f"{show.speedup(before.speedup)} in A, {show.speedup(after.speedup)} in B"
             detail += f"; {show.speedup(found.speedup)} its speed-up over eager, {speeds}"
         return _compared(a, change, detail, found.time, found.speedup)
 

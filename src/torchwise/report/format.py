@@ -48,21 +48,31 @@ def ratio(value: float | None) -> str:
 
 
 def speedup(interval: Interval | None) -> str:
-    """Return a factor with its 95 % interval, as "1.52× [1.49, 1.56]"; the ends alone where the middle is no figure."""
+    """Return a factor with its 95 % interval, as "1.52× [1.49, 1.56]"; its ends alone where its middle is no figure."""
+    factor = brief_speedup(interval)
+    if interval is None or factor == NONE or not _has_figure(interval):
+        return factor
+    return f"{factor} [{three(interval.low)}, {three(interval.high)}]"
+
+
+def brief_speedup(interval: Interval | None) -> str:
+    """Return a factor without its interval, as "1.52×"; "1.91× to 5.73×" where its middle is no figure."""
     if interval is None or not math.isfinite(interval.mid):
         return NONE
-    if interval.low != interval.high and not interval.is_usable:
-        return f"between {ratio(interval.low)} and {ratio(interval.high)}"
-    return f"{ratio(interval.mid)} [{three(interval.low)}, {three(interval.high)}]"
+    return ratio(interval.mid) if _has_figure(interval) else f"{ratio(interval.low)} to {ratio(interval.high)}"
 
 
 def time(interval: Interval | None) -> str:
     """Return a duration as "45.6 ms"; its ends, as "1.2 ms to 45.6 ms", where its middle is no figure."""
     if interval is None:
         return NONE
-    if interval.is_usable or interval.low == interval.high:
+    if _has_figure(interval):
         return seconds(interval.mid)
     return f"{seconds(interval.low)} to {seconds(interval.high)}"
+
+
+def _has_figure(interval: Interval) -> bool:
+    return interval.is_usable or interval.low == interval.high
 
 
 def percent(share: float | None) -> str:

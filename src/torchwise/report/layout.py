@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -17,6 +20,8 @@ from torchwise.report import format as show
 Row = TypeVar("Row")
 Column = tuple[str, bool, Callable[[Row], str]]
 """Its name, whether it holds figures, and the text of a row in it."""
+MIN_WRAPPED = 16
+"""Letters that a line of a wrapped column has room for, so that most words stay whole."""
 TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliability.UNUSABLE: "bold yellow"}
 
 
@@ -41,20 +46,48 @@ def table() -> Table:
 
 
 def filled(
-    columns: Sequence[Column[Row]], rows: Iterable[Row], style: Callable[[Row, str], str], *, wrapped: Sequence[str]
+    choices: Sequence[Sequence[Column[Row]]],
+    rows: Sequence[Row],
+    style: Callable[[Row, str], str],
+    *,
+    wrapped: Sequence[str],
+    width: int,
 ) -> Table:
-    """Return such a table with its rows.
+    """Return such a table with its rows: no figure of it is cut, and no name is squeezed to a few letters.
 
     Args:
-        columns: from left to right.
+        choices: sets of columns from left to right; the first that fits is taken. Where only two lines for each
+            interval make a set fit, it is taken so.
         rows: what each line is made from.
         style: of the cell of a row in the column of a name.
         wrapped: names of the columns that may take several lines.
+        width: of the terminal.
     """
+    for columns, is_folded in itertools.product(choices, (False, True)):
+        cells = [
+            [_folded(cell(row)) if is_folded and name not in wrapped else cell(row) for name, _, cell in columns]
+            for row in rows
+        ]
+        if _needed_width([name for name, _, _ in columns], cells, wrapped) <= width:
+            break
     made = table()
     for name, is_figure, _ in columns:
         justify = "right" if is_figure else "left"
         made.add_column(name, justify=justify, no_wrap=name not in wrapped, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        made.add_row(*(Text(cell(row), style=style(row, name)) for name, _, cell in columns))
+    for row, texts in zip(rows, cells, strict=True):
+        made.add_row(*(Text(text, style=style(row, name)) for text, (name, _, _) in zip(texts, columns, strict=True)))
     return made
+
+
+def _needed_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> int:
+    """Return how wide a terminal must be for a table in which only these columns are wrapped, and not too narrowly."""
+    found = 3 * len(names) - 1  # what stands between the columns, and at both ends
+    for name, *cells in zip(names, *rows, strict=True):
+        longest = max(cell_len(line) for cell in (name, *cells) for line in cell.splitlines() or [""])
+        found += min(longest, MIN_WRAPPED) if name in wrapped else longest
+    return found
+
+
+def _folded(text: str) -> str:
+    """Return "1.91× to 5.73×", "1.52× [1.49, 1.56]", "1.25 GiB (1.02×)" or "not comparable" on two lines."""
+    return re.sub(r"(?<= to) |(?<=^not) | (?=[\[(])", "\n", text)

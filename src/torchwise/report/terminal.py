@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.panel import Panel
 from rich.text import Text
 
-from torchwise.records import Decision, Interval, Study, StudyState
+from torchwise.records import Decision, Study, StudyState
 from torchwise.report import facts, layout
 from torchwise.report import format as show
 from torchwise.report.commands import Step, folded, next_steps
@@ -28,7 +28,7 @@ _PLAN: Column[Row] = ("plan", False, lambda row: row.name)
 _SPEEDUP: Column[Row] = ("speed-up", True, lambda row: show.speedup(row.speedup) if row.trial else "1×")
 _NARROW: tuple[Column[Row], ...] = (
     _PLAN,
-    ("speed-up", True, lambda row: _ratio(row.speedup) if row.trial else "1×"),
+    ("speed-up", True, lambda row: show.brief_speedup(row.speedup) if row.trial else "1×"),
     ("answer", False, lambda row: row.verdict or show.NONE),
 )
 _MEDIUM: tuple[Column[Row], ...] = (
@@ -46,6 +46,7 @@ _WIDE: tuple[Column[Row], ...] = (
     _MEDIUM[5],
     ("why", False, lambda row: row.why),
 )
+_COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 
 def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
@@ -83,13 +84,6 @@ def render_decision(decision: Decision) -> RenderableType:
     return Panel(Group(*lines), title=title, title_align="left", border_style="green" if is_sure else "yellow")
 
 
-def _ratio(speedup: Interval | None) -> str:
-    """Return a speed-up for a narrow column; its interval does not fit."""
-    if speedup is None:
-        return show.NONE
-    return show.ratio(speedup.mid) if speedup.is_usable else "inconclusive"
-
-
 def _undecided(study: Study) -> RenderableType:
     words = "still searching" if study.state is StudyState.RUNNING else "interrupted before anything was decided"
     finished = sum(trial.state.is_finished for trial in study.trials)
@@ -104,9 +98,11 @@ class _Candidates:
         self._rows = found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
-        yield layout.filled(columns, self._rows, _style, wrapped=("plan", "why"))
-        if columns is not _WIDE:
+        width = options.max_width
+        choices = [columns for least, columns in _COLUMNS if width >= least]
+        table = layout.filled(choices, self._rows, _style, wrapped=("plan", "why"), width=width)
+        yield table
+        if all(column.header != "why" for column in table.columns):
             told = [(row, STYLES[row.standing] or "bold") for row in self._rows if row.why]
             yield listed("Why", [hanging(row.why, f"{row.name}: ", lead_style=style) for row, style in told])
 

@@ -165,7 +165,7 @@ def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
     speedup, best = trial.speedup, decision.speedup
     if speedup is None or best is None:
         return f"{decision.plan} was decided for"
-    figures = f"{show.ratio(speedup.mid)} against {show.ratio(best.mid)}"
+    figures = f"{show.brief_speedup(speedup)} against {show.brief_speedup(best)}"
     if speedup.low > best.high:
         return _faster(trial, decision, study, figures, speedup.mid / best.mid)
     if speedup.overlaps(best) and speedup.mid < best.mid:

@@ -92,7 +92,7 @@ def few_calls(analysis: Analysis) -> str:
     if exceeds(analysis.speedup) is not Answer.YES or not analysis.speedup.is_usable:
         return ""
     return (
-        f"Do not compile for fewer than {show.counted(pays.mid, 'call')} (between {show.count(pays.low)} and "
+        f"Do not compile for fewer than {show.counted(pays.mid, 'call')} ({show.count(pays.low)} to "
         f"{show.count(pays.high)} by the 95 % interval of the speed-up)."
     )
 

@@ -38,6 +38,7 @@ _WIDE: tuple[Column[Line], ...] = (
     ("precision", False, lambda line: line.precision),
     _ANSWERS,
 )
+_COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 
 def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
@@ -72,13 +73,16 @@ class _Shown:
         self._block = block
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = _WIDE if options.max_width >= WIDE else _MEDIUM if options.max_width >= MEDIUM else _NARROW
+        width, lines = options.max_width, self._block.lines
+        choices = [columns for least, columns in _COLUMNS if width >= least]
+        table = layout.filled(choices, lines, _style, wrapped=("contender", "answers"), width=width)
+        has_precision = any(column.header == "precision" for column in table.columns)
         yield Text(f"\n{self._block.title}", style="bold")
-        yield layout.filled(columns, self._block.lines, _style, wrapped=("contender", "answers"))
+        yield table
         if self._block.note:
             yield hanging(self._block.note, style="yellow")
-        for line in self._block.lines:
-            precision = "" if columns is _WIDE or line.precision == "native" else f"in {line.precision}"
+        for line in lines:
+            precision = "" if has_precision or line.precision == "native" else f"in {line.precision}"
             for text in filter(None, (precision, *line.remarks)):
                 yield hanging(text, f"{line.contender}: ")
 

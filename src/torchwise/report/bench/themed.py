@@ -109,5 +109,5 @@ def _figure(mark: Mark, picture: Picture) -> str:
     if mark.low == mark.high:
         return f"{show.three(mark.mid)}{picture.unit}"
     if not mark.is_figure:
-        return f"between {show.three(mark.low)}{picture.unit} and {show.three(mark.high)}{picture.unit}"
+        return f"{show.three(mark.low)}{picture.unit} to {show.three(mark.high)}{picture.unit}"
     return f"{show.three(mark.mid)}{picture.unit} [{show.three(mark.low)}, {show.three(mark.high)}]"

@@ -57,5 +57,6 @@ def _paint(axes: Axes, found: list[tuple[Series, Interval]]) -> None:
 
 
 def _line(series: Series, interval: Interval) -> tuple[str, ...]:
-    figures = (show.ratio(interval.mid), show.ratio(interval.low), show.ratio(interval.high))
+    mid = interval.mid if interval.is_usable else None  # as in the picture, which has no point for it either
+    figures = (show.ratio(mid), show.ratio(interval.low), show.ratio(interval.high))
     return (series.row.name, *figures, show.count(len(series.measurement.candidate_s)))
