@@ -11,13 +11,15 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from torchwise.cgroups import cpu_quota
 from torchwise.errors import InputError
 
 
@@ -25,8 +27,9 @@ from torchwise.errors import InputError
 class Environment:
     """What a measurement depends on.
 
-    Every field enters `fingerprint` except `hostname`, so that equal machines share decisions. Load, clocks,
-    free memory and the time of day never enter: they are judged per measurement instead.
+    Every field enters `fingerprint` except `hostname`, so that equal machines share decisions. Of `cores_allowed` only
+    a limit enters: without one a machine keeps the fingerprint that it had before limits were kept. Load, clocks, free
+    memory and the time of day never enter: they are judged per measurement instead.
     """
 
     device: str  # "cpu" or "cuda"
@@ -42,53 +45,80 @@ class Environment:
     gpu_memory_mib: int | None = None
     gpu_capability: str | None = None
     driver: str | None = None
+    cores_allowed: float | None = None  # `cpus`, or less by a container's quota; None where it was not kept
 
     def check_read(self) -> None:
         """Refuse what no machine is.
 
         Raises:
-            InputError: it has fewer than no CPUs, or runs on no device that there is.
+            InputError: it has fewer than no CPUs, is allowed none of them, or runs on no device that there is.
         """
         if self.cpus < 0:
             raise InputError(f"cpus is {self.cpus}, but must be at least 0")
+        if self.cores_allowed is not None and not 0 < self.cores_allowed < math.inf:
+            raise InputError(f"cores_allowed is {self.cores_allowed}, but must be above 0, and finite")
         if self.device not in ("cpu", "cuda"):
             raise InputError(f"device is {self.device!r}, but must be cpu or cuda")
 
     @property
     def fingerprint(self) -> str:
-        """Return 12 hex digits of SHA-256 over every field but `hostname`."""
-        fields = asdict(self)
-        del fields["hostname"]
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+        """Return 12 hex digits of SHA-256 over every field but `hostname`, and over a limit only where there is one."""
+        known = asdict(self)
+        del known["hostname"]
+        if self.cpu_limit is None:
+            del known["cores_allowed"]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def cpu_limit(self) -> float | None:
+        """How many of its CPUs' worth of time this process may use; None where all, or where that was not kept."""
+        allowed = self.cores_allowed
+        return allowed if allowed is not None and allowed < self.cpus else None
 
     @property
     def hardware(self) -> str:
-        """The machine in words: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
-        host = f"{self.cpus} × {self.cpu}, {self.system}"
+        """The machine in words, whatever its limits: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
+        return self._in_words(f"{self.cpus} × {self.cpu}, {self.system}")
+
+    @property
+    def limited_hardware(self) -> str:
+        """The same with the limit, where there is one: "16 × AMD EPYC 9555 (1.5 cores allowed), Linux x86_64"."""
+        limit = "" if self.cpu_limit is None else f" ({self.cpu_limit:g} cores allowed)"
+        return self._in_words(f"{self.cpus} × {self.cpu}{limit}, {self.system}")
+
+    def _in_words(self, host: str) -> str:
         if self.device == "cpu":
             return host
         memory = f", {self.gpu_memory_mib} MiB" if self.gpu_memory_mib else ""
         return f"{self.gpu or self.device}{memory}; {host}"
 
+    def differing(self, other: Environment) -> list[str]:
+        """Return the names of the fields that differ; a limit does only where both are known."""
+        plain = (field.name for field in fields(self) if field.name not in ("hostname", "cores_allowed"))
+        found = [name for name in plain if getattr(self, name) != getattr(other, name)]
+        is_known = None not in (self.cores_allowed, other.cores_allowed)
+        return [*found, "cores_allowed"] if is_known and self.cpu_limit != other.cpu_limit else found
+
     def differences(self, other: Environment) -> list[str]:
         """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here"; `other` is here."""
-        mine, theirs = asdict(self), asdict(other)
         return [
-            f"{name}: {mine[name]} there, {theirs[name]} here"
-            for name in mine
-            if name != "hostname" and mine[name] != theirs[name]
+            f"{_label(name)}: {self._shown(name)} there, {other._shown(name)} here" for name in self.differing(other)
         ]
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self, name)
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def detect(device: str) -> Environment:
     """Take the fingerprint of this machine and software for `device` ("cpu" or "cuda")."""
-    gpu = detect_gpu() if device == "cuda" else None
+    gpu, cpus = detect_gpu() if device == "cuda" else None, available_cpus()
     return Environment(
         device=device,
         hostname=platform.node(),
         system=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_name(),
-        cpus=available_cpus(),
+        cpus=cpus,
         python=platform.python_version(),
         torch=torch_version(),
         triton=package_version("triton") if device == "cuda" else None,
@@ -97,7 +127,12 @@ def detect(device: str) -> Environment:
         gpu_memory_mib=int(gpu["memory_mib"]) if gpu and gpu["memory_mib"].isdigit() else None,
         gpu_capability=gpu["capability"] if gpu else None,
         driver=gpu["driver"] if gpu else None,
+        cores_allowed=min(cpu_quota() or math.inf, float(cpus)),
     )
+
+
+def _label(name: str) -> str:
+    return "CPU cores allowed" if name == "cores_allowed" else name
 
 
 def available_cpus() -> int:

@@ -16,6 +16,8 @@ from sketches import HERE
 
 from torchwise import environment
 from torchwise.environment import Environment, detect, detect_gpu, query_gpu
+from torchwise.records import codec
+from torchwise.report.facts import machine
 
 FACTORS = [field.name for field in fields(Environment) if field.name != "hostname"]
 
@@ -55,9 +57,11 @@ def test_the_fingerprint_is_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("name", FACTORS)
 def test_every_factor_changes_the_fingerprint(name: str) -> None:
-    other = replace(HERE, **{name: 7 if name in ("cpus", "gpu_memory_mib") else "another"})
-    assert other.fingerprint != HERE.fingerprint
-    assert [line.partition(":")[0] for line in HERE.differences(other)] == [name]
+    here = replace(HERE, cores_allowed=8.0)
+    other = replace(here, **{name: 7 if name in ("cpus", "gpu_memory_mib", "cores_allowed") else "another"})
+    assert other.fingerprint != here.fingerprint
+    assert here.differing(other) == [name]
+    assert len(here.differences(other)) == 1
 
 
 def test_the_hostname_never_does() -> None:
@@ -69,6 +73,39 @@ def test_the_hostname_never_does() -> None:
 def test_differences_name_the_factor_and_both_values() -> None:
     there = replace(HERE, torch="2.11.0+cpu", gpu="NVIDIA H200")
     assert there.differences(HERE) == ["torch: 2.11.0+cpu there, 2.13.0+cpu here", "gpu: NVIDIA H200 there, None here"]
+
+
+FREE, LIMITED = replace(HERE, cores_allowed=8.0), replace(HERE, cores_allowed=1.5)
+
+
+def test_a_limit_on_its_cpus_makes_another_environment_and_is_named() -> None:
+    assert LIMITED.differences(FREE) == ["CPU cores allowed: 1.5 there, 8 here"]
+    assert FREE.differences(LIMITED) == ["CPU cores allowed: 8 there, 1.5 here"]
+    assert LIMITED.limited_hardware == "8 × Example CPU @ 3.00 GHz (1.5 cores allowed), Linux x86_64"
+    told = dict(machine(LIMITED))
+    assert told["CPU"] == "Example CPU @ 3.00 GHz, 8 logical CPUs usable, of which 1.5 at a time by a limit"
+    assert FREE.limited_hardware == FREE.hardware == LIMITED.hardware == "8 × Example CPU @ 3.00 GHz, Linux x86_64"
+
+
+def test_a_record_that_kept_no_limit_counts_everywhere_and_is_stored_where_it_was() -> None:
+    stored = {name: value for name, value in codec.to_builtins(FREE).items() if name != "cores_allowed"}
+    unknown = codec.from_builtins(stored, Environment)
+    assert unknown == HERE
+    assert [unknown.differences(other) + other.differences(unknown) for other in (FREE, LIMITED)] == [[], []]
+    assert unknown.fingerprint == FREE.fingerprint
+
+
+def test_other_cpus_are_named_once() -> None:
+    assert FREE.differences(replace(HERE, cpus=2, cores_allowed=2.0)) == ["cpus: 8 there, 2 here"]
+
+
+@pytest.mark.parametrize(("quota", "limit"), [(None, None), (0.5, 0.5), (1e3, None)])
+def test_the_limit_of_this_process_is_its_quota_where_that_is_below_its_cpus(
+    quota: float | None, limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "cpu_quota", lambda: quota)
+    assert detect("cpu").cpu_limit == limit
+    assert detect("cpu").cores_allowed == (limit or len(os.sched_getaffinity(0)))
 
 
 def test_this_machine_on_the_cpu() -> None:

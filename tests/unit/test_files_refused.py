@@ -66,6 +66,7 @@ def to(value: Any) -> Callable[[Any], Any]:
         (a_decision(), Decision, "workload.calls", to(2**64), "$.workload.calls is 18446744073709551616, but must be"),
         (a_decision(), Decision, "workload.device", to("cudo"), "$.workload.device is 'cudo', but must be one of cpu,"),
         (a_decision(), Decision, "environment.cpus", to(-1), "cpus is -1, but must be at least 0 (in $.environment)"),
+        (a_decision(), Decision, "environment.cores_allowed", to(0.0), "cores_allowed is 0.0, but must be above 0"),
         (a_decision(), Decision, "plan.scope", to("hole"), "scope is 'hole', but must be one of whole, regional"),
         (STUDY, Study, "trials.0.state", to("compleet"), "$.trials[0].state is 'compleet', but must be one of waiting"),
         (STUDY, Study, "trials.0.number", to(-1), "$.trials[0].number is -1, but must be a whole number >= 0"),

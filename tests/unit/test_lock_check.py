@@ -240,6 +240,17 @@ def test_a_section_of_other_hardware_is_listed_and_not_run() -> None:
     assert (check.exit_code, len(worker.ran)) == (0, 2)
 
 
+def test_a_section_made_under_another_limit_on_the_cpus_is_one_of_other_hardware() -> None:
+    limited, unknown = replace(HERE, cores_allowed=HERE.cpus / 4), replace(HERE, cores_allowed=None)
+    worker = Worker(measured(2.0), measured(2.0))
+    check = checked(worker, an_entry(here=limited), an_entry("b:c", here=unknown), an_entry("d:e"))
+    assert {row.target: row.state for row in check.rows} == {
+        TARGET: State.ELSEWHERE,
+        "b:c": State.GOOD,  # of a version that kept no limit
+        "d:e": State.GOOD,
+    }
+
+
 def test_where_nothing_is_for_this_machine_nothing_was_checked() -> None:
     check = checked(Worker(), an_entry(here=FAR))
     assert check.exit_code == 2

@@ -141,6 +141,13 @@ def test_the_section_of_this_hardware_is_taken(tmp_path: Path) -> None:
     assert decision(TARGET, path, device="cpu") == an_entry().decision
 
 
+def test_machines_with_and_without_a_limit_on_their_cpus_have_a_section_each(tmp_path: Path) -> None:
+    limited = replace(HERE, cores_allowed=HERE.cpus / 4)
+    path = written(tmp_path, an_entry(here=limited, speedup=3.0), an_entry())
+    assert {entry.decision.environment.cpu_limit for entry in read(path).entries} == {None, limited.cores_allowed}
+    assert decision(TARGET, path, device="cpu") == an_entry().decision
+
+
 def test_the_section_of_the_device_is_taken_before_a_more_similar_one(tmp_path: Path) -> None:
     path = written(tmp_path, an_entry(), an_entry(here=replace(H200, torch="1.0"), device="cuda"))
     assert decision(TARGET, path, device="cuda").environment.gpu == "NVIDIA H200"

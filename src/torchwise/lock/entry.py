@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from torchwise.environment import Environment
 from torchwise.records import Decision, Interval, Study
 
 DIGITS = 4
 """Significant digits that are kept: more than any measurement has, and few enough to be read."""
-HARDWARE = ("device", "system", "cpu", "cpus", "gpu", "gpu_memory_mib", "gpu_capability")
+HARDWARE = ("device", "system", "cpu", "cpus", "cores_allowed", "gpu", "gpu_memory_mib", "gpu_capability")
 """What of an environment is the machine; a section of equal hardware is replaced, whatever its software."""
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 """What of an environment is installed. The host's name is neither: equal machines share a section."""
@@ -41,14 +41,13 @@ class Entry:
 
     @property
     def hardware(self) -> str:
-        """The machine in words."""
-        return self.decision.environment.hardware
+        """The machine in words, with the limit on its CPUs where there is one."""
+        return self.decision.environment.limited_hardware
 
 
 def is_same_hardware(one: Environment, other: Environment) -> bool:
     """Whether two machines are of one kind."""
-    a, b = asdict(one), asdict(other)
-    return all(a[name] == b[name] for name in HARDWARE)
+    return not set(HARDWARE) & set(one.differing(other))
 
 
 def entry_of(study: Study) -> Entry:

@@ -59,7 +59,7 @@ class _Section:
     identity: str
     structure: str
     structure_details: str | None = None
-    hardware: dict[str, str | int]
+    hardware: dict[str, str | int | float]
     software: dict[str, str | int]
 
 

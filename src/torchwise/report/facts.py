@@ -79,13 +79,14 @@ def environment(study: Study) -> list[Fact]:
 
 def machine(here: Environment) -> list[Fact]:
     """Return a machine and its software, as pairs of a name and a value."""
+    limit = "" if here.cpu_limit is None else f", of which {here.cpu_limit:g} at a time by a limit"
     facts = [
         ("GPU", here.gpu),
         ("GPU memory", show.size(here.gpu_memory_mib * 2**20) if here.gpu_memory_mib else None),
         ("Compute capability", here.gpu_capability),
         ("Driver", here.driver),
         ("CUDA", here.cuda),
-        ("CPU", f"{here.cpu}, {show.counted(here.cpus, 'logical CPU')} usable"),
+        ("CPU", f"{here.cpu}, {show.counted(here.cpus, 'logical CPU')} usable{limit}"),
         ("System", here.system),
         ("PyTorch", here.torch),
         ("Triton", here.triton),

@@ -77,7 +77,7 @@ def history(studies: Iterable[Study]) -> list[Line]:
         if study.decision is not None and any(row.is_decided for row in rows(study)):
             spec = study.workload
             name = f"{spec.mode} for {spec.objective}, answers may be {study.allow}"
-            lanes.setdefault((name, study.environment.hardware), []).append(study)
+            lanes.setdefault((name, study.environment.limited_hardware), []).append(study)
     lines = [Line(name, hardware, _points(found)) for (name, hardware), found in lanes.items()]
     return sorted(lines, key=lambda line: -len(line.points))
 
