@@ -1,5 +1,6 @@
 """Clocks, alternation, memory, and what a measurement must say against itself."""
 
+from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock
 from torchwise.measure.cores import CoreWatch
 from torchwise.measure.memory import held_memory, peak_memory
@@ -16,6 +17,7 @@ __all__ = [
     "Precision",
     "Profile",
     "held_memory",
+    "make_eviction",
     "measure_pair",
     "peak_memory",
     "profile_of",

@@ -23,13 +23,19 @@ class Clock:
     Attributes:
         device: "cpu" or "cuda".
         each: whether to wait for the device after each call (latency) or once per block (throughput).
+        evict: empties the processor's caches; runs before each block, outside the timed interval. A block is then to be
+            one call. None leaves in the caches what the call before has left.
     """
 
     device: str
     each: bool = True
+    evict: Callable[[], None] | None = None
 
     def time(self, call: Callable[[], Any], calls: int) -> Reading:
         """Run `call` `calls` times; return seconds per call."""
+        if self.evict is not None:
+            self.evict()
+            self.synchronize()  # or the call would be enqueued behind it, and the host's part of the call hidden
         return self._time_cuda(call, calls) if self.device == "cuda" else self._time_cpu(call, calls)
 
     def once(self, call: Callable[[], Any]) -> float:

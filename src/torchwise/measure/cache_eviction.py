@@ -1,0 +1,80 @@
+"""Cold caches: what a call needs is pushed out of the processor's caches before the call is timed.
+
+A call that is timed over and over finds its inputs and weights where the call before left them: in the L2 of a GPU, in
+the last-level cache of a CPU. A program that does other work between two calls may find them in memory. Writing a
+buffer larger than the cache puts a call in that place, as PyTorch's own `InductorBenchmarker` and Triton's `do_bench`
+do between calls, and NVIDIA's nvbench before each "cold" measurement.
+
+Twice the cache is written, as no cache surely replaces what is oldest. That and what is assumed of an unknown cache are
+those of `clearcache.c` in numactl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from torchwise.environment import usable_cpus
+from torchwise.errors import UnsupportedError
+
+TIMES = 2
+"""The buffer over the cache."""
+UNKNOWN_BYTES = 64 << 20
+"""Taken for the last-level cache of a CPU where the system does not tell it."""
+MAX_BUFFER_BYTES = 1 << 30
+"""The buffer is no larger: a virtual machine may name the whole cache of a host that it has a part of, and two cores
+write a GiB in 0.1 s."""
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def make_eviction(device: str) -> Callable[[], None]:
+    """Return what pushes everything else out of the caches of a device; on a GPU it is enqueued, and not waited for.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Raises:
+        UnsupportedError: too little memory is free for the buffer.
+    """
+    import torch
+
+    size = min(TIMES * (_l2_bytes() if device == "cuda" else _last_level_bytes()), MAX_BUFFER_BYTES)
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+    if 2 * size > free:  # what is measured needs memory as well
+        raise UnsupportedError(
+            f"emptying the caches takes a buffer of {size >> 20} MiB, but {free >> 20} MiB of memory are free, "
+            "of which at most half may be taken"
+        )
+    buffer = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def evict() -> None:
+        buffer.zero_()  # on a CPU by all threads of an operator, each of which so empties caches of its own
+
+    return evict
+
+
+def _l2_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+
+
+def _last_level_bytes() -> int:
+    """Return the bytes of the last-level caches of the CPUs that this process may use, each counted once."""
+    try:
+        found = dict(_last_level(CPUS / f"cpu{cpu}" / "cache") for cpu in usable_cpus())
+    except (OSError, ValueError):  # no such files, as in some sandboxes
+        found = {}
+    return sum(found.values()) or UNKNOWN_BYTES
+
+
+def _last_level(caches: Path) -> tuple[str, int]:
+    """Return which CPUs share the last-level cache of one of them, and its size."""
+    last = max(caches.glob("index*"), key=lambda index: int(_read(index / "level")))
+    return _read(last / "shared_cpu_list"), int(_read(last / "size").removesuffix("K")) << 10
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="ascii").strip()
