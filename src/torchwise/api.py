@@ -99,6 +99,7 @@ def tune(
     memory_limit: int | None = None,
     store: str | None = None,
     fresh: bool = False,
+    cold: bool = False,
     progress: bool = True,
 ) -> Study:
     """Find the fastest proven way to run `model` on this machine.
@@ -126,6 +127,8 @@ def tune(
             more are not decided for.
         store: URL or file of the store; by default in the user's data directory.
         fresh: forget the stored study, which targets of one structure share, and measure anew.
+        cold: time the plan that is decided for with cold processor caches as well, emptied before each call. Decisions
+            rest on calls one after the other all the same.
         progress: whether to show what is being tried.
 
     Raises:
@@ -154,6 +157,7 @@ def tune(
         plans=plans,
         memory_limit=memory_limit,
         fresh=fresh,
+        cold=cold,
     )
     with tempfile.TemporaryDirectory(prefix="torchwise-model-") as folder, open_storage(store) as storage:
         if workload is not None:
@@ -182,6 +186,7 @@ def _asked(
     plans: Iterable[Plan] | None = None,
     memory_limit: int | None = None,
     fresh: bool = False,
+    cold: bool = False,
 ) -> tuple[Request, Workload | None]:
     """Return what is asked of a study, as `tune` takes it, and the live workload, where it is not a target.
 
@@ -212,7 +217,7 @@ def _asked(
         memory_limit=memory_limit,
     )
     chosen = tuple(plans) if plans is not None else None
-    request = Request(spec, Legality.of(allow), effort, budget, chosen, fresh=fresh)
+    request = Request(spec, Legality.of(allow), effort, budget, chosen, fresh=fresh, cold=cold)
     if workload is None:
         return request, None
     # The structure is read here, where the source of a script or notebook is at hand.

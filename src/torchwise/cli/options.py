@@ -22,6 +22,9 @@ Restarts = Annotated[int, typer.Option(help="Process starts over that lifetime; 
 Mode = Annotated[str, typer.Option(help="inference or training (with a backward pass).")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights and inputs that the factory draws.")]
+Cold = Annotated[
+    bool, typer.Option("--cold", help="Time with cold processor caches as well: emptied before each call.")
+]
 Store = Annotated[
     str | None, typer.Option(help="URL or file of the store.", show_default="in the user's data directory")
 ]

@@ -9,7 +9,7 @@ import typer
 
 from torchwise.cli.files import check_writable
 from torchwise.cli.interrupts import interruptible
-from torchwise.cli.options import Device, Effort, Restarts, Seed, Store, Target, json_option
+from torchwise.cli.options import Cold, Device, Effort, Restarts, Seed, Store, Target, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 Launcher = Annotated[str, typer.Option(help="process, on this machine, or ray, on one device of a Ray cluster.")]
@@ -49,6 +49,7 @@ def tune(
         bool,
         typer.Option("--fresh", help="Forget the stored study, which targets of one structure share; measure anew."),
     ] = False,
+    cold: Cold = False,
     launcher: Launcher = "process",
     address: Address = None,
     store: Store = None,
@@ -83,6 +84,7 @@ def tune(
         memory_limit=memory_limit,
         seed=seed,
         plan=tuple(plan or ()),
+        cold=cold,
     )
     request = asked.request(fresh=fresh)
     for file in (json, html):

@@ -36,6 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: float | None = None
     seed: int = 0
     plan: tuple[str, ...] = ()
+    cold: bool = False
 
 
 class Task(Options, frozen=True):
@@ -71,13 +72,14 @@ class Task(Options, frozen=True):
             None if self.memory_limit is None else _bytes(self.memory_limit),
         )
         plans = tuple(map(Plan.from_json, self.plan)) or None
-        return Request(workload, Legality.of(self.allow), self.effort, self.budget, plans, fresh=fresh)
+        return Request(workload, Legality.of(self.allow), self.effort, self.budget, plans, fresh=fresh, cold=self.cold)
 
     def words(self) -> list[str]:
         """Return what `torchwise` is called with for it."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
-        target, plans = given.pop("target"), given.pop("plan")
+        target, plans, cold = given.pop("target"), given.pop("plan"), given.pop("cold")
         options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        options += ["--cold"] if cold else []
         return ["tune", *options, *(f"--plan={plan}" for plan in plans), "--", target]
 
 

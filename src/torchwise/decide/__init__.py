@@ -4,7 +4,7 @@ from torchwise.decide.decision import decide
 from torchwise.decide.duels import front, next_duel
 from torchwise.decide.history import History
 from torchwise.decide.pruner import prune_below
-from torchwise.decide.repeats import next_repeat
+from torchwise.decide.repeats import next_cold, next_repeat
 from torchwise.decide.samplers import ListedSampler, Proposal, Sampler, StagedSampler
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "StagedSampler",
     "decide",
     "front",
+    "next_cold",
     "next_duel",
     "next_repeat",
     "prune_below",

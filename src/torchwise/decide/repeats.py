@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 
+from torchwise.decide.duels import cheapest
 from torchwise.decide.history import History
 from torchwise.records import Trial
-from torchwise.records.processes import is_plain
+from torchwise.records.processes import PLAIN_LATER, is_plain
 
 
 def next_repeat(history: History, most: int, half_width: float, plans: int) -> Trial | None:
@@ -40,3 +41,23 @@ def _is_plain(trial: Trial, history: History, half_width: float) -> bool:
     reach = cost.high - cost.mid
     distance = (eager - cost.mid) / reach if reach else math.copysign(math.inf, eager - cost.mid)
     return is_plain(trial.speedup, distance, len(trial.processes), half_width)
+
+
+def next_cold(history: History, most: int, half_width: float) -> Trial | None:
+    """Return the plan that is decided for, to be timed with cold processor caches in one more process.
+
+    None where no plan is, or where it is known whether the plan is faster than eager then, or cannot be. That decides
+    nothing, so a single process is enough where it tells by a margin.
+
+    Args:
+        history: what is known.
+        most: processes that a plan is timed in with cold caches.
+        half_width: relative half-width of the interval that is narrow enough.
+    """
+    trial = cheapest(history)
+    if trial is None or len(trial.cold_speedups) >= most:
+        return None
+    if (ratio := trial.cold_speedup) is None:
+        return trial
+    reach = PLAIN_LATER * (math.log(ratio.high) - math.log(ratio.mid))
+    return None if ratio.half_width <= half_width or abs(math.log(ratio.mid)) > reach else trial

@@ -10,7 +10,7 @@ from typing import Any
 from torchwise.errors import InputError
 from torchwise.parsing import shown
 
-_OF_TRIALS = ("plan_id", "speedup", "seconds_per_call", "duel.speedup", "verdict.outcome")
+_OF_TRIALS = ("plan_id", "speedup", "cold_speedup", "seconds_per_call", "duel.speedup", "verdict.outcome")
 """What `to_dict` derives for each trial."""
 
 

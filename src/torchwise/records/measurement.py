@@ -46,6 +46,9 @@ class Measurement:
             ended; empty on the CPU or where unknown.
         throttling: why the GPU held its clocks back at either of these times.
         cores: how the CPUs were shared meanwhile; None where that was not looked at.
+        cold_candidate_s: seconds per call of the candidate with the processor's caches emptied before each call, in the
+            same process; empty where that was not timed.
+        cold_baseline_s: likewise for eager, in the same rounds.
     """
 
     candidate_s: tuple[Duration, ...]
@@ -59,6 +62,8 @@ class Measurement:
     sm_clock_mhz: tuple[Count, ...] = ()
     throttling: tuple[Throttling, ...] = ()
     cores: CoreUse | None = None
+    cold_candidate_s: tuple[Duration, ...] = ()
+    cold_baseline_s: tuple[Duration, ...] = ()
 
     def check_read(self) -> None:
         """Refuse rounds that are no pairs.
@@ -66,8 +71,12 @@ class Measurement:
         Raises:
             InputError: they are not.
         """
-        if (ours := len(self.candidate_s)) != (others := len(self.baseline_s)):
-            raise InputError(f"candidate_s has {ours} samples and baseline_s {others}, but must have as many")
+        for cold in ("", "cold_"):
+            ours, others = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
+            if ours != others:
+                raise InputError(
+                    f"{cold}candidate_s has {ours} samples and {cold}baseline_s {others}, but must have as many"
+                )
 
     @property
     def device(self) -> str:
@@ -78,6 +87,11 @@ class Measurement:
     def speedup(self) -> Interval:
         """Baseline time over candidate time, in this process: above 1 where the candidate is faster."""
         return ratio_interval(self.baseline_s, self.candidate_s)
+
+    @property
+    def cold_speedup(self) -> Interval | None:
+        """The same with cold processor caches; None where that was not timed."""
+        return ratio_interval(self.cold_baseline_s, self.cold_candidate_s) if self.cold_candidate_s else None
 
     @property
     def candidate_time(self) -> Interval:

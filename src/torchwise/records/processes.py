@@ -56,6 +56,12 @@ def speedup_across(processes: Sequence[Measurement], device: str | None = None) 
     return ratio_across(ratios, device or processes[0].device)
 
 
+def cold_speedup_across(processes: Sequence[Measurement], device: str | None = None) -> Interval | None:
+    """Return the speed-up with cold processor caches, of those processes that timed it so; None where none did."""
+    ratios = tuple(cold for process in processes if (cold := process.cold_speedup) is not None)
+    return ratio_across(ratios, device or processes[0].device) if ratios else None
+
+
 def observed_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
     """Return the speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was.
 

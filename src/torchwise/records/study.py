@@ -144,6 +144,8 @@ class Study:
                 row["speedup"] = _derived(trial.speedup)
                 if self.eager.baseline_s:
                     row["seconds_per_call"] = _derived(self.economics.seconds_per_call(trial))
+            if trial.cold_speedup:
+                row["cold_speedup"] = _derived(trial.cold_speedup)
             if trial.duel and trial.duel.measurement:
                 row["duel"]["speedup"] = _derived(trial.duel.measurement.speedup)
             if trial.verdict:

@@ -10,7 +10,7 @@ from torchwise.plan import Plan
 from torchwise.records.answer import Answer
 from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
-from torchwise.records.processes import is_faster_across, observed_across, speedup_across
+from torchwise.records.processes import cold_speedup_across, is_faster_across, observed_across, speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.verdict import Outcome, Verdict
 
@@ -143,6 +143,16 @@ class Trial:
     def speedup(self) -> Interval | None:
         """Eager's time over the plan's, by which the plan is judged everywhere; None where nothing was timed."""
         return speedup_across(self.processes) if self.processes else None
+
+    @property
+    def cold_speedups(self) -> tuple[Interval, ...]:
+        """The speed-up with cold processor caches, in each of the processes that timed it so."""
+        return tuple(cold for process in self.processes if (cold := process.cold_speedup) is not None)
+
+    @property
+    def cold_speedup(self) -> Interval | None:
+        """The same over these processes; None where none did. It stands beside `speedup`, and decides nothing."""
+        return cold_speedup_across(self.processes)
 
     @property
     def observed(self) -> Interval | None:

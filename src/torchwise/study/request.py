@@ -38,6 +38,7 @@ class Request:
         source: file with a live Python model for the workers; None to load the target.
         settings: PyTorch's settings in the user's process; None for its defaults.
         fresh: forget the stored study, which targets of one structure share, and measure anew.
+        cold: whether the plan that is decided for is timed with cold processor caches as well. That decides nothing.
     """
 
     workload: WorkloadSpec
@@ -51,12 +52,18 @@ class Request:
     structure: str | None = None
     structure_details: str = ""
     limit_s: float | None = None
+    cold: bool = False
 
     def __post_init__(self) -> None:
         if self.effort not in EFFORTS:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
         if self.budget_s is not None and not is_positive(self.budget_s):
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
+        if self.cold and (objective := self.workload.objective) != "latency":
+            raise InputError(
+                f"cold caches are asked for with objective {objective!r}, but are only for latency: they are emptied "
+                "before each call, and each is timed by itself. Leave --cold (cold=True) out, or ask for latency"
+            )
         for plan in self.plans or ():
             check_is_plan(plan)
             if not self.allow.allows(level := legality_of(plan)):  # which refuses choices that nobody knows, too

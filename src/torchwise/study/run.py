@@ -22,6 +22,7 @@ from torchwise.decide import (
     StagedSampler,
     decide,
     front,
+    next_cold,
     next_duel,
     next_repeat,
     prune_below,
@@ -30,7 +31,7 @@ from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
-from torchwise.records import Decision, FailureKind, Inspection, Study, StudyState, Trial, TrialState
+from torchwise.records import Decision, FailureKind, Inspection, Measurement, Study, StudyState, Trial, TrialState
 from torchwise.records.trial import with_repeat
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.caches import Caches
@@ -138,6 +139,8 @@ class _Loop:
         self._leader = EAGER
         self._tried: set[Plan] = set()
         self._caches = caches
+        self._cold = request.cold
+        self._why_not_cold = "cold processor caches: the budget is spent"
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
@@ -234,7 +237,7 @@ class _Loop:
         """Time plans again where the decision hangs on what a trial may not tell, and return how many times.
 
         The leading plan beside eager, in more processes; and plans beside each other. That goes on for as long as it is
-        worth its time, and the effort allows.
+        worth its time, and the effort allows. Where that is asked, what is decided for is timed with cold caches, too.
         """
         care, told = CARE[self._request.effort], 0
         while self._spent.seconds < self._end_s:
@@ -244,6 +247,8 @@ class _Loop:
             elif pair := next_duel(history, care.duels, self._caches):
                 what = f"{pair[0].plan} could not be timed beside {pair[1].plan}"
                 step = partial(self._hold_duel, *pair)
+            elif self._cold and (trial := next_cold(history, care.processes, care.half_width)):
+                what, step = f"{trial.plan} could not be timed with cold caches", partial(self._measure_again, trial)
             else:
                 break
             try:
@@ -257,9 +262,12 @@ class _Loop:
     def _measure_again(self, trial: Trial, history: History) -> None:
         self._listener.comparing(trial.plan, EAGER)
         job = replace(_job(self._request, "warm"), plan=trial.plan, traits=self._traits(history))
-        job = replace(job, baseline_s=history.economics.baseline_s)
+        job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         limits = Limits.of_this_machine(self._limit_s(history))
         found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.of(trial.plan))
+        if self._cold and isinstance(found, Measurement) and not found.cold_candidate_s:
+            self._cold = False  # nor would another process
+            self._why_not_cold = ", ".join(found.notes[-1:])
         kept = self._storage.keep_repeat(self._id, trial.plan, found)
         self._listener.repeated(kept or with_repeat(trial, found))
         self._report_leader()
@@ -295,6 +303,8 @@ class _Loop:
         excluded = self._sampler.excluded(self._stored())  # what may be had again was tried all the same
         if state is StudyState.DECIDED and self._spent.seconds >= self._end_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
+        if self._request.cold and decision is not None:
+            excluded += self._untimed_cold(decision.plan, history)
         self._storage.conclude(
             self._id,
             state=state,
@@ -304,6 +314,13 @@ class _Loop:
             asked=(self._request.workload, self._request.effort),
         )
         return self._storage.get_study(self._id, self._request.workload.target)
+
+    def _untimed_cold(self, plan: Plan, history: History) -> list[str]:
+        """Say why the decided plan was not timed with cold caches, though that was asked; nothing where it was."""
+        if plan.is_eager:
+            return ["cold processor caches: eager stays, so there is no plan to time with them"]
+        trial = history.tried(plan)
+        return [] if trial and trial.cold_speedups else [self._why_not_cold]
 
     def _choose_sampler(self) -> Sampler:
         request, inspection = self._request, self._inspection

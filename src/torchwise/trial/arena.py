@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
+from torchwise.errors import UnsupportedError
 from torchwise.measure import (
     FEWEST_ROUNDS,
     LEAST_ROUND_S,
@@ -14,6 +16,7 @@ from torchwise.measure import (
     Clock,
     Precision,
     held_memory,
+    make_eviction,
     measure_pair,
     peak_memory,
     turns,
@@ -120,14 +123,28 @@ class Arena:
         prune_below: float | None = None,
         usual_s: tuple[float | None, float | None] = (None, None),
         block_s: float = LEAST_ROUND_S,
+        evict: Callable[[], None] | None = None,
     ) -> Measurement:
-        """Time two sides in alternation, over the shape mix; see `measure_pair` and `Precision`."""
+        """Time two sides in alternation, over the shape mix; see `measure_pair`, `Precision` and `Clock`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
         effort = self._job.effort
         is_unsteady = {"contended_cores", "short_calls"} <= self._job.traits
         rounds = LEAST_ROUNDS if is_unsteady else FEWEST_ROUNDS
         precision = Precision(effort.half_width, effort.measure_s, block_s, rounds)
-        return measure_pair(*sides, self._clock, precision, prune_below=prune_below, usual_s=usual_s)
+        clock = replace(self._clock, evict=evict)
+        return measure_pair(*sides, clock, precision, prune_below=prune_below, usual_s=usual_s)
+
+    def with_cold(self, found: Measurement, candidate: Calls, baseline: Calls) -> Measurement:
+        """Return a measurement of two sides with what they take with cold processor caches, timed now.
+
+        Where the caches cannot be emptied, it says so in its notes.
+        """
+        try:
+            evict = make_eviction(self.device)
+        except UnsupportedError as error:
+            return replace(found, notes=(*found.notes, f"not timed with cold processor caches: {error}"))
+        cold = self.measure(candidate, baseline, evict=evict)
+        return replace(found, cold_candidate_s=cold.candidate_s, cold_baseline_s=cold.baseline_s)
 
     def memory(self, candidate: Calls) -> tuple[int | None, int | None]:
         """Return peak memory of the candidate and of eager: the largest over the examples.

@@ -54,13 +54,19 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
 
 
 def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
-    """Start the plan in this fresh process from the caches in the job's folder, and time it beside eager once more."""
+    """Start the plan in this fresh process from the caches in the job's folder, and time it beside eager once more.
+
+    With `job.cold` with cold processor caches as well.
+    """
     trial = _Tryout(job)
     with trial.arena.gradients():
         stage("warm compile")
         warm_s = trial.first_calls()
         stage("measure")
-        return Restart(warm_s, trial.measurement())
+        found = trial.measurement()
+        if job.cold:
+            found = trial.arena.with_cold(found, trial.candidate, trial.arena.eager)
+        return Restart(warm_s, found)
 
 
 def duel(job: Job, stage: Callable[[str], None]) -> Measurement:

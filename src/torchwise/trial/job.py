@@ -119,6 +119,7 @@ class Job:
         environment: variables to set in the worker, this process's own: the worker's server may be older than they.
         rival: the other plan of a duel.
         usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
+        cold: whether a "warm" start times the plan with cold processor caches as well.
     """
 
     task: Task
@@ -136,6 +137,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     rival: Plan | None = None
     usual_s: tuple[float | None, float | None] = (None, None)
+    cold: bool = False
 
     def identity_of(self, workload: str) -> str:
         """Return the identity of a workload under this job's settings, which change what eager does."""
