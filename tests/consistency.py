@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from html import unescape
 from html.parser import HTMLParser
+from operator import truediv
 from typing import Any
 
 from torchwise.records import Study
 from torchwise.records.answer import Answer, Reliability
 from torchwise.records.explanation import Basis, Explanation, Finding, Kernel, Price
+from torchwise.report import format as show
 from torchwise.report.explain.terminal import MOST_KERNELS as SHOWN_KERNELS
 from torchwise.report.rows import Row, rows
 
@@ -61,6 +64,8 @@ def check_study(study: Study, text: str, page: str) -> None:
     _check_table(study, _cells_of_page(page), "the page")
     _check_json(study, study.to_dict())
     _check_decision(study, " ".join(text.replace("│", " ").split()))
+    for shown in (Figures("the terminal", text.replace("│", " ")), Figures("the page", page)):
+        _check_cold(study, shown)
     trust = study.trust.sentence
     if study.is_timed:
         assert " ".join(text.split()).startswith(trust), f"the terminal does not begin with {trust!r}"
@@ -187,6 +192,33 @@ def _check_decision(study: Study, words: str) -> None:
     gain = economics.baseline_s - chosen.time.mid
     for text in re.findall(r"paid back after ([\d,]+) of", words):
         agree(float(text.replace(",", "")), max(economics.overhead(trial) / gain, 1.0), "break-even", 0.02)
+
+
+def _check_cold(study: Study, shown: Figures) -> None:
+    """Hold what is said of cold caches against the samples, the hot figure, and what follows from both."""
+    decided = next((row.trial for row in rows(study) if row.is_decided), None)
+    cold = [m for m in decided.processes if m.cold_candidate_s] if decided else []
+    figures = re.findall(r"processor caches hot: (.{1,60}?) eager's speed; cold: (between \S+ and \S+|\S+)", shown.text)
+    assert len(figures) == bool(cold), f"{shown.name} names {len(figures)} figures with cold caches, of {len(cold)}"
+    words = [
+        text for text in ("may be no faster", "is no faster", "is slower") if f"cold caches it {text}" in shown.text
+    ]
+    if not cold:
+        assert not words, f"{shown.name} says that the plan {words} with cold caches, which were not timed"
+        return
+    assert decided is not None
+    assert decided.cold_speedup is not None
+    (hot, told), ratio = figures[0], decided.cold_speedup
+    assert study.decision is not None
+    assert hot == show.speedup(study.decision.speedup), (
+        f"{shown.name} has {hot} beside cold caches, and decides by another"
+    )
+    medians = [statistics.median(map(truediv, m.cold_baseline_s, m.cold_candidate_s)) for m in cold]
+    if (figure := read_ratio(told)) is not None:
+        agree(figure, statistics.geometric_mean(medians), f"{shown.name}: the speed-up with cold caches", SAME)
+    assert (ratio.low > 1) != bool(words), f"{shown.name} says of {told} with cold caches that the plan {words}"
+    slower = ratio.high < 1
+    assert slower == ("is slower" in words), f"{shown.name} says of {told} with cold caches that the plan {words}"
 
 
 class Figures:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from torchwise.environment import Environment
 from torchwise.records import Decision, Inspection, Interval, Study, Verdict
+from torchwise.records.answer import Answer, exceeds
 from torchwise.report import format as show
 from torchwise.report.costs import asked
 from torchwise.report.throughput import throughputs
@@ -35,6 +36,22 @@ def besides(decision: Decision) -> str:
     if decision.error is not None:
         words.append(f"error {show.relative_error(decision.error)} against the reference")
     return ", ".join(words)
+
+
+def caches(study: Study) -> list[str]:
+    """Return how fast the decided plan is with hot and with cold processor caches, where it was timed with both."""
+    decision = study.decision
+    trial = next((t for t in study.trials if decision and not decision.plan.is_eager and t.plan == decision.plan), None)
+    if decision is None or trial is None or trial.cold_speedup is None:
+        return []
+    hot, cold = show.speedup(decision.speedup), show.speedup(trial.cold_speedup)
+    found = [f"processor caches hot: {hot} eager's speed; cold: {cold}"]
+    answer = exceeds(trial.cold_speedup)
+    if answer is Answer.NO:
+        found.append(f"With cold caches it is {'slower' if trial.cold_speedup.high < 1 else 'no faster'} than eager.")
+    elif answer is Answer.INCONCLUSIVE:
+        found.append("With cold caches it may be no faster than eager: the measurements cannot tell.")
+    return found
 
 
 def saved(decision: Decision) -> str:

@@ -63,6 +63,7 @@ def _context(study: Study) -> dict[str, Any]:
         "when": facts.when(study.created_at),
         "verdict": study.decision.reason if study.decision else _undecided(study),
         "figures": _figures(study.decision),
+        "caches": facts.caches(study),
         "trust": study.trust if study.is_timed else None,
         "rows": candidates,
         "plots": plots(study),

@@ -119,7 +119,8 @@ class Progress:
     def repeated(self, trial: Trial) -> None:
         """It was timed beside eager in one more process."""
         self.stage("")
-        self._say(f"{show.one_line(str(trial.plan))} in {len(trial.processes)} processes: {outcome(trial)}")
+        cold = f"; with cold caches {show.speedup(trial.cold_speedup)}" if trial.cold_speedup else ""
+        self._say(f"{show.one_line(str(trial.plan))} in {len(trial.processes)} processes: {outcome(trial)}{cold}")
         self._task = ""
 
     def note(self, text: str) -> None:

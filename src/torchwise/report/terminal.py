@@ -59,7 +59,7 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
     """
     parts: list[RenderableType] = [
         *([layout.trusted(study.trust)] if study.is_timed else []),
-        render_decision(study.decision) if study.decision else _undecided(study),
+        render_decision(study.decision, facts.caches(study)) if study.decision else _undecided(study),
         Text(facts.asked_for(study), style="dim"),
         *(Text(line) for line in throughputs(study)),
         _Candidates(rows(study)),
@@ -72,11 +72,12 @@ def render_study(study: Study, name: str | None = None, store: str | None = None
     return Group(*parts)
 
 
-def render_decision(decision: Decision) -> RenderableType:
-    """Return a decision: its sentence, its figures, and where it holds."""
+def render_decision(decision: Decision, more: Iterable[str] = ()) -> RenderableType:
+    """Return a decision: its sentence, its figures and `more` of them, and where it holds."""
     lines = [Text(show.plain(decision.reason), style="bold")]
     if not decision.plan.is_eager:
         lines.append(Text(facts.besides(decision)))
+    lines += map(Text, more)
     holds = f"holds for {show.one_line(decision.workload.target)} on {facts.place(decision.environment)}"
     lines.append(Text(holds, style="dim"))
     is_sure = decision.speedup is not None and decision.speedup.is_usable
