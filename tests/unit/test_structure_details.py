@@ -73,7 +73,16 @@ def step(loss: Any = nn.functional.mse_loss, optimizer: Any = torch.optim.SGD, *
     return torchwise.TrainStep(model, loss, optimizer(model.parameters(), lr=0.1), **options)
 
 
+def sparse(layout: torch.layout | None) -> nn.Module:
+    model = Net().eval()
+    matrix = torch.eye(4)
+    model.register_buffer("matrix", matrix if layout is None else matrix.to_sparse(layout=layout))
+    return model
+
+
 CASES: dict[str, tuple[Any, Any, str]] = {
+    "sparse": (sparse(None), sparse(torch.sparse_coo), "buffer matrix is float32[4, 4] torch.sparse_coo, and was"),
+    "layout": (sparse(torch.sparse_csr), sparse(torch.sparse_coo), "and was float32[4, 4] torch.sparse_csr"),
     "weight": (Net().eval(), Net(16).eval(), "weight fc.weight is float32[16, 4], and was float32[8, 4]"),
     "dtype": (Net().eval(), Net().eval().double(), "weight fc.weight is float64[8, 4], and was float32[8, 4]"),
     "no bias": (Net().eval(), Net(bias=False).eval(), "weight fc.bias is gone (float32[8])"),

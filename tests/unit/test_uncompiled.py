@@ -12,6 +12,7 @@ from torch import nn
 
 from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.workload import Example
+from torchwise.workload.step import TrainStep
 
 X = torch.ones(4, 4)
 
@@ -78,6 +79,14 @@ def test_the_line_is_named(call: Callable[..., Any], line: str) -> None:
     assert f"{__file__}:" in said
     assert line in said
     assert "\n" not in said
+
+
+def test_of_a_training_step_the_model_s_line_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Sparse(torch.sparse_csr))
+    step = TrainStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    said = why_uncompiled(step, Example((X, X)))
+    assert f"{__file__}:" in said
+    assert "torch.sparse.mm(self.matrix, x)" in said
 
 
 class Disabled(nn.Module):

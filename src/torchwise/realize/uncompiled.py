@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from torchwise.errors import first_line
+from torchwise.workload import step
+from torchwise.workload.step import TrainStep
 from torchwise.workload.workload import Example
 
 _TORCH = str(Path(torch.__file__).parent)
+_STEPS = str(Path(step.__file__))
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)', re.M)
 _EXPLANATION = re.compile(r"^ *Explanation: (?P<text>.+)$", re.M)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -25,8 +28,10 @@ def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
     """
     if isinstance(call, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "it is TorchScript, which torch.compile leaves as it is: give the model that it was made from"
-    if rnn := _rnn(call):
+    if rnn := _rnn(call.model if isinstance(call, TrainStep) else call):
         return rnn
+    if isinstance(call, TrainStep):
+        call = call.loss_of  # what a plan compiles: not the optimizer's part of a step
     given = example.clone()
     torch.compiler.reset()  # or it remembers that it left the function to eager
     try:
@@ -49,7 +54,7 @@ def _rnn(call: Callable[..., Any]) -> str:
 def _told(text: str) -> str:
     """Return the reason with the innermost line of the user's, or else with PyTorch's explanation."""
     reason = _ADDRESS.sub("", first_line(text)).rstrip(".")
-    frames = [hit for hit in _FRAME.finditer(text) if not hit["file"].startswith(_TORCH)]
+    frames = [hit for hit in _FRAME.finditer(text) if not hit["file"].startswith((_TORCH, _STEPS))]
     if frames:
         last = frames[-1]
         return f"{reason}, at {last['file']}:{last['line']}, in {last['function']}: `{last['code'].strip()}`"

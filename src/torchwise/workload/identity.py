@@ -328,9 +328,12 @@ def script_of(part: torch.nn.Module) -> list[list[str]]:
 
 def describe_state(tensor: torch.Tensor) -> str:
     """Return the form of a weight or buffer."""
+    import torch
     from torch.nn.parameter import is_lazy
 
-    return "uninitialised" if is_lazy(tensor) else f"{tensor.dtype}{list(tensor.shape)}"
+    if is_lazy(tensor):
+        return "uninitialised"
+    return f"{tensor.dtype}{list(tensor.shape)}" + ("" if tensor.layout is torch.strided else f" {tensor.layout}")
 
 
 def _class_source(cls: type) -> str | None:
