@@ -38,6 +38,7 @@ class ReachableCode:
     Args:
         calls: functions and other callables that are called.
         classes: of the objects whose methods are called.
+        most: how many functions are looked for.
 
     Attributes:
         functions: those found, each once.
@@ -45,7 +46,7 @@ class ReachableCode:
         names: all that code mentions.
     """
 
-    def __init__(self, calls: Iterable[Any], classes: Iterable[type]) -> None:
+    def __init__(self, calls: Iterable[Any], classes: Iterable[type], *, most: int = MAX_FUNCTIONS) -> None:
         self._found: dict[int, types.FunctionType] = {}
         self._spaces: dict[int, Namespace] = {}
         self._members: defaultdict[str, list[Any]] = defaultdict(list)
@@ -55,7 +56,7 @@ class ReachableCode:
         self._waiting = deque(calls)
         for cls in classes:
             self._add_class(cls)
-        while self._waiting and len(self._found) < MAX_FUNCTIONS:
+        while self._waiting and len(self._found) < most:
             self._visit(self._waiting.popleft())
         self.functions = [*self._found.values()]
         self.namespaces = [*self._spaces.values()]

@@ -15,10 +15,12 @@ from torchwise.realize.same_code import is_same_code
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-CALLED = ("forward", "_call_impl", "_compiled_call_impl")
+CALLED = ("forward", "_call_impl")
 """What a module's own attributes may put in the place of its class's."""
 
 REPLACED = "the model's forward or class was replaced since the plan was applied"
+COMPILED = "model.compile() was called since the plan was applied, and so PyTorch's compiled code answers"
+UNCOMPILED = "what model.compile() had made was taken from the model since the plan was applied"
 
 
 class Changes:
@@ -34,6 +36,7 @@ class Changes:
         self._training = getattr(original, "training", None)
         self._is_scripted = isinstance(original, torch.jit.ScriptModule)  # whose mode is not in its state
         self._called = [*map(self._state.get, CALLED)]
+        self._compiled = self._state.get("_compiled_call_impl")
         self._code = CodeGuard(original)
         self._take_code()
         self._found: str | None = None
@@ -79,6 +82,9 @@ class Changes:
     def _changed(self) -> str | None:
         if getattr(self._original, "training", None) is not self._training:
             return "the model changed between train() and eval() since the plan was applied"
+        compiled = self._state.get("_compiled_call_impl")
+        if compiled is not self._compiled:
+            return COMPILED if compiled is not None else UNCOMPILED
         if not all(map(is_same_code, map(self._state.get, CALLED), self._called)):
             return REPLACED
         replaced = self._code.rebound()

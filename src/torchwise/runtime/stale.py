@@ -1,21 +1,68 @@
-"""Whether a decision holds for a model on this machine."""
+"""Whether a decision holds for a model on this machine.
+
+Libraries and programs leave marks on a model: that its weights were loaded, its name, who prepared it. An attribute
+that no code reads which a call may run changes no answer, and so it makes no decision stale.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from torchwise import environment
+from torchwise.realize.reachable_code import ReachableCode, find_names
 from torchwise.records import Decision
-from torchwise.workload.differences import another_model, packed
-from torchwise.workload.identity import structure
+from torchwise.workload.differences import CODE, Details, another_model, packed, unpacked
+from torchwise.workload.identity import Attributes, structure
+from torchwise.workload.step import TrainStep
 from torchwise.workload.structure_details import details_of
+
+ATTRIBUTE = "attribute "
+"""Begins the name of an attribute in what a structure is made of."""
+MOST_FUNCTIONS = 10_000
 
 
 def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
     """Return what a decision was made for and differs here, or None where it holds."""
     if different := decision.environment.differences(environment.detect(decision.environment.device)):
         return "; ".join(different)
-    if structure(model) != decision.structure:
-        return another_model(decision.structure_details, packed(details_of(model)))
-    return None
+    if structure(model) == decision.structure:
+        return None
+    details = details_of(model)
+    marks = find_marks(model, unpacked(decision.structure_details), details)
+    if marks and structure(model, marks) == decision.structure:
+        return None
+    return another_model(decision.structure_details, packed(details))
+
+
+def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attributes:
+    """Return attributes that differ and that no code reads, as they were; nothing where something else differs, too."""
+    model = model.model if isinstance(model, TrainStep) else model
+    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not before or not isinstance(model, torch.nn.Module) or any(not n.startswith(ATTRIBUTE) for n in differing):
+        return {}
+    parts, read = dict(model.named_modules()), names_read_by(model)
+    marks: dict[int, dict[str, str | None]] = {}
+    for name in differing:
+        path, _, attribute = name.removeprefix(ATTRIBUTE).rpartition(".")
+        was = before.get(name)
+        if path not in parts or attribute in read or (was or "").startswith(CODE):
+            return {}
+        marks.setdefault(id(parts[path]), {})[attribute] = was
+    return marks
+
+
+def names_read_by(model: torch.nn.Module) -> set[str]:
+    """Return the names that code mentions which a call of a model may run, hooks included."""
+    parts = list(model.modules())
+    kinds = {cls for part in parts for cls in type(part).__mro__}
+    hooks = [
+        hook for part in parts for held in (part._forward_hooks, part._forward_pre_hooks) for hook in held.values()
+    ]
+    names = ReachableCode(hooks, kinds, most=MOST_FUNCTIONS).names
+    of_torch = [cls for cls in kinds if cls.__module__.startswith("torch.") and cls is not torch.nn.Module]
+    functions = [value for cls in of_torch for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+    return names.union(*(find_names(function.__code__) for function in functions))

@@ -32,7 +32,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchwise.workload.memory import overlap_of
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 MEMORY = "; memory: "
 """What a description of inputs says before it says how they share memory."""
+Attributes = Mapping[int, Mapping[str, str | None]]
+"""By the identity of a module: the printed form of attributes by name; None for one that is not there."""
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _OF_THE_INTERPRETER = (
@@ -71,9 +73,14 @@ def identity(workload: Workload, mode: str, structure_digest: str | None = None)
     return _digest({"mode": mode, "structure": structure_digest, "inputs": inputs})[:16]
 
 
-def structure(call: Callable[..., Any]) -> str:
-    """Return 16 hex digits for the model alone: what must be equal for a plan to fit it, whatever the inputs."""
-    return Describer().of(call)[:16]
+def structure(call: Callable[..., Any], attributes: Attributes | None = None) -> str:
+    """Return 16 hex digits for the model alone: what must be equal for a plan to fit it, whatever the inputs.
+
+    Args:
+        call: the model.
+        attributes: taken in the place of those that its parts have.
+    """
+    return Describer(attributes).of(call)[:16]
 
 
 def describe_example(example: Example) -> str:
@@ -115,7 +122,8 @@ def _describe_leaf(leaf: Any) -> str:
 class Describer:
     """Describes one callable, and what hangs on it, as digests; nothing is described twice, and cycles end."""
 
-    def __init__(self) -> None:
+    def __init__(self, attributes: Attributes | None = None) -> None:
+        self._given = attributes or {}
         self._open: list[int] = []
         self._done: dict[int, tuple[Any, str]] = {}  # the object is held, so that no other takes its address
 
@@ -212,7 +220,10 @@ class Describer:
         return [] if form is thing else [self.of(form)]
 
     def _attributes(self, thing: Any) -> list[list[str]]:
-        return [[name, self.value(value)] for name, value in attributes_of(thing)]
+        given = self._given.get(id(thing), {})
+        found = {name: self.value(value) for name, value in attributes_of(thing) if name not in given}
+        found.update({name: text for name, text in given.items() if text is not None})
+        return [[name, text] for name, text in sorted(found.items())]
 
     def _class(self, cls: type) -> list[Any]:
         if _is_torchs(cls) or _is_pythons(cls):  # the environment has their versions
@@ -271,7 +282,9 @@ def attributes_of(thing: Any) -> list[tuple[str, Any]]:
 def _of_every_module() -> frozenset[str]:
     import torch
 
-    return frozenset({*vars(torch.nn.Module()), *(n for n in dir(torch.nn.Module) if n.startswith("_"))})
+    # `torch.compile(model)` leaves a mark on the model, though another object is what it compiles.
+    marks = {*vars(torch.nn.Module()), "_is_torch_compile"}
+    return frozenset({*marks, *(n for n in dir(torch.nn.Module) if n.startswith("_"))})
 
 
 def code_digest(function: types.FunctionType) -> str:

@@ -1,0 +1,165 @@
+"""What libraries leave on a model makes a decision stale only where it changes answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchwise
+from live_decisions import decided
+from torchwise.plan import Plan
+from torchwise.records import Decision
+from torchwise.runtime.changes import COMPILED
+from torchwise.runtime.stale import stale_because
+from torchwise.workload.differences import packed
+from torchwise.workload.structure_details import details_of
+
+pytestmark = pytest.mark.usefixtures("dynamo_afresh")
+
+X, THREADS = torch.ones(2, 4), Plan(threads=1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.scale = 2.0
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return x * getattr(self, "gain", 1.0)
+
+    def save(self) -> Any:
+        return self.saved_as
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.helper(self.norm(self.fc(x))) * self.scale
+
+
+def decision_for(model: Any) -> Decision:
+    return decided(model, THREADS, X, structure_details=packed(details_of(model)))
+
+
+def set_on(*path: str, name: str, value: Any = True) -> Callable[[nn.Module], None]:
+    return lambda net: setattr(net.get_submodule(".".join(path)), name, value)
+
+
+def hook_by_accelerate(net: Any) -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(net.fc, hooks.ModelHook())
+
+
+def observe(net: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, says PyTorch
+        net.qconfig = torch.ao.quantization.default_qconfig
+        torch.ao.quantization.prepare(net, inplace=True)
+
+
+def call_compiled(net: nn.Module) -> None:
+    with torch.no_grad():
+        torch.compile(net, backend="eager")(X)
+
+
+MARKS: dict[str, Callable[[Any], Any]] = {
+    "torch.compile": lambda net: torch.compile(net, backend="eager"),
+    "torch.compile, called": call_compiled,
+    "compile()": lambda net: net.compile(backend="eager"),
+    "compile() of a part": lambda net: net.fc.compile(backend="eager"),
+    "requires_grad": lambda net: net.requires_grad_(False),
+    "a library's mark": set_on("fc", name="_is_hf_initialized"),
+    "a name": set_on(name="name_or_path", value="a/b"),
+    "what a method reads that no call runs": set_on(name="saved_as", value="a"),
+    "a configuration that no code reads": lambda net: setattr(net, "qconfig", torch.ao.quantization.default_qconfig),
+}
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "what forward reads": set_on(name="scale", value=3.0),
+    "what a method reads": set_on(name="gain", value=3.0),
+    "what a layer reads": set_on("norm", name="eps", value=1.0),
+    "a hook of accelerate": hook_by_accelerate,
+    "a parametrization": lambda net: torch.nn.utils.parametrizations.weight_norm(net.fc),
+    "observers": observe,
+    "a mark beside a change": lambda net: (set_on(name="mark")(net), set_on(name="scale", value=3.0)(net)),
+    "forward": lambda net: setattr(net, "forward", lambda x: x),
+}
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_a_mark_that_no_code_reads_makes_no_decision_stale(kind: str) -> None:
+    decision = decision_for(net := Net().eval())
+    MARKS[kind](net)
+    assert stale_because(net, decision) is None
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_may_change_answers_makes_it_stale(kind: str) -> None:
+    decision = decision_for(net := Net().eval())
+    CHANGES[kind](net)
+    assert stale_because(net, decision) is not None
+
+
+def test_a_mark_that_was_there_may_be_gone_or_another() -> None:
+    marked = Net().eval()
+    marked.mark = 1  # type: ignore[assignment]
+    decision = decision_for(marked)
+    assert stale_because(Net().eval(), decision) is None
+    marked.mark = 2  # type: ignore[assignment]
+    assert stale_because(marked, decision) is None
+
+
+def test_what_a_hook_reads_is_read() -> None:
+    net = Net().eval()
+    net.fc.register_forward_hook(lambda module, _, output: output * module.strength)
+    net.fc.strength = 1.0  # type: ignore[assignment]
+    decision = decision_for(net)
+    net.fc.strength = 2.0  # type: ignore[assignment]
+    assert "strength is 2.0, and was 1.0" in str(stale_because(net, decision))
+
+
+def test_marks_on_the_model_of_a_training_step_are_none_either() -> None:
+    net = Net()
+    step = torchwise.TrainStep(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    decision = decision_for(step)
+    net.name_or_path = "a"  # type: ignore[assignment]
+    assert stale_because(step, decision) is None
+    net.scale = 3.0
+    assert stale_because(step, decision) is not None
+
+
+def test_a_decision_without_details_is_stale_as_before() -> None:
+    decision = decided(net := Net().eval(), THREADS, X)
+    net.name_or_path = "a"  # type: ignore[assignment]
+    assert stale_because(net, decision) is not None
+
+
+def test_who_answers_once_the_user_compiled_the_model() -> None:
+    seen: list[str] = []
+
+    def counting(name: str) -> Callable[..., Any]:
+        def compiler(graph: Any, _: Any) -> Any:
+            return lambda *args: (seen.append(name), graph.forward(*args))[1]
+
+        return compiler
+
+    net = Net().eval()
+    decision = decision_for(net)
+    beside = torch.compile(net, backend=counting("beside"))
+    with torch.no_grad():
+        fast = torchwise.apply(net, decision)
+        fast(X)
+        assert (fast.statistics.optimized, seen) == (1, [])  # the plan answers, and no compiled code of the user's
+        assert torch.equal(beside(X), net(X))
+        fast(X)
+        assert (fast.statistics.optimized, seen) == (2, ["beside"])
+        torch._dynamo.reset()  # or what was compiled already serves the next
+        net.compile(backend=counting("itself"))
+        fast(X)
+        assert seen == ["beside", "itself"]
+        assert dict(fast.statistics.original) == {COMPILED: 1}
+        again = torchwise.apply(net, decision)  # as the code is the same, the plan may answer it
+        again(X)
+        assert (again.statistics.optimized, seen) == (1, ["beside", "itself"])
