@@ -6,7 +6,7 @@ import math
 import re
 from html import unescape
 
-from consistency import agree, read_ratio, read_seconds, read_size
+from consistency import Figures, agree, check_cold, read_ratio, read_seconds, read_size
 from torchwise.lock.checked import Check, State
 from torchwise.records.analysis import Analysis
 from torchwise.records.answer import Answer, all_of, exceeds
@@ -38,6 +38,11 @@ def check_benchmark(benchmark: Benchmark, text: str, markdown: str, page: str) -
     assert page.count('class="decided"') == starred, "the page marks other rows than the terminal"
     for row in benchmark.rows:
         _check_duel(row, benchmark, text)
+    scaled = [scale_of(benchmark, row.workload).of(row) for row in benchmark.rows]
+    timed = [(one.speedup, one.row.performance.processes) for one in scaled if one and one.row.performance]
+    unfolded = re.sub(r"<summary>.*?</summary>", " ", page)  # which repeat what they open
+    for where, said in (("the terminal", text), ("Markdown", markdown.replace("\\", "")), ("the page", unfolded)):
+        check_cold(timed, Figures(where, said))
     assert "mean of 1 " not in text + markdown + page, "a geometric mean of one row is none"
 
 

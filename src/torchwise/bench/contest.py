@@ -42,6 +42,7 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
         stage("measure")
         measurement = ring.measure(candidate, ring.arena.eager)
         own, eager = ring.arena.memory(candidate)
+        measurement = ring.with_cold(measurement, candidate)
         check_served(call)
     costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.arena.workload
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
@@ -55,7 +56,7 @@ def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
         candidate = ring.arena.runners(ring.build(contest.contender))
         warm_s = ring.built_s + ring.arena.first_calls(candidate)
         stage("measure")
-        return Restart(warm_s, ring.measure(candidate, ring.arena.eager))
+        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate))
 
 
 def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
@@ -149,6 +150,10 @@ class _Ring:
         """Time two sides; the device's own clock is left out of the record, which holds many rows."""
         found = self.arena.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
+
+    def with_cold(self, found: Measurement, candidate: Calls) -> Measurement:
+        """Time the candidate beside eager with cold processor caches as well, where that is asked."""
+        return self.arena.with_cold(found, candidate, self.arena.eager) if self._contest.job.cold else found
 
 
 def _fitting(setting: Setting, step: TrainStep) -> Setting:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torchwise.errors import InputError
 from torchwise.plan import Legality, Plan
 from torchwise.study import Request
+from torchwise.study.request import check_times_calls
 from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
 
 OURS = "torchwise"
@@ -33,6 +34,7 @@ class BenchRequest:
         budget_s: seconds after which no further contender starts; None for no limit.
         warm: whether the first call from warm caches is measured, too, in a second process.
         plans: what Torchwise chooses from instead of searching; empty to search.
+        cold: whether contenders are timed with cold processor caches as well.
     """
 
     targets: tuple[str, ...]
@@ -48,12 +50,15 @@ class BenchRequest:
     budget_s: float | None = None
     warm: bool = True
     plans: tuple[Plan, ...] = ()
+    cold: bool = False
 
     def __post_init__(self) -> None:
         if not self.targets:
             raise InputError("no targets are given, but a benchmark needs at least one: a family, a name or a suite")
         if self.objective not in ("latency", "throughput"):
             raise InputError(f"objective is {self.objective!r}, but a benchmark times latency or throughput")
+        if self.cold:
+            check_times_calls(self.objective)
         for name in ("limit_s", "budget_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:

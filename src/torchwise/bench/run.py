@@ -19,7 +19,7 @@ from torchwise.bench.request import OURS, BenchRequest
 from torchwise.errors import BaselineError, InputError, InternalError
 from torchwise.plan import Plan
 from torchwise.records import Failure, Measurement, codec
-from torchwise.records.benchmark import Benchmark, Peaks, Performance, Row, RowState, rivals_of
+from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Performance, Row, RowState, rivals_of
 from torchwise.records.scale import scale_of
 from torchwise.report.why import why
 from torchwise.study import Caches, Silent, run_study
@@ -159,7 +159,8 @@ class _Loop:
                 if self._spent():
                     return
                 self._listener.contender(contender.name)
-                own = replace(job, cache_dir=kept.enter_context(own_caches()))
+                cold = self._request.cold and contender.name != EAGER  # which would only be timed beside itself
+                own = replace(job, cache_dir=kept.enter_context(own_caches()), cold=cold)
                 contests[contender.name] = Contest("contend", own, contender.name)
                 self._keep(self._row(workload, contender, contests))
             self._tell_apart(workload, contests)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchwise.cli.files import check_writable
-from torchwise.cli.options import Device, Effort, json_option
+from torchwise.cli.options import Cold, Device, Effort, json_option
 from torchwise.workload.spec import DEFAULT_CALLS
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def bench(
         bool,
         typer.Option("--no-warm", help="Do not start contenders once more to measure the first call from warm caches."),
     ] = False,
+    cold: Cold = False,
     export: Annotated[
         list[Path] | None, typer.Option(help="Write the results to a .json, .csv or .md file; may be repeated.")
     ] = None,
@@ -98,6 +99,7 @@ def bench(
         budget,
         warm=not no_warm,
         plans=tuple(Plan.from_json(text) for text in plan or ()),
+        cold=cold,
     )
     _run(request, earlier, Files(tuple(files), plots, json, html, resume))
 

@@ -13,7 +13,7 @@ from torchwise.records.answer import Answer, Trust
 from torchwise.records.bounds import Amount, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
-from torchwise.records.processes import is_faster_across, observed_across, speedup_across
+from torchwise.records.processes import cold_speedup_across, is_faster_across, observed_across, speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
@@ -146,6 +146,11 @@ class Row:
     def speedup(self) -> Interval | None:
         """Eager's time over the contender's, as all processes that timed the two agree on."""
         return speedup_across(self.performance.processes, self.workload.device) if self.performance else None
+
+    @property
+    def cold_speedup(self) -> Interval | None:
+        """The same with cold processor caches; None where that was not timed."""
+        return cold_speedup_across(self.performance.processes, self.workload.device) if self.performance else None
 
     @property
     def is_faster(self) -> Answer | None:

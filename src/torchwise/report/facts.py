@@ -44,14 +44,18 @@ def caches(study: Study) -> list[str]:
     trial = next((t for t in study.trials if decision and not decision.plan.is_eager and t.plan == decision.plan), None)
     if decision is None or trial is None or trial.cold_speedup is None:
         return []
-    hot, cold = show.speedup(decision.speedup), show.speedup(trial.cold_speedup)
-    found = [f"processor caches hot: {hot} eager's speed; cold: {cold}"]
-    answer = exceeds(trial.cold_speedup)
-    if answer is Answer.NO:
-        found.append(f"With cold caches it is {'slower' if trial.cold_speedup.high < 1 else 'no faster'} than eager.")
-    elif answer is Answer.INCONCLUSIVE:
-        found.append("With cold caches it may be no faster than eager: the measurements cannot tell.")
-    return found
+    return hot_and_cold(decision.speedup, trial.cold_speedup)
+
+
+def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
+    """Return the speed-ups with hot and with cold processor caches, and that a gain is lost where it may be."""
+    figures = f"processor caches hot: {show.speedup(hot)} eager's speed; cold: {show.speedup(cold)}"
+    answer = exceeds(cold)
+    if hot is None or hot.low <= 1 or answer is Answer.YES:
+        return [figures]
+    if answer is Answer.INCONCLUSIVE:
+        return [figures, "With cold caches it may be no faster than eager: the measurements cannot tell."]
+    return [figures, f"With cold caches it is {'slower' if cold.high < 1 else 'no faster'} than eager."]
 
 
 def saved(decision: Decision) -> str:

@@ -59,11 +59,8 @@ class Request:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
         if self.budget_s is not None and not is_positive(self.budget_s):
             raise InputError(f"budget is {self.budget_s!r} s, but must be above 0")
-        if self.cold and (objective := self.workload.objective) != "latency":
-            raise InputError(
-                f"cold caches are asked for with objective {objective!r}, but are only for latency: they are emptied "
-                "before each call, and each is timed by itself. Leave --cold (cold=True) out, or ask for latency"
-            )
+        if self.cold:
+            check_times_calls(self.workload.objective)
         for plan in self.plans or ():
             check_is_plan(plan)
             if not self.allow.allows(level := legality_of(plan)):  # which refuses choices that nobody knows, too
@@ -88,6 +85,19 @@ class Request:
     def inspection_s(self) -> float:
         """Seconds after which the look at the plain model is ended."""
         return INSPECTIONS * TRIAL_S[self.effort]
+
+
+def check_times_calls(objective: str) -> None:
+    """Refuse cold caches with an objective for which no call is timed by itself.
+
+    Raises:
+        InputError: it is one.
+    """
+    if objective != "latency":
+        raise InputError(
+            f"cold caches are asked for with objective {objective!r}, but are only for latency: they are emptied "
+            "before each call, and each is timed by itself. Leave --cold (cold=True) out, or ask for latency"
+        )
 
 
 def _refuse_misspelt_options(plan: Plan) -> None:

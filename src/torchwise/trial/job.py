@@ -119,7 +119,7 @@ class Job:
         environment: variables to set in the worker, this process's own: the worker's server may be older than they.
         rival: the other plan of a duel.
         usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
-        cold: whether a "warm" start times the plan with cold processor caches as well.
+        cold: whether a "warm" start, or a contest, times with cold processor caches as well.
     """
 
     task: Task

@@ -60,6 +60,7 @@ def _found(row: Row, benchmark: Benchmark) -> dict[str, Cell]:
         "processes": len(processes) or None,
         "rounds": sum(len(one.candidate_s) for one in processes) or None,
         **_interval("speedup", "ratio", scaled.speedup if scaled else None),
+        **_interval("cold_caches_speedup", "ratio", row.cold_speedup),
         "cold_s": costs.cold_s if costs else None,
         "warm_s": costs.warm_s if costs else None,
         "peak_memory_bytes": costs.peak_memory if costs else None,

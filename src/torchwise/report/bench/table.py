@@ -10,6 +10,7 @@ from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
+from torchwise.report.facts import hot_and_cold
 from torchwise.workload import WorkloadSpec
 
 OURS = "torchwise"
@@ -42,6 +43,7 @@ class Line:
         choice: for Torchwise its plan, the seconds of search, and how it stands against the best other.
         search: for Torchwise where another is faster, what became of every plan that it could have decided for.
         doubts: what cannot be told, and another duel than the one that is shown.
+        caches: its speed-up with hot and with cold processor caches, where it was timed with both.
         is_inconclusive: whether it cannot be told whether it is faster than eager.
     """
 
@@ -60,12 +62,13 @@ class Line:
     choice: str = ""
     search: str = ""
     doubts: str = ""
+    caches: str = ""
     is_inconclusive: bool = False
 
     @property
     def remarks(self) -> list[str]:
         """What is to be said below the table, a line each."""
-        return [text for text in (self.why, self.choice, self.search, self.doubts) if text]
+        return [text for text in (self.why, self.choice, self.caches, self.search, self.doubts) if text]
 
     @property
     def name(self) -> str:
@@ -121,6 +124,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
         choice=show.one_line(_choice(row, scale)) if row.contender == OURS else "",
         search=show.one_line(_search(row)),
         doubts=show.one_line("; ".join(_doubts(row, scaled))),
+        caches=". ".join(hot_and_cold(scaled.speedup, row.cold_speedup)) if scaled and row.cold_speedup else "",
         is_inconclusive=is_inconclusive(scaled),
     )
 
