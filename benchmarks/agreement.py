@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")
     parser.add_argument("--budget", help="seconds of each search")
     parser.add_argument("--against", type=Path, help="JSON of earlier runs that tells what is right")
+    parser.add_argument("--plan", action="append", default=[], help="plan of each search, as `torchwise tune` takes it")
     parser.add_argument("--earlier", type=Path, nargs="+", default=[], help="JSON of runs to take in")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
@@ -84,7 +85,7 @@ def computing(count: int, cores: Sequence[int] = ()) -> Iterator[None]:
 
 
 def judge(run: dict[str, object], quiet: list[dict[str, object]]) -> str:
-    """Say whether a decision is right, inconclusive or wrong, by what quiet runs measured."""
+    """Say whether a decision is right, inconclusive or wrong, by what quiet runs measured; or unknown, by none."""
     if run["answer"] == "inconclusive":
         return "inconclusive"
     known: dict[str, list[float]] = {}
@@ -93,7 +94,9 @@ def judge(run: dict[str, object], quiet: list[dict[str, object]]) -> str:
             known.setdefault(plan, []).append(speedup["mid"])
     typical = {plan: statistics.median(speedups) for plan, speedups in known.items()}
     if run["answer"] == "yes":
-        return "right" if typical.get(str(run["plan"]), 0.0) > 1 else "wrong"
+        if (plan := str(run["plan"])) not in typical:
+            return f"unknown: no quiet run timed {plan}"
+        return "right" if typical[plan] > 1 else "wrong"
     pays = statistics.median(float(str(earlier["saved_s"])) for earlier in quiet) > 0
     return "wrong" if pays and max(typical.values(), default=1.0) > 1 + TIE else "right"
 
@@ -106,6 +109,7 @@ def tune(options: argparse.Namespace) -> dict[str, object]:
         command += ["--effort", options.effort, "--store", f"{folder}/store.db", "--json", str(file)]
         start = time.perf_counter()
         command += ["--budget", options.budget] if options.budget else []
+        command += [word for plan in options.plan for word in ("--plan", plan)]
         ended = subprocess.run([sys.executable, "-m", "torchwise.cli", *command], capture_output=True, text=True)
         if ended.returncode not in (0, EXIT_INCONCLUSIVE):
             raise SystemExit(f"tune ended with {ended.returncode}: {ended.stderr[-2000:]}")
