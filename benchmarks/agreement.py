@@ -166,6 +166,8 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> str:
     lines += ["", f"{agreeing} of {len(pairs)} pairs of runs agree."]
     if judged := [run["judged"] for run in runs if "judged" in run]:
         counts = ", ".join(f"{judged.count(word)} {word}" for word in ("right", "inconclusive", "wrong"))
+        unknown = len(judged) - sum(judged.count(word) for word in ("right", "inconclusive", "wrong"))
+        counts += f", {unknown} unknown" if unknown else ""
         lines += ["", f"Beside quiet runs: {counts}."]
     lines += ["", *(f"- run {number}: {run['trust']}" for number, run in enumerate(runs))]
     text = "\n".join(lines) + "\n"
