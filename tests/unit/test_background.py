@@ -26,7 +26,7 @@ from torchwise.background.prepare import Checked, Made, Preparation, _keeps_no_s
 from torchwise.errors import InputError
 from torchwise.plan import Plan
 from torchwise.realize.ahead import Code
-from torchwise.records import Costs, Failure, FailureKind, Interval, codec
+from torchwise.records import Costs, Failure, FailureKind, Interval, Study, codec
 from torchwise.runtime import Dispatcher
 from torchwise.runtime.swap import answers_alike, swap
 from torchwise.study import Request
@@ -448,6 +448,19 @@ def prepared(workers: Workers, best: Interval | None = None) -> tuple[News | Non
     told: list[News] = []
     request = Request(WorkloadSpec("live:m"), effort="quick")
     return search._prepared(request, study, Path("/nowhere/0.code"), workers, best, told.append, Rules(())), told
+
+
+def test_cold_caches_are_timed_in_the_last_search_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def run_study(request: Request, *_: Any, **__: Any) -> Study:
+        asked.append((request.effort, request.cold))
+        return a_study(decided=99)
+
+    monkeypatch.setattr(search, "run_study", run_study)
+    order = Order(Request(WorkloadSpec("live:m"), cold=True), ("quick", "standard"), str(tmp_path / "s.db"), ())
+    search.search(order, tmp_path, Workers({}), lambda news: None)  # type: ignore[arg-type]
+    assert asked == [("quick", False), ("standard", True)]
 
 
 def test_what_was_decided_is_made_checked_and_promoted() -> None:

@@ -63,7 +63,9 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
     best: Interval | None = None
     for tier, effort in enumerate(order.efforts):
         tell(News("searching", f"effort {effort}"))
-        request = replace(order.request, effort=effort, fresh=order.request.fresh and tier == 0)
+        fresh = order.request.fresh and tier == 0
+        cold = order.request.cold and effort == order.efforts[-1]  # a first plan does not wait for it
+        request = replace(order.request, effort=effort, fresh=fresh, cold=cold)
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
             study = run_study(request, storage, launcher, Silent(), caches=caches)
             assert study.decision is not None
