@@ -773,3 +773,19 @@ def test_what_saves_memory_alone_is_tried_where_memory_counts(asked: dict[str, A
             break
     assert ({t.plan for t in trials} >= SAVES_MEMORY) is proposed
     assert any(t.plan.recompute != "none" or t.plan.pieces > 1 for t in trials) is proposed
+
+
+def test_what_grows_from_call_to_call_is_compiled_for_all_shapes_at_once() -> None:
+    inspection = an_inspection(1e-3, traits=TRAITS | {"grows"})
+    history = a_history(inspection=inspection, calls=MANY, device="cpu")
+    space = a_space(device="cpu", traits=inspection.traits)
+    found = []
+    for _ in range(20):
+        if (proposal := StagedSampler(space).ask(history)) is None:
+            break
+        found.append(proposal.plan)
+        history = replace(history, trials=(*history.trials, Trial(99, proposal.plan, TrialState.FAIL)))
+    compiled = [plan for plan in found if plan.backend != "eager"]
+    assert Plan(backend="inductor", shapes="dynamic") in compiled
+    assert {plan.shapes for plan in compiled} == {"dynamic"}
+    assert any("another shape" in line for line in StagedSampler(space).excluded(history))

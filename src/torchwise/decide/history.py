@@ -29,6 +29,8 @@ TIE = 0.02
 BETWEEN_S = 5e-6
 """Seconds of a CPU between two operators, at the most. C++ around the kernels saved half a microsecond each where there
 was hardly any work (`benchmarks/cpp_wrapper.py`, torch 2.13, Xeon); the margin is for slower hosts and short calls."""
+GROWS = "grows"
+"""The trait of a workload whose state takes another shape on each call, such as a cache of keys and values."""
 RESTRIDED = "restrided"
 """The trait of a workload whose outputs the compiler lays out otherwise than eager does."""
 WARM_SHARE = 0.3

@@ -39,6 +39,7 @@ class Choice:
         on: choices it only makes sense with, as (field, value).
         brings: choices that are proposed together with it where they are open, as (field, value): what it only makes
             sense with, and what goes well with it.
+        brings_for: choices that it brings for workloads with a trait, as (trait, (field, value)).
         effort: the least effort at which it is tried by itself.
         quick_with: traits of a workload with any of which that is effort "quick".
         compile_factor: compile time as a multiple of a plain compile; 0 for what compiles nothing.
@@ -58,6 +59,7 @@ class Choice:
     unless: tuple[tuple[str, str], ...] = ()
     on: tuple[tuple[str, Any], ...] = ()
     brings: tuple[tuple[str, Any], ...] = ()
+    brings_for: tuple[tuple[str, tuple[str, Any]], ...] = ()
     effort: Effort = "standard"
     quick_with: tuple[str, ...] = ()
     compile_factor: float = 1.0

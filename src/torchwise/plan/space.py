@@ -76,7 +76,8 @@ class PlanSpace:
         found: set[Plan] = set()
         whole = replace(plan, scope="whole") if plan.scope == "rolled" else plan
         for choice in choices:
-            brought = tuple(part for part in choice.brings if part in open_here)
+            brings = (*choice.brings, *(part for trait, part in choice.brings_for if trait in self.traits))
+            brought = tuple(part for part in brings if part in open_here)
             for along in (brought, tuple(part for part in brought if part in choice.on)):
                 neighbour = None if _has(plan, choice) else _with(plan, choice, along) or _with(whole, choice, along)
                 if neighbour is not None and neighbour not in found:

@@ -39,10 +39,10 @@ class Inspection:
             "repeated_blocks", "several_shapes", "stochastic", "writes_inputs", "complex", "repeats", "long" (of
             very many operators), "rnn", "patches", "short_rows" (points of a few coordinates are read again and again),
             "static_form", "dependent_launch" (the GPU can start a kernel before the one ahead of it has ended),
-            "prints" (or logs), "questions" (Python asks the GPU yes or no, or how many), "numbers" (it reads
-            floating-point numbers from it), "short_calls" and "contended_cores" (on a CPU: threads of one operator wait
-            for a core; `measurement.cores` is the evidence); of a training step "training_step", "fusable",
-            "foreachable", "divisible_by_2" and "divisible_by_4".
+            "grows" (a call gives the state that it keeps another shape), "prints" (or logs), "questions" (Python asks
+            the GPU yes or no, or how many), "numbers" (it reads floating-point numbers from it), "short_calls" and
+            "contended_cores" (on a CPU: threads of one operator wait for a core; `measurement.cores` is the evidence);
+            of a training step "training_step", "fusable", "foreachable", "divisible_by_2" and "divisible_by_4".
         measurement: eager against itself; its speed-up interval should hold 1 and shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.
         peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.

@@ -143,7 +143,7 @@ class _Tryout:
             return
         call, example = self._realized.call, self.arena.workload.examples[0].clone()
         compiled = [compiled_graphs()]
-        with kept_state(self.arena.workload.call) as state:
+        with kept_state(self.arena.workload.call, example.args, example.kwargs) as state:
             try:
                 for _ in range(SETTLED_AFTER):
                     call(*example.args, **example.kwargs)
@@ -152,9 +152,16 @@ class _Tryout:
                 raise UnsupportedError(f"a call changes what the plan holds for: {error}") from error
             except Exception:  # as the model raises where a cache is full; verification holds the calls against its own
                 return
-            changed = ", ".join(list(state.changes())[:MAX_NAMED]) or "its inputs"
-        if len(compiled) > SETTLED_AFTER and compiled[-1] > compiled[-2] > compiled[-3]:
-            raise UnsupportedError(f"every call compiles anew, for each changes what the code depends on: {changed}")
+            changed, grown = list(state.changes()), state.grown()
+        if len(compiled) <= SETTLED_AFTER or not compiled[-1] > compiled[-2] > compiled[-3]:
+            return
+        if grown and self._job.plan.shapes == "static":
+            raise UnsupportedError(
+                f"every call compiles anew, as each gives another shape to {_list_few(grown)}: a plan with "
+                "shapes='dynamic' compiles once for all"
+            )
+        named = _list_few(changed) or "its inputs"
+        raise UnsupportedError(f"every call compiles anew, for each changes what the code depends on: {named}")
 
     def verdict(self, stage: Callable[[str], None]) -> Verdict:
         if self._trainee is not None:
@@ -232,3 +239,7 @@ def _floor_of(plan: Plan) -> Plan:
 
 def _size(folder: str) -> int:
     return sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file()) if folder else 0
+
+
+def _list_few(paths: list[str]) -> str:
+    return ", ".join([*paths[:MAX_NAMED], *(["…"] if len(paths) > MAX_NAMED else [])])

@@ -263,6 +263,7 @@ def _traits(
         "patches": module is not None and shares.get("conv", 1.0) > SIGNIFICANT and has("patches", has_patches),
         "dependent_launch": any(t.is_cuda for t in tensors) and _launches_early(),
         "static_form": has("a static form", lambda _: has_static_form(workload.call)),
+        "grows": once.grows,
         "several_shapes": once.grows or len({describe_example(example) for example in workload.examples}) > 1,
         "stochastic": stochastic,
     }

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchwise.decide.history import RESTRIDED, History, code_of, lays_out_by_itself, sets_threads_alone
+from torchwise.decide.history import GROWS, RESTRIDED, History, code_of, lays_out_by_itself, sets_threads_alone
 from torchwise.decide.samplers.base import Proposal
 from torchwise.plan import EAGER, Choice, Legality, Plan, PlanSpace
 from torchwise.plan.choice import ANY, load_choices
@@ -153,6 +153,8 @@ class StagedSampler:
     def excluded(self, history: History) -> list[str]:
         """List the untried neighbours of the leader that cannot pay, and what more effort or legality would open."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
+        if GROWS in history.traits:
+            found["inductor for static shapes"] = "each call gives what it keeps another shape, and would compile anew"
         if RESTRIDED in history.traits:
             found["inductor without eager_strides"] = "outputs would lie otherwise in memory than eager's, as was seen"
         parts = (trial.failure.no_effect for trial in history.trials if trial.failure)
@@ -183,7 +185,7 @@ class StagedSampler:
             for plan, choice in space.neighbours(base):
                 if plan in seen or history.tried(plan) is not None or self._lost_before(history, choice):
                     continue
-                if _fails_like_others(plan, space) or history.without_effect(plan):
+                if _fails_like_others(plan, space) or _compiles_each_call(plan, space) or history.without_effect(plan):
                     continue
                 if plan.threads is not None and plan.threads == history.eager_threads:  # as it is without
                     continue
@@ -239,6 +241,10 @@ def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> flo
 def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
     """Whether a plan would lay outputs out otherwise than eager does, as others were seen to."""
     return RESTRIDED in space.traits and lays_out_by_itself(plan)
+
+
+def _compiles_each_call(plan: Plan, space: PlanSpace) -> bool:
+    return GROWS in space.traits and plan.backend != EAGER.backend and plan.shapes == "static"
 
 
 def _name(choice: Choice) -> str:

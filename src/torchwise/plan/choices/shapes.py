@@ -12,6 +12,7 @@ register(
         summary="one compilation serves all shapes of the mix, instead of one each",
         needs=("several_shapes",),
         on=(("backend", "inductor"), ("mode", "default")),
+        brings_for=(("grows", ("backend", "inductor")),),
         effort="quick",
     )
 )

@@ -57,6 +57,7 @@ class CompileCallback:
         self._settings, self._is_dynamic = settings, is_dynamic
         self._noted: defaultdict[types.CodeType, list[Noted]] = defaultdict(list)
         self._numbers: dict[str, bool] = {}  # inputs by now, and whether they are integers
+        self._is_buffer_varying = False
         self._history: Any = None
         self._counted = -1  # the call that was counted last
         self.recompiles = Recompiles()
@@ -98,6 +99,7 @@ class CompileCallback:
             self.recompiles.again(others or [_asked(cache_entry, frame)], at_start=is_whole)
             self._counted = self.calls
         self._numbers |= {one.name: one.is_integer for one in found if one.kind == NUMBER}
+        self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in found)
 
     def _varied(self, frame: Any) -> list[Varied]:
         """Compare with that of before which differs least, and rather in anything else than tensors."""
@@ -113,6 +115,10 @@ class CompileCallback:
                 config: Any = torch.compiler.config
                 sources = ",".join(filter(None, (config.dynamic_sources, *integers)))
                 stack.enter_context(config.patch(dynamic_sources=sources))
+            if self._is_dynamic and self._is_buffer_varying:  # Dynamo takes the shapes of buffers for constants
+                from torch._dynamo import config as dynamo
+
+                stack.enter_context(dynamo.patch(force_parameter_static_shapes=False))
             if not self._is_dynamic:
                 with contextlib.suppress(UnsupportedError):  # floats stay constants in such a version of torch
                     stack.enter_context(self._own_history())

@@ -1,0 +1,103 @@
+"""State that grows on each call: a static plan compiles each call anew and says so; a dynamic one compiles once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwise.errors import UnsupportedError
+from torchwise.plan import Plan
+from torchwise.trial.candidate import _Tryout
+from torchwise.trial.job import EFFORTS, Job
+from torchwise.workload import WorkloadSpec
+
+pytestmark = pytest.mark.usefixtures("dynamo_afresh", "only_traced")
+
+WIDTH = 8
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.keys = torch.zeros(1, 1, WIDTH)
+
+
+class Keeping(nn.Module):
+    """Keeps what it saw in what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        cache.keys = torch.cat([cache.keys, self.project(x)], 1)
+        return nn.functional.scaled_dot_product_attention(x, cache.keys, cache.keys)
+
+
+class Remembering(nn.Module):
+    """Keeps what it saw in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.seen = torch.zeros(1, 1, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, self.project(x)], 1)
+        return self.seen.mean(1) + x
+
+
+class Buffered(nn.Module):
+    """Keeps what it saw in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.zeros(1, 1, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, self.project(x)], 1)
+        return self.seen.amax(1) * x
+
+
+def make_keeping() -> Any:
+    return Keeping().eval(), (torch.rand(1, 1, WIDTH), Cache())
+
+
+def make_remembering() -> Any:
+    return Remembering().eval(), (torch.rand(1, 1, WIDTH),)
+
+
+def make_buffered() -> Any:
+    return Buffered().eval(), (torch.rand(1, 1, WIDTH),)
+
+
+PLACES = {make_keeping: ".keys", make_remembering: "seen", make_buffered: "seen"}
+
+
+def settle(factory: Any, shapes: Any) -> None:
+    job = Job(
+        "try",
+        WorkloadSpec(f"{__file__}:{factory.__name__}", device="cpu"),
+        Plan(backend="inductor", shapes=shapes),
+        traits=frozenset({"stateful"}),
+        effort=EFFORTS["quick"],
+    )
+    tried = _Tryout(job)
+    tried.first_calls()
+    tried.check_that_it_settles()
+
+
+@pytest.mark.parametrize("factory", PLACES)
+def test_a_static_plan_names_what_grows_and_the_way_out(factory: Any) -> None:
+    with pytest.raises(UnsupportedError, match="as each gives another shape to") as raised:
+        settle(factory, "static")
+    assert PLACES[factory] in str(raised.value)
+    assert "shapes='dynamic'" in str(raised.value)
+
+
+@pytest.mark.parametrize("factory", PLACES)
+def test_a_dynamic_plan_settles(factory: Any) -> None:
+    settle(factory, "dynamic")
