@@ -31,7 +31,7 @@ from torchwise.report.bench.progress import in_a_line
 from torchwise.report.bench.summary import sentences, summarize
 from torchwise.report.bench.table import blocks, line_of
 
-WIDTHS = (60, 90, 150)
+WIDTHS = (60, 80, 90, 150)
 HOSTILE = "\x1b[2J[red]x[/red]|<script>`"
 
 
