@@ -32,7 +32,7 @@ LOSES = [a_run("eager", "no", 0.0, inductor=0.9)] * 3
     [
         (a_run("inductor", "yes"), PAYS, "right"),
         (a_run("capture", "yes"), PAYS, "wrong"),
-        (a_run("unheard of", "yes"), PAYS, "wrong"),
+        (a_run("unheard of", "yes"), PAYS, "unknown: no quiet run timed unheard of"),
         (a_run("eager", "no"), PAYS, "wrong"),
         (a_run("eager", "inconclusive"), PAYS, "inconclusive"),
         (a_run("eager", "no"), LOSES, "right"),
