@@ -20,7 +20,7 @@ from torchwise.verify.observe import Observation, observe
 from torchwise.verify.reference import Reference
 from torchwise.verify.stochastic import check_noise
 from torchwise.verify.yardstick import Sensitivity
-from torchwise.workload.state import from_one_state, kept_state
+from torchwise.workload.state import State, from_one_state, kept_state
 from torchwise.workload.workload import Example, Workload
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ MATCHED = 1e-2
 
 SUCCESSIVE = 4
 """Calls in a row of a model that keeps state: only those that go on from a plan's own state prove that it is right."""
+MAX_WINDOW = 64
+"""Items of a deque of bounded length for which there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +213,19 @@ def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int
     """Observe a call, or several in a row where they keep state; return None where the first raises."""
     original = subject.workload.call
     try:
-        calls = SUCCESSIVE if subject.stateful else 1
+        calls = _calls_in_a_row(original, example) if subject.stateful else 1
         return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
     except Exception:  # eager may raise anything on a made-up draw or at another precision; the caller says which
         return None
+
+
+def _calls_in_a_row(call: Callable[..., Any], example: Example) -> int:
+    """Return how many calls drop what the first one kept from a deque of bounded length.
+
+    Code that Dynamo (torch 2.13) makes adds to a full deque without dropping an item, which shows no sooner.
+    """
+    window = State.of(call, example.args, example.kwargs).window
+    return max(SUCCESSIVE, min(window, MAX_WINDOW) + 1)
 
 
 def _why_unseen(subject: Subject, example: Example, seed: int) -> str:

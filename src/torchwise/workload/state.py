@@ -10,6 +10,7 @@ the items of a list in that list. Tensors that share memory go on sharing it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -28,11 +29,15 @@ class State:
     Args:
         things: what each is called in messages ("" for the model itself), and where the search begins.
         without: things that somebody else keeps, and that are not looked into.
+
+    Attributes:
+        window: how many items the longest deque of a bounded length holds at most; 0 where there is none.
     """
 
     def __init__(self, things: Mapping[str, Any], without: Iterable[Any] = ()) -> None:
         self._things, self._without = things, list(without)
         self._places: list[Place] = []
+        self.window = 0
         leaves = self._explore(self._places)
         tensors = {id(place.tensor): place for place in self._places if isinstance(place, TensorPlace)}
         left = MAX_KEPT
@@ -144,6 +149,7 @@ class State:
                 found = contents_of(path, thing)
                 if places is not None:
                     places += found.places
+                    self.window = max(self.window, getattr(thing, "maxlen", None) or 0 if type(thing) is deque else 0)
                 if found.leaf is not MISSING:
                     leaves[path] = found.leaf
                 waiting += reversed(found.children)
