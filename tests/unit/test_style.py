@@ -66,7 +66,9 @@ def test_given(): ...
 
 def test_lines_of_pages_are_long_where_they_could_be_broken(style: ModuleType) -> None:
     long = "word " * 30
-    page = f"short\n{long}\n| {long} |\n```\n{long}\n```\n{'x' * 200}\n"
+    page = (
+        f"short\n{long}\n| {long} |\n```\n{long}\n```\n{'x' * 200}\n<!-- [[[cog\n]]] -->\n{long}\n<!-- [[[end]]] -->\n"
+    )
     assert list(style.long_lines(page)) == [2]
 
 
