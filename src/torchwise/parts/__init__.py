@@ -1,4 +1,4 @@
-"""Programs made of parts: each part is tuned by itself, and answers by a plan only where that is worth it."""
+"""Compile a program part by part: each part is tuned separately, and uses a plan only if the plan is worth it."""
 
 from torchwise.parts.config import PROFILES, CompileConfig
 from torchwise.parts.decorator import compiled, default_manager

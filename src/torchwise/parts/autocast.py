@@ -1,4 +1,4 @@
-"""The precision that a part runs under, made part of what is tuned: proven and timed as the original under it."""
+"""Autocast for parts: a part is tuned, verified and timed under the config's autocast, and so is its original."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def device_of(config: CompileConfig) -> str:
-    """Return where parts are meant to run: "cuda" where there is a GPU, unless the config says otherwise."""
+    """Return the device for parts: "cuda" if there is a GPU, unless the config says otherwise."""
     import torch
 
     return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
-    """Return the context that a part runs under; one that does nothing where the config has no autocast."""
+    """Return the autocast context for a part, or a null context if the config has no autocast."""
     import torch
 
     if config.autocast is None:
@@ -31,9 +31,9 @@ def autocast_of(config: CompileConfig) -> AbstractContextManager[Any]:
 
 
 def under_autocast(original: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
-    """Return `original` as it runs under the config's autocast, to be tuned in its place; itself where there is none.
+    """Wrap `original` in the config's autocast, to be tuned in its place, or return it unchanged without autocast.
 
-    The context is entered inside: what is compiled or captured then includes it.
+    The wrapper enters the context itself, so compiled or captured code includes it.
     """
     import torch
 
@@ -48,7 +48,7 @@ def under_autocast(original: Callable[..., Any], config: CompileConfig) -> Calla
         with torch.autocast(device, dtype):
             return original(*args, **kwargs)
 
-    del call.__wrapped__  # what is the same function without the context is another workload
+    del call.__wrapped__  # without the context, the function is another workload
     return call
 
 
@@ -60,7 +60,7 @@ def _module_under(original: torch.nn.Module, device: str, dtype: torch.dtype) ->
     name = "forward" if calls_forward_alone(original) else "__call__"
 
     def under(self: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch  # in a worker, too
+        import torch  # also in a worker
 
         with torch.autocast(device, dtype):
             return getattr(cls, name)(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is asked for of the parts of a program: whether, how, and at what gain they run by a plan."""
+"""The settings of a program's parts: whether, how and at which minimum speed-up they run by a plan."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "research": MappingProxyType({"enabled": True, "effort": "quick", "fallback": False}),
     }
 )
-"""Ready-made settings: plain code to debug, by evidence and never failing, and quick but outspoken."""
+"""Ready-made settings: plain code for debugging, evidence with a silent fallback, and quick searches that raise errors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """What is asked for of a part; the default is the profile "production".
+    """The settings of a part. The default is the profile "production".
 
     Attributes:
-        enabled: whether the part may run by a plan at all; calls are counted either way.
-        mode: "auto" to find a plan by evidence, or one mode of `torch.compile`, which is then the only plan that is
-            tried. That one is proven and timed, too, and used only where it is right and fast enough.
-        lazy: whether a plan is sought at the first call, with its inputs; else it is when the part is registered, with
-            the examples that are then needed.
-        minimum_speedup: a plan is kept only where it is surely this many times as fast as eager (the low end of its
-            95 % interval), at least 1.
+        enabled: whether the part may run by a plan at all. Calls are counted in any case.
+        mode: "auto" to search for a plan by evidence, or one mode of `torch.compile`. Such a mode is then the only plan
+            to try. It is verified and timed, too, and used only if it is right and fast enough.
+        lazy: whether the search starts at the first call, with its inputs. Otherwise it starts at registration, which
+            then needs examples.
+        minimum_speedup: the speed-up over eager that a plan must surely reach (the low end of its 95 % interval). At
+            least 1.
         effort: "quick", "standard" or "thorough".
-        allow: how far a plan may move the answers: "exact", "reordered", "reduced" or "swapped".
-        budget_s: seconds of search after which no further plan is tried; None for the effort's own. The one that is
-            being tried then is finished.
-        calls: calls expected of the part over the lifetime that is decided for.
-        restarts: process starts over that lifetime.
-        fallback: whether the original goes on answering where no plan can be found or a plan fails; else that raises.
-        training: whether a plan must carry gradients; None for what the first call needs.
-        autocast: "bfloat16" or "float16": what the part runs under, its original as much as its plan; None for neither.
-        device: "cpu" or "cuda", where parts are meant to run; None for CUDA where there is a GPU.
-        store: URL or file of the store; None for the user's own.
-        progress: whether a search shows on standard error what it tries.
+        allow: how far a plan may change the outputs: "exact", "reordered", "reduced" or "swapped".
+        budget_s: seconds of search after which no further trial starts, or None for the effort's own limit. A running
+            trial is finished.
+        calls: expected number of calls over the part's lifetime.
+        restarts: expected number of process starts over that lifetime.
+        fallback: whether the original answers if no plan is found or a plan fails. If false, that raises.
+        training: whether a plan must support gradients, or None to decide by the first call.
+        autocast: "bfloat16" or "float16", the autocast for both the original and its plan, or None for no autocast.
+        device: "cpu" or "cuda", the device for parts, or None for CUDA if there is a GPU.
+        store: URL or file of the store, or None for the user's own.
+        progress: whether a search shows its trials on standard error.
     """
 
     enabled: bool = True
@@ -83,7 +84,7 @@ class CompileConfig:
             raise InputError(f"minimum_speedup is {shown(self.minimum_speedup)}, but must be a number of at least 1")
         if self.budget_s is not None and not (_is_number(self.budget_s) and self.budget_s > 0):
             raise InputError(f"budget_s is {shown(self.budget_s)}, but must be above 0, or None for the effort's own")
-        WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # which refuses other numbers
+        WorkloadSpec("parts", calls=self.calls, restarts=self.restarts)  # refuses invalid numbers
         allowed = Legality.of(self.allow)
         for plan in self.plans or ():
             if not allowed.allows(level := legality_of(plan)):
@@ -94,16 +95,16 @@ class CompileConfig:
         """Return a profile, with fields changed.
 
         Raises:
-            InputError: there is no such profile or field, or a value is none that it takes.
+            InputError: there is no such profile or field, or a value is invalid.
         """
         _one_of("profile", profile, tuple(PROFILES))
         return cls().changed(**{**PROFILES[profile], **changes})
 
     def changed(self, **changes: Any) -> Self:
-        """Return this with fields changed.
+        """Return a copy with fields changed.
 
         Raises:
-            InputError: there is no such field, or a value is none that it takes.
+            InputError: there is no such field, or a value is invalid.
         """
         known = [field.name for field in fields(self)]
         if unknown := sorted(set(changes) - set(known)):
@@ -113,7 +114,7 @@ class CompileConfig:
 
     @property
     def plans(self) -> tuple[Plan, ...] | None:
-        """The plans to try; None to search."""
+        """The plans to try, or None to search."""
         return None if self.mode == AUTO else (Plan(backend="inductor", mode=self.mode),)
 
 

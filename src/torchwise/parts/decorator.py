@@ -1,4 +1,4 @@
-"""The short way: a decorator, and one manager for all that it decorates."""
+"""The decorator `compiled`, and the one manager of all parts that it registers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _default = CompileManager()
 
 
 def default_manager() -> CompileManager:
-    """Return the manager of all that `compiled` decorates, in profile "production" until its mode is set."""
+    """Return the manager of all decorated parts. Its profile is "production" until its mode is set."""
     return _default
 
 
@@ -37,7 +37,7 @@ def compiled(
     manager: CompileManager | None = None,
     **changes: Any,
 ) -> Any:
-    """Run a function, a module or each instance of a class of modules in the fastest proven way.
+    """Run a function, a module or each instance of a class of modules by its fastest verified plan.
 
     ::
 
@@ -49,20 +49,20 @@ def compiled(
 
         model = torchwise.compiled(Net())
 
-    The first call is answered as written, and then waits while a plan is sought with its inputs (`torchwise.tune`; no
-    further plan is tried after 15 minutes, or after `budget_s`). What is found is stored: the next start of the program
-    takes seconds. Whatever goes wrong, the original answers.
+    The first call runs the original code. It then waits for a search for a plan for its inputs (`torchwise.tune`). No
+    further trial starts after 15 minutes, or after `budget_s`. The result is stored, so the next start of the program
+    takes seconds. If anything goes wrong, the original answers.
 
     Args:
-        target: what is decorated.
+        target: the function, module or class of modules to decorate.
         name: as for `CompileManager.register`.
-        examples: likewise.
-        manager: of whose parts this is one; by default `default_manager()`.
-        **changes: fields of `CompileConfig` that are to be different.
+        examples: as for `CompileManager.register`.
+        manager: the manager that registers the part, by default `default_manager()`.
+        **changes: fields of `CompileConfig` to change.
 
     Raises:
         InputError: the target cannot be a part, or a field or its value is wrong.
-        TorchwiseError: with `lazy=False` and `fallback=False`, no plan could be sought.
+        TorchwiseError: with `lazy=False` and `fallback=False`, the search failed.
     """
 
     def register(target: T) -> T:

@@ -1,4 +1,4 @@
-"""One environment variable that turns every part back into plain code, without a change to the program."""
+"""The environment variable `TORCHWISE_DISABLE`, which makes every part run its original code."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ OFF = ("", "0", "false", "no", "off")
 
 
 def is_disabled() -> bool:
-    """Whether `TORCHWISE_DISABLE` is set now; any value but "", 0, false, no and off counts, since plain is safe."""
+    """Return whether `TORCHWISE_DISABLE` is set now.
+
+    Any value but "", 0, false, no and off counts, as plain code is safe.
+    """
     return (value := os.environ.get(VARIABLE)) is not None and value.strip().lower() not in OFF

@@ -1,4 +1,4 @@
-"""The parts of a program, and what is asked for of all of them."""
+"""The manager of a program's parts and of their settings."""
 
 from __future__ import annotations
 
@@ -40,61 +40,61 @@ class CompileManager:
         manager.register(model.storage, "storage", enabled=False)
         carry = manager.register(carry)
 
-    Each part runs plainly until its first call has shown what its inputs are like; then a plan is sought for it
-    (`torchwise.tune`), and used where it is right and surely fast enough. Where anything goes wrong the original
-    answers, unless the config says `fallback=False`. A part lives as long as the function or module that it stands for.
+    A part runs its original code for its first call, which shows the kind of its inputs. Then Torchwise searches for a
+    plan (`torchwise.tune`). It uses the plan if the plan is right and surely fast enough. If anything goes wrong, the
+    original answers, unless the config says `fallback=False`. A part lives as long as its function or module.
 
-    With the environment variable `TORCHWISE_DISABLE=1` every part is plain, and no plan is sought.
+    With the environment variable `TORCHWISE_DISABLE=1`, every part runs its original code, and no search starts.
     """
 
     def __init__(self, config: CompileConfig | str = "production", *, find: Find = by_evidence, **changes: Any) -> None:
-        """Prepare.
+        """Create a manager without parts.
 
         Args:
-            config: what is asked for, or the name of a profile: "development", "production" or "research".
-            find: how plans are found, where not by `torchwise.tune`.
-            **changes: fields of the config that are to be different.
+            config: the settings, or the name of a profile: "development", "production" or "research".
+            find: the function that finds plans, by default with `torchwise.tune`.
+            **changes: fields of the config to change.
 
         Raises:
-            InputError: there is no such profile or field, or a value is none that it takes.
+            InputError: there is no such profile or field, or a value is invalid.
         """
         if not isinstance(config, (CompileConfig, str)):
             raise InputError(f"config is of type {type(config).__name__}, but must be a CompileConfig or a profile")
         self._config = CompileConfig.of(config, **changes) if isinstance(config, str) else config.changed(**changes)
         self._find = find
-        self._lock = threading.RLock()  # `set_mode` holds it over `parts`, which takes it as well
+        self._lock = threading.RLock()  # reentrant: `set_mode` holds it and reads `parts`, which takes it as well
         self._parts: WeakValueDictionary[str, Part] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel switched off, without its parts: a class that registers its instances may be sent to a worker."""
+        """Pickle as disabled and without parts: a class that registers its instances may be sent to a worker."""
         return CompileManager, ("development",)
 
     @property
     def config(self) -> CompileConfig:
-        """What is asked for of all parts that were not registered with something else."""
+        """The settings of all parts that were registered without changes."""
         return self._config
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The parts that are alive, by name."""
-        with self._lock:  # others may register meanwhile; those that die meanwhile are left out by `items`
+        """The living parts by name."""
+        with self._lock:  # other threads may register meanwhile, and `items` leaves out parts that die meanwhile
             return dict(self._parts.items())
 
     def register(self, target: T, name: str | None = None, *, examples: Sequence[Example] = (), **changes: Any) -> T:
-        """Make `target` a part, and return it: to be used as before.
+        """Make `target` a part, and return it for use as before.
 
         Args:
-            target: a function, for which another is returned (a static method stays one); a module, which stays the
-                object that it is; or a class of modules, each instance of which becomes a part once it is made.
-            name: by which statistics name it, with "#2" behind it where it is taken; by default its own.
-            examples: inputs to find a plan for; by default those of the first call.
-            **changes: fields of the config that are to be different for this part.
+            target: a function, a module, or a class of modules. A function is replaced by another one (a static method
+                stays static). A module stays the same object. Each new instance of a class becomes a part.
+            name: the part's name in statistics, with "#2" appended if it is taken. By default, the target's own name.
+            examples: inputs for the search, by default those of the first call.
+            **changes: fields of the config to change for this part.
 
         Raises:
             InputError: the target cannot be a part, or a field or its value is wrong.
-            TorchwiseError: with `lazy=False` and `fallback=False`, no plan could be sought.
+            TorchwiseError: with `lazy=False` and `fallback=False`, the search failed.
         """
-        if isinstance(target, staticmethod):  # what it was would be given the instance, as a method is
+        if isinstance(target, staticmethod):  # a plain function would be passed the instance, as methods are
             own = self.register(target.__func__, name, examples=examples, **changes)
             return cast("T", staticmethod(own))
         _check(target, examples, self._config.changed(**changes))
@@ -106,19 +106,19 @@ class CompileManager:
         return cast("T", self._add(target, name, tuple(examples), changes))
 
     def device(self) -> str:
-        """Return where parts are meant to run: "cuda" where there is a GPU, unless the config says otherwise."""
+        """Return the device for parts: "cuda" if there is a GPU, unless the config says otherwise."""
         return device_of(self._config)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context that parts run under, for code around them; it does nothing without `autocast`."""
+        """Return the autocast context of parts, for code around them, or a null context without `autocast`."""
         return autocast_of(self._config)
 
     def set_mode(self, mode: str) -> None:
-        """Switch all parts to a profile or to a mode, but for what a part was registered with.
+        """Switch all parts to a profile or a mode, except for the fields that a part was registered with.
 
         Args:
-            mode: "development", "production", "research"; or "auto" and the modes of `torch.compile`, for which what
-                was found so far is forgotten.
+            mode: "development", "production", "research", "auto" or a mode of `torch.compile`. For "auto" and those
+                modes, all results so far are forgotten.
 
         Raises:
             InputError: there is no such profile or mode, or the config does not allow it.
@@ -127,16 +127,16 @@ class CompileManager:
             raise InputError(f"mode is {mode!r}, but must be one of {', '.join((*PROFILES, *MODES))}")
         with self._lock:
             config, parts = self._config.changed(**PROFILES.get(mode, {"mode": mode})), self.parts.values()
-            each = [config.changed(**part.changes) for part in parts]  # all are checked before any is switched
+            each = [config.changed(**part.changes) for part in parts]  # check all before switching any
             self._config = config
             for part, asked in zip(parts, each, strict=True):
                 part.configure(asked)
 
     def clear(self, name: str | None = None) -> None:
-        """Forget plans, failures and statistics, so that the next calls seek anew; what is stored on disk stays.
+        """Forget plans, failures and statistics, so that the next calls search again. Stored results stay on disk.
 
         Args:
-            name: of one part; by default of all.
+            name: the part to clear, by default all parts.
 
         Raises:
             InputError: there is no such part.
@@ -148,7 +148,7 @@ class CompileManager:
             part.clear()
 
     def statistics(self) -> dict[str, PartStatistics]:
-        """Return what became of each part so far, by name."""
+        """Return the statistics of each part by name."""
         return {name: part.statistics for name, part in self.parts.items()}
 
     def _add(
@@ -175,7 +175,7 @@ class CompileManager:
             if module is not None:
                 place(module, part)
             self._parts[name] = part
-        if not config.lazy and is_whole:  # else a plan is sought at the first call
+        if not config.lazy and is_whole:  # otherwise the first call starts the search
             part.seek()
         return function_of(part) if module is None else module
 
@@ -187,24 +187,24 @@ class CompileManager:
         module: torch.nn.Module,
         is_whole: bool,
     ) -> None:
-        """Register what a registered class made; where that cannot be, making it does not fail for it."""
+        """Register a new instance of a registered class. If that fails, the instance is still created."""
         try:
             self._add(module, name, examples, changes, is_whole)
         except TorchwiseError as error:
             logger.warning("torchwise: a %s is left as it is, because %s", type(module).__name__, error)
 
     def _free(self, name: str) -> str:
-        """Return the name, or the first of "name#2", "name#3" that is not taken."""
+        """Return the name, or the first free one of "name#2", "name#3" and so on."""
         return next(
             n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in self._parts
         )
 
 
 def _check(target: object, examples: Sequence[Example], config: CompileConfig) -> None:
-    """Refuse what cannot be a part.
+    """Refuse a target or examples that cannot be registered.
 
     Raises:
-        InputError: saying what it is, and what is needed.
+        InputError: the target cannot be a part, or examples are missing or do not fit.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""One part of a program: plain until a plan is found for it, and whenever that plan is not worth it or not allowed."""
+"""One part of a program: it runs its original code unless it has a plan that is worth it and allowed."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ UNUSUAL = "somebody records a CUDA graph, or a transform of functions is active:
 
 _transforms: Callable[[], Any] = look_up("a part of a program", ("torch._C._functorch", "peek_interpreter_stack"))
 _searching = threading.Lock()
-"""One search at a time in a process: two would spoil each other's timings. The original answers meanwhile."""
+"""Allows one search at a time per process: two would disturb each other's timings. The original answers meanwhile."""
 _here = threading.local()
-"""`within` is whether this thread is inside a part that runs by a plan, `first` whether inside a part's first call."""
+"""`within`: this thread is inside a part that runs by a plan. `first`: it is inside a part's first call."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartStatistics:
-    """What became of a part, since it was registered or last cleared.
+    """Statistics of a part, since it was registered or last cleared.
 
     Attributes:
-        plan: the plan it runs by; None where the original answers.
-        reason: why, in a sentence.
-        optimized: calls that the plan answered.
-        original: calls that the original answered, by reason.
-        speedup: of what was decided, kept or not; None where there is none.
-        compile_s: seconds that calls took by which the plan was compiled or captured in this process.
-        search_s: seconds that the search took.
-        failures: by the type of the error: failures of the search, and of the plan in calls.
+        plan: the plan in use, or None if the original answers.
+        reason: why that plan, or none, is in use, in a sentence.
+        optimized: number of calls that the plan answered.
+        original: number of calls that the original answered, by reason.
+        speedup: the decision's speed-up, whether its plan was kept or not, or None if there is none.
+        compile_s: seconds of the calls that compiled or captured the plan in this process.
+        search_s: seconds of search.
+        failures: number of failed searches and failed calls of the plan, by type of error.
     """
 
     plan: str | None = None
@@ -65,9 +65,9 @@ class PartStatistics:
 class Part:
     """Answers the calls of one part of a program.
 
-    The first call is answered by the original, so that an error of its own is the caller's and costs no search. Then a
-    plan is sought with its inputs, while the caller waits; other threads are answered by the original meanwhile. What
-    is found, or that the search failed, is kept until `clear`.
+    The original answers the first call, so its errors reach the caller and cost no search. Then the caller waits for a
+    search with the call's inputs, while the original answers other threads. The result, or the failure of the search,
+    is kept until `clear`.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class Part:
         examples: Sequence[Example] = (),
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare.
+        """Create a part without a plan.
 
         Args:
-            name: in statistics and logs.
-            original: what is tuned, and what answers elsewhere.
-            config: what is asked for.
-            find: how a plan is found.
-            examples: inputs to find one for; by default those of the first call.
-            changes: what sets the config apart from the manager's.
+            name: the part's name in statistics and logs.
+            original: the function or module to tune. It answers whenever the plan does not.
+            config: the part's settings.
+            find: the function that finds a plan.
+            examples: inputs for the search, by default those of the first call.
+            changes: fields of the config that differ from the manager's.
         """
         self.name = name
         self.changes = dict(changes or {})
@@ -98,30 +98,30 @@ class Part:
         self.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel switched off: a worker must run this part plainly, and a copy is no part of the program."""
+        """Pickle as disabled: a worker must run the original code, and a copy is no part of the program."""
         return Part, (self.name, self.original, CompileConfig.of("development", autocast=self.config.autocast))
 
     def configure(self, config: CompileConfig) -> None:
-        """Change what is asked for; what was found in another mode is forgotten."""
+        """Change the settings. A change of mode forgets the plan of the earlier mode."""
         before, self.config = self.config, config
         if before.mode != config.mode:
             self.clear()
 
     def clear(self) -> None:
-        """Forget the plan, failures and statistics: the next call seeks anew."""
+        """Forget the plan, failures and statistics, so that the next call searches again."""
         self._found: Found | None = None
-        self._calls: Counter[str] = Counter()  # a search that is going on writes to what it began with
+        self._calls: Counter[str] = Counter()  # a running search writes to the counter that it began with
 
     def answer(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of the program's.
+        """Answer a call by the plan, or by the original.
 
         Args:
             plain: the original as the program sees it.
-            args: of the call.
-            kwargs: of the call.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
 
         Raises:
-            TorchwiseError: the config has no fallback, and a plan was not found or failed.
+            TorchwiseError: the config has no fallback, and the search or the plan failed.
         """
         if torch.compiler.is_compiling():
             return plain(*args, **kwargs)
@@ -137,12 +137,12 @@ class Part:
         return self._plainly(reason, plain, args, kwargs)
 
     def seek(self, examples: Sequence[Example] = ()) -> None:
-        """Seek a plan now, and wait for it, as well as for a search of another thread's that is going on.
+        """Search for a plan now, and wait for it. A running search of another thread is waited for, too.
 
         Raises:
             TorchwiseError: the config has no fallback, and the search failed.
         """
-        if getattr(_here, "first", False):  # this thread would wait for itself; the part's turn is its own first call
+        if getattr(_here, "first", False):  # this thread would wait for itself, and its first call searches later
             return
         with _searching:
             if self._found is None and self._aside() is None:
@@ -150,7 +150,7 @@ class Part:
 
     @property
     def statistics(self) -> PartStatistics:
-        """What became of this part so far."""
+        """The part's statistics so far."""
         found, original = self._found, Counter(self._calls)
         if found is None:
             return PartStatistics(original=dict(original))
@@ -170,7 +170,7 @@ class Part:
         )
 
     def _aside(self) -> str | None:
-        """Return why no plan may answer, whatever was found, or None."""
+        """Return why no plan may answer now, even one that was found, or None."""
         if is_disabled():
             return DISABLED
         if not self.config.enabled:
@@ -186,7 +186,7 @@ class Part:
         try:
             if self._found is not None:  # another thread was faster
                 return self._plainly(BUSY, plain, args, kwargs)
-            given = self._examples or _copied(args, kwargs)  # before the call, which may write to its inputs
+            given = self._examples or _copied(args, kwargs)  # copy before the call, which may write to its inputs
             result = self._plainly(FIRST, plain, args, kwargs)
             self._seek(given)
             return result
@@ -201,7 +201,7 @@ class Part:
             original = under_autocast(self.original, config)
             trains = _trains(original, examples) if config.training is None else config.training
             found = judged(original, self._find(original, examples, replace(config, training=trains)), config)
-        except Exception as error:  # whatever ails a search, the program goes on; it is logged, and kept until clear()
+        except Exception as error:  # a failed search must not stop the program: log its error, keep it until clear()
             found = Found(None, f"no plan could be sought ({type(error).__name__}: {error})", error=error)
             logger.warning("torchwise: part %s stays plain until clear()", self.name, exc_info=error)
         if calls is self._calls:  # not cleared meanwhile
@@ -214,7 +214,7 @@ class Part:
         try:
             if self.config.autocast is None:
                 result = optimized(*args, **kwargs)
-            else:  # the plan brings it along, and would leave to the original what runs under anybody else's
+            else:  # the plan contains its autocast, and leaves calls under an outer autocast to the original
                 with torch.autocast(device_of(self.config), enabled=False):
                     result = optimized(*args, **kwargs)
         finally:
@@ -248,14 +248,14 @@ def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Example, ...
 
 
 def _trains(original: Callable[..., Any], examples: Sequence[Example]) -> bool:
-    """Whether a call as the first one needs gradients."""
+    """Return whether a call with such inputs needs gradients."""
     tensors = trees.tensors([(example.args, dict(example.kwargs)) for example in examples])
     tensors += list(original.parameters()) if isinstance(original, torch.nn.Module) else []
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _is_unusual() -> bool:
-    """Whether inputs may not be what they seem, or may not be copied, right now."""
+    """Return whether inputs may differ from their appearance, or may not be copied, right now."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     return torch.autograd.forward_ad._current_level >= 0 or _transforms() is not None

@@ -1,8 +1,8 @@
-"""Putting a part into the program where its original was, so that nothing else in the program changes.
+"""Put a part in the place of its original, so that nothing else in the program changes.
 
-A function is replaced by one that asks the part. A module stays the very object that it is, with its parameters, hooks
-and place in the tree: it is given a class of its own, derived from its class, whose `__call__` asks the part (as
-`torch.nn.utils.parametrize` does for properties). What the part tunes and compiles is its twin, of the plain class.
+A function is replaced by one that calls the part. A module stays the same object, with its parameters, hooks and place
+in the tree. It gets a new class, derived from its own, whose `__call__` calls the part (as `torch.nn.utils.parametrize`
+does for properties). The part tunes and compiles the module's twin, an object of the original class.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torchwise.parts.part import Part
 from torchwise.parts.twin import twin_of
 
 _parts: WeakKeyDictionary[torch.nn.Module, Part] = WeakKeyDictionary()
-"""Not an attribute of the module: what has it would find its way into copies, files and fingerprints."""
+"""No attribute of the module, as an attribute would get into copies, files and fingerprints."""
 
 
 def is_part(module: object) -> bool:
-    """Whether a module was registered, as a part of whatever manager."""
+    """Return whether a module is a part of any manager."""
     return isinstance(module, torch.nn.Module) and module in _parts
 
 
 def function_of(part: Part) -> Callable[..., Any]:
-    """Return what stands in for the part's original, which is no module."""
+    """Return the function that replaces the part's original, which is no module."""
     original = part.original
 
     @functools.wraps(original)
@@ -41,7 +41,7 @@ def function_of(part: Part) -> Callable[..., Any]:
 
 
 def place(module: torch.nn.Module, part: Part) -> None:
-    """Let `module` be answered for by `part`, in place.
+    """Make `part` answer calls of `module`, in place.
 
     Raises:
         InputError: its class cannot be changed, or it is a part already.
@@ -58,16 +58,16 @@ def place(module: torch.nn.Module, part: Part) -> None:
 
 
 def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Module, bool], object]) -> None:
-    """Have each instance of `cls` registered as soon as it is made; copies and what is unpickled are plain.
+    """Register each new instance of `cls`. Copied and unpickled instances are not registered.
 
-    `register` hears whether the instance is whole: that of a class derived from `cls` may still be in the making.
+    `register` is told whether the instance is complete: one of a derived class may still be under construction.
     """
     make = cls.__init__
 
     @functools.wraps(make)
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, *args, **kwargs)
-        if not is_part(self):  # a class derived from it may be registered as well
+        if not is_part(self):  # a derived class may be registered, too
             register(self, type(self).__init__ is __init__)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
@@ -75,10 +75,10 @@ def place_instances(cls: type[torch.nn.Module], register: Callable[[torch.nn.Mod
 
 @functools.cache
 def _asking(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """Return the class derived from `cls` whose instances ask their part; they are copied and pickled as of `cls`."""
+    """Return a class derived from `cls` whose instances call their part, but are copied and pickled as `cls`."""
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        # A class that was put over this one since (parametrisations do) has attributes that the twin has not.
+        # A class derived from this one later (as parametrisations do) has attributes that the twin lacks.
         if torch.compiler.is_compiling() or type(self) is not asking or (part := _parts.get(self)) is None:
             return cls.__call__(self, *args, **kwargs)
         return part.answer(functools.partial(cls.__call__, self), args, kwargs)
@@ -86,7 +86,7 @@ def _asking(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> Any:  # noqa: N807
         reduced: Any = twin_of(self, cls).__reduce_ex__(protocol)
         make, given, *rest = reduced
-        return operator.call, (make, *given), *rest  # pickle insists that `make` be given the object's own class
+        return operator.call, (make, *given), *rest  # pickle requires the object's own class as the argument of `make`
 
     own = {"__call__": __call__, "__reduce_ex__": __reduce_ex__}
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}

@@ -1,4 +1,4 @@
-"""Finding a plan for one part, and whether what was found is worth keeping."""
+"""Find a plan for one part, and decide whether it is worth keeping."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torchwise.records import Decision
 from torchwise.workload import Example
 
 Find = Callable[[Callable[..., Any], Sequence[Example], CompileConfig], Decision]
-"""Decides how a callable should run on such inputs; `training` of the config is settled."""
+"""Decides how to run a callable on such inputs. The config's `training` is already resolved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-        optimized: what answers by the plan; None where the original goes on.
-        reason: why.
-        decision: None where the search failed.
-        error: what the search failed with.
-        seconds: of the search.
+        optimized: the callable that runs by the plan, or None if the original keeps answering.
+        reason: why the plan is used or not.
+        decision: the decision, or None if the search failed.
+        error: the search's error, or None.
+        seconds: duration of the search.
     """
 
     optimized: Callable[..., Any] | None
@@ -34,7 +34,7 @@ class Found:
 
 
 def by_evidence(original: Callable[..., Any], examples: Sequence[Example], config: CompileConfig) -> Decision:
-    """Tune in processes of their own, and wait for it.
+    """Tune in worker processes, and wait for the decision.
 
     Raises:
         InputError: the part or its inputs cannot be sent to a worker.
@@ -58,7 +58,7 @@ def by_evidence(original: Callable[..., Any], examples: Sequence[Example], confi
 
 
 def judged(original: Callable[..., Any], decision: Decision, config: CompileConfig) -> Found:
-    """Apply a decision where it is surely worth what the config asks for."""
+    """Apply a decision if its speed-up surely reaches the config's minimum."""
     from torchwise.api import apply
 
     speedup = decision.speedup

@@ -1,4 +1,4 @@
-"""A second object for a module: of the plain class, with the same attributes, because both share one `__dict__`."""
+"""A module's twin: an object of the original class that shares the module's `__dict__`, and so its attributes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def twin_of(module: torch.nn.Module, cls: type[torch.nn.Module] | None = None) -> torch.nn.Module:
-    """Return an object of class `cls`, the module's own by default, that shares every attribute with `module`."""
+    """Return an object that shares every attribute with `module`, of class `cls` or by default of the module's own."""
     cls = cls or type(module)
     twin: torch.nn.Module = object.__new__(cls)
     object.__setattr__(twin, "__dict__", module.__dict__)
