@@ -1,4 +1,4 @@
-"""Inputs of many sizes: padded to a few, where that is proven to change no answer, and never compiled on a request."""
+"""Run inputs of many sizes by padding them to a few sizes, if verified, without compiling during a request."""
 
 from torchwise.shapes.bucketed import bucketed
 from torchwise.shapes.buckets import buckets_for, padded_share

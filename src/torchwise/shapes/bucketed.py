@@ -1,4 +1,4 @@
-"""From a model, a rule and the sizes that came to a model that pads to buckets: prove, tune, serve."""
+"""Make a model pad to buckets, from a rule and observed sizes: verify the rule, tune plans, apply them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torchwise.workload import Example
 
 
 class Tuned(Protocol):
-    """What tuning returns: `torchwise.api.Study`."""
+    """The result of tuning, such as `torchwise.api.Study`."""
 
     @property
     def decision(self) -> Decision:
-        """What to do, and why."""
+        """The plan to apply, or none, and why."""
 
 
 def bucketed(
@@ -39,22 +39,22 @@ def bucketed(
     tune: Callable[..., Tuned] | None = None,
     **options: Any,
 ) -> Bucketed:
-    """Return `model` running by plans for a few sizes, to which inputs of every size are padded.
+    """Return `model` with plans for a few sizes. Inputs of every size are padded to them.
 
-    The rule is proven first, on the model itself. Then plans are tuned on padded inputs of the sizes that came most in
-    each bucket. Inputs beyond the largest bucket are answered by the original. Call `warm_up` before the first request.
+    The rule is verified first, on the model itself. Then plans are tuned on padded inputs of the most frequent sizes of
+    each bucket. The original answers inputs beyond the largest bucket. Call `warm_up` before the first request.
 
     Args:
         model: an `nn.Module` or a function.
         args: example arguments, as long as the longest that will come.
         kwargs: example keyword arguments.
         padding: the rule.
-        sizes: sizes that came, with how often each did, or every size as it came.
-        buckets: sizes to pad to; by default the `count` that cost least for `sizes`.
-        count: buckets, at most.
-        plan_per_bucket: tune a plan for each bucket, which takes as many searches, and not one for all of them.
+        sizes: observed sizes, as counts by size or one entry per call.
+        buckets: sizes to pad to, by default the `count` cheapest ones for `sizes`.
+        count: maximum number of buckets.
+        plan_per_bucket: tune one plan per bucket instead of one for all, which takes one search per bucket.
         canary: as for `torchwise.apply`.
-        tune: in place of `torchwise.tune`.
+        tune: replacement for `torchwise.tune`.
         **options: as for `torchwise.tune`.
 
     Raises:
@@ -77,7 +77,7 @@ def tuned(
     plan_per_bucket: bool,
     **options: Any,
 ) -> list[Decision]:
-    """Tune on padded inputs, for each bucket or for all of them."""
+    """Tune on padded inputs, for each bucket or once for all buckets."""
     padder = Padder(model, proof.padding)
     examples = [_typical(padder, proof, seen, bucket) for bucket in proof.buckets]
     mixes = [[replace(example, weight=1.0)] for example in examples] if plan_per_bucket else [examples]
@@ -85,14 +85,14 @@ def tuned(
 
 
 def tuning() -> Callable[..., Tuned]:
-    """Return `torchwise.tune`, which is imported when it is needed."""
+    """Import and return `torchwise.tune`."""
     from torchwise.api import tune
 
     return tune
 
 
 def within_reach(seen: Mapping[int, float], padding: Padding) -> dict[int, float]:
-    """Return the sizes that the rule pads.
+    """Return the sizes that the rule covers.
 
     Raises:
         InputError: there is none.
@@ -107,7 +107,7 @@ def within_reach(seen: Mapping[int, float], padding: Padding) -> dict[int, float
 
 
 def _typical(padder: Padder, proof: Proof, seen: Mapping[int, float], bucket: int) -> Example:
-    """Return an example of the size that came most in a bucket, padded to it, with the weight of the whole bucket."""
+    """Return an example of a bucket's most frequent size, padded, with the weight of the whole bucket."""
     smaller = max((b for b in proof.buckets if b < bucket), default=0)
     within = {size: weight for size, weight in seen.items() if smaller < size <= bucket}
     size = max(within, key=lambda size: within[size], default=bucket)

@@ -1,4 +1,4 @@
-"""Which sizes to pad to, so that a number of them costs least over the sizes that were seen."""
+"""Choose the sizes to pad to that cost least over the observed sizes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from torchwise.errors import InputError, is_count
 
 MOST_BUCKETS = 8
-"""Buckets by default, as PyTorch compiles one piece of code for no more signatures (`recompile_limit`)."""
+"""Default number of buckets: PyTorch compiles code for no more signatures of a function (`recompile_limit`)."""
 MOST_DISTINCT = 2048
-"""Sizes told apart; more are rounded up, so that the search stays below a second."""
+"""Maximum number of distinct sizes. More are rounded up, so that the search takes less than a second."""
 
 Cost = Callable[[int], float]
 
@@ -22,7 +22,7 @@ def histogram_of(sizes: Mapping[int, float] | Iterable[int]) -> dict[int, float]
     """Return observed sizes with their weights, ascending.
 
     Args:
-        sizes: sizes with how often each came, or every size as it came.
+        sizes: counts by size, or one size per call.
 
     Raises:
         InputError: there is none, a size is below 1, or a weight is not above 0.
@@ -41,21 +41,21 @@ def histogram_of(sizes: Mapping[int, float] | Iterable[int]) -> dict[int, float]
 def buckets_for(
     sizes: Mapping[int, float] | Iterable[int], count: int = MOST_BUCKETS, *, cost: Cost = float
 ) -> tuple[int, ...]:
-    """Return the buckets that cost least, ascending; the largest is the largest size seen.
+    """Return the cheapest buckets, ascending. The largest bucket is the largest size seen.
 
-    An exact dynamic programme over the sizes seen, as no bucket between two of them can be better. It is the problem of
-    which lengths of steel to stock where longer ones are cut to what is asked for.
+    This is an exact dynamic programme over the observed sizes, as no bucket between two of them can be better. The
+    problem is known from stocking lengths of steel, which are cut to the lengths that customers order.
 
     Source: M. L. Wolfson, "Selecting the best lengths to stock", Operations Research 13 (1965).
 
     Args:
         sizes: as for `histogram_of`.
-        count: of buckets; fewer where fewer sizes were seen.
-        cost: what a call at a size costs; a constant in it for every call changes nothing. By default in proportion to
-            the size; it must not fall with it.
+        count: number of buckets. There are fewer if fewer sizes were seen.
+        cost: the cost of a call by its size, by default proportional to the size. It must not fall with the size. A
+            constant added for every call changes nothing.
 
     Raises:
-        InputError: `count` is below 1, or as `histogram_of`.
+        InputError: `count` is below 1, or as for `histogram_of`.
     """
     check_count(count)
     histogram = _coarsened(histogram_of(sizes))
@@ -64,7 +64,7 @@ def buckets_for(
         return tuple(known)
     costs = np.array([cost(size) for size in known])
     weights = np.concatenate([[0.0], np.cumsum(list(histogram.values()))])
-    best = costs * weights[1:]  # with one bucket, over the sizes up to each
+    best = costs * weights[1:]  # with one bucket, for the sizes up to each
     chosen: list[np.ndarray] = []
     for _ in range(count - 1):
         before = np.concatenate([[0.0], best])
@@ -75,7 +75,7 @@ def buckets_for(
 
 
 def check_count(count: int) -> None:
-    """Refuse a number of buckets that is none.
+    """Refuse an invalid number of buckets.
 
     Raises:
         InputError: it is below 1.
@@ -85,7 +85,7 @@ def check_count(count: int) -> None:
 
 
 def padded_share(sizes: Mapping[int, float] | Iterable[int], buckets: Sequence[int]) -> float:
-    """Return which share of what is computed would be padding, 0 to 1; sizes beyond the largest bucket do not count."""
+    """Return the padded share of the computed sizes, 0 to 1, over the sizes up to the largest bucket."""
     padding = total = 0.0
     for size, weight in histogram_of(sizes).items():
         if size <= buckets[-1]:
@@ -96,7 +96,7 @@ def padded_share(sizes: Mapping[int, float] | Iterable[int], buckets: Sequence[i
 
 
 def _traced(chosen: list[np.ndarray], last: int) -> list[int]:
-    """Walk back from the largest size: each table tells how many sizes are left to the smaller buckets."""
+    """Trace the buckets back from the largest size. Each table holds the number of sizes left to smaller buckets."""
     places = [last]
     for came in reversed(chosen):
         left = int(came[places[0]])
@@ -107,7 +107,7 @@ def _traced(chosen: list[np.ndarray], last: int) -> list[int]:
 
 
 def _coarsened(histogram: dict[int, float]) -> dict[int, float]:
-    """Round sizes up to as many as can be searched, each of a like share of their range in the list."""
+    """Round sizes up to `MOST_DISTINCT` sizes, each for an equal share of the sorted sizes."""
     if len(histogram) <= MOST_DISTINCT:
         return histogram
     known = list(histogram)

@@ -1,4 +1,4 @@
-"""Static, dynamic or buckets: what the sizes that were seen speak for."""
+"""Choose between static plans, a dynamic plan and buckets, by the observed sizes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Literal
 from torchwise.shapes.buckets import MOST_BUCKETS, buckets_for, check_count, histogram_of, padded_share
 
 STATIC_SHARE = 0.99
-"""Share of the calls that the commonest sizes must have for the others to be left to the original."""
+"""Share of calls that the most frequent sizes need for static plans. The original answers the other sizes."""
 MOST_PADDED = 0.25
-"""Share of padding above which a plan for every size is better than one for few."""
+"""Share of padding above which one dynamic plan is better than buckets."""
 
 LEAST_WITHIN = 0.5
-"""Share of the calls that padding must reach, or else one plan for every size is better."""
+"""Minimum share of calls that the rule covers. Below it, one dynamic plan is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How sizes are best served, and why.
+    """The best way to run these sizes, and why.
 
     Attributes:
-        kind: "static" (a plan for each of a few sizes), "buckets" (sizes are padded to a few) or "dynamic" (one plan
-            for every size).
-        sizes: the sizes to tune on: all of the static ones, the buckets, or three that stand for the others.
-        reason: one sentence.
+        kind: "static" (a plan for each of a few sizes), "buckets" (padding to a few sizes) or "dynamic" (one plan for
+            every size).
+        sizes: the sizes to tune on: the static sizes, the buckets, or three that represent all sizes.
+        reason: the reason, in one sentence.
     """
 
     kind: Literal["static", "buckets", "dynamic"]
@@ -41,20 +41,20 @@ def choose(
     least: int = 1,
     most: int | None = None,
 ) -> Choice:
-    """Choose by the sizes that were seen.
+    """Choose by the observed sizes.
 
-    Few sizes that are nearly all of the calls need neither padding nor plans for every size. Otherwise sizes are padded
-    where a rule is proven, reaches most of the calls, and little of the work is padding.
+    If a few sizes are nearly all calls, they need neither padding nor a dynamic plan. Otherwise sizes are padded if a
+    verified rule covers most calls and adds little padding.
 
     Args:
-        sizes: with how often each came, or every size as it came.
-        proven: whether there is a rule for padding that `prove` did not refuse.
-        count: sizes that a plan is made for, at most.
-        least: the smallest size to pad; smaller ones are left to the original.
-        most: the largest size to pad to; larger ones are left to the original.
+        sizes: counts by size, or one size per call.
+        proven: whether there is a rule for padding that `prove` verified.
+        count: maximum number of sizes with a plan.
+        least: the smallest size to pad. The original answers smaller ones.
+        most: the largest size to pad to. The original answers larger ones.
 
     Raises:
-        InputError: as `buckets_for`.
+        InputError: as for `buckets_for`.
     """
     check_count(count)
     histogram = histogram_of(sizes)
@@ -80,7 +80,7 @@ def choose(
 
 
 def _representative(histogram: dict[int, float]) -> tuple[int, ...]:
-    """Return the sizes at a tenth, half and nine tenths of the calls."""
+    """Return the sizes at the 10th, 50th and 90th percentile of calls."""
     total, found, passed = sum(histogram.values()), set(), 0.0
     for size, weight in histogram.items():
         if any(passed < share * total <= passed + weight for share in (0.1, 0.5, 0.9)):

@@ -1,4 +1,4 @@
-"""What became of the sizes that came, counted."""
+"""Counts of calls by size and bucket."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(slots=True)
 class Counts:
-    """Calls by size and bucket so far; exact for calls that follow one another, like `Statistics`.
+    """Calls by size and bucket so far. Counts are exact for sequential calls, as in `Statistics`.
 
     Attributes:
-        calls: calls that went to a bucket.
-        sizes: sizes that came; those beyond the largest bucket are rounded up to a power of two, so that what is kept
-            does not grow with the calls.
-        beyond: calls larger than the largest bucket, which the original answers.
-        padding: what was added to calls, in units of the size.
-        computed: what was computed for the calls, padding included, in the same units.
-        compiles: graphs that PyTorch compiled in this process since the freeze; None before it.
-        captures: CUDA graphs that were recorded in this process since the freeze; None before it.
-        first_calls: calls by which something was compiled or captured since the freeze; None before it.
+        calls: calls by bucket.
+        sizes: calls by size. Sizes beyond the largest bucket are rounded up to a power of two, so that the counts stay
+            small.
+        beyond: calls beyond the largest bucket, which the original answers.
+        padding: total padding, in units of the size.
+        computed: total computed size of the calls, with padding, in the same units.
+        compiles: graphs that PyTorch compiled in this process since the freeze, or None before it.
+        captures: CUDA graphs that were recorded in this process since the freeze, or None before it.
+        first_calls: calls that compiled or captured something since the freeze, or None before it.
     """
 
     calls: Counter[int] = field(default_factory=Counter)
@@ -34,11 +34,11 @@ class Counts:
 
     @property
     def padded_share(self) -> float:
-        """The share of what was computed that is padding, 0 to 1; 0 before the first call."""
+        """The padded share of the computed sizes, 0 to 1, or 0 before the first call."""
         return self.padding / self.computed if self.computed else 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts as plain data, to be logged or sent."""
+        """Return the counts as plain data, for logging or sending."""
         return {
             "calls_by_bucket": dict(self.calls),
             "beyond": self.beyond,

@@ -1,4 +1,4 @@
-"""A call of any size: padded to a bucket, answered by the bucket's plan, and cut back."""
+"""Dispatch a call of any size: pad it to a bucket, run the bucket's plan, and cut the outputs back."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ EAGER_HERE = "the decision for this bucket is to stay with eager, where padding 
 
 
 class Buckets(Dispatcher):
-    """Answers a call by the plan of the smallest bucket that holds it, and by the original where there is none.
+    """Answers a call by the plan of the smallest bucket that fits it, or else by the original.
 
-    What the plan of a bucket cannot answer the original does, as in `Dispatcher`, and always on the call as it came:
-    what padding was not proven for, such as a call without its mask, is not padded for the original either.
+    If a bucket's plan cannot answer a call, the original does, as in `Dispatcher`, always with the unpadded inputs. So
+    a call that padding was not verified for, such as one without its mask, is never padded.
 
     Args:
         original: the module or function.
-        decisions: one for each bucket, or one for all.
-        proof: of the rule, for this model.
+        decisions: one for each bucket, or one for all buckets.
+        proof: the rule's verification, for this model.
         canary: as for `Dispatcher`.
 
     Raises:
@@ -64,7 +64,7 @@ class Buckets(Dispatcher):
         served = {id(decision): _served(original, decision, proof, canary, shared) for decision in decisions}
         leading = next((decision for decision in decisions if served[id(decision)]), decisions[0])
         super().__init__(original, leading, stale_because(original, leading), statistics=shared)
-        self.canary = canary  # which is at work in the routes
+        self.canary = canary  # used by the routes
         self.proof, self.decisions, self.counts = proof, tuple(decisions), Counts()
         each = self.decisions if len(decisions) > 1 else self.decisions * len(proof.buckets)
         self._routes = [served[id(decision)] for decision in each]
@@ -72,8 +72,8 @@ class Buckets(Dispatcher):
         self._buckets, self._padder = proof.buckets, Padder(original, proof.padding)
         self._least = proof.padding.least
         self._watch = ModuleWatch(original if isinstance(original, torch.nn.Module) else None, self._reads)
-        self._looked = 0  # first calls until the last look at the model, by which it is known what plans read of it
-        self._at_freeze: int | None = None  # first calls until then
+        self._looked = 0  # first calls until the last check of which attributes plans read
+        self._at_freeze: int | None = None  # first calls until the freeze
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer as the original does."""
@@ -82,7 +82,7 @@ class Buckets(Dispatcher):
             return self._original(refusal, args, kwargs)
         try:
             size = self._padder.size_of(args, kwargs)
-        except Exception:  # an input may be of any kind, and refuse to be looked at
+        except Exception:  # an input may be of any kind, and raise on inspection
             return self._original(UNFIT, args, kwargs)
         place = bisect_left(self._buckets, size)
         if place == len(self._buckets) or size < self._least:
@@ -104,11 +104,11 @@ class Buckets(Dispatcher):
             if isinstance(answer, AsItCame):
                 return answer.answer
             return self._padder.cut(answer, size, bucket)
-        except Exception as error:  # whatever padding led to, the call is answered as it came
+        except Exception as error:  # if padding led to an error, answer the unpadded call
             return self._original(f"padding failed ({type(error).__name__})", args, kwargs)
 
     def warm(self, bucket: int, calls: int) -> None:
-        """Call a bucket's plan on the example, made as long as the bucket; where the original serves, do nothing.
+        """Call a bucket's plan on the example, resized to the bucket. Do nothing if the original serves the bucket.
 
         The example and the model's buffers are left as they were.
         """
@@ -119,36 +119,36 @@ class Buckets(Dispatcher):
                 route(*example.args, **example.kwargs)  # type: ignore[misc]
 
     def freeze(self) -> None:
-        """Compile and capture nothing more, in the plan of any bucket, and count what is compiled nevertheless."""
+        """Stop compiling and capturing, in the plans of all buckets, and count any later compilation."""
         super().freeze()
         for dispatcher in self._dispatchers:
             dispatcher.freeze()
         self._at_freeze = self.statistics.first_calls
 
     def unfreeze(self) -> None:
-        """Compile and capture again, in the plans of all buckets."""
+        """Allow compiling and capturing again, in the plans of all buckets."""
         super().unfreeze()
         for dispatcher in self._dispatchers:
             dispatcher.unfreeze()
         self._at_freeze = None
 
     def close(self, reason: str = "it was closed") -> None:
-        """Give up the plans of all buckets and free what they hold; the original answers from now on."""
+        """Give up the plans of all buckets and free their memory. The original answers from now on."""
         super().close(reason)
         for dispatcher in self._dispatchers:
             dispatcher.close(reason)
 
     @property
     def refusals(self) -> tuple[str | None, ...]:
-        """Why no plan may answer at all, if that is so, and then for each bucket why its plan may not."""
-        # Since the proof, which a copy's own watch would not know.
+        """The reason why no plan may answer, or None, then the same for each bucket's plan."""
+        # The model changed since the verification, which a copy's own check would not notice.
         return (
             self._refusal or self._other_model(),
             *(route.refusal if route is not None else None for route in self._routes),
         )
 
     def refuse(self, refusals: Sequence[str | None]) -> None:
-        """Give up what was refused, or given up, in those that this is a copy of."""
+        """Give up the plans that the original of this copy had refused or given up."""
         if refusals[0] is not None:
             self.close(refusals[0])
         for route, refusal in zip(self._routes, refusals[1:], strict=True):
@@ -156,14 +156,14 @@ class Buckets(Dispatcher):
                 route.close(refusal)
 
     def counted(self) -> Counts:
-        """Return the counts, with what was compiled and captured since the freeze."""
+        """Return the counts, with compilations and captures since the freeze."""
         since = self._at_freeze
         self.counts.first_calls = None if since is None else self.statistics.first_calls - since
         self.counts.compiles, self.counts.captures = self.statistics.compiles, self.statistics.captures
         return self.counts
 
     def _unprovable(self) -> str | None:
-        """Return why nothing may be padded in the state that the process and the model are in, or None."""
+        """Return why padding is not verified for the current state of the process and the model, or None."""
         if is_grad_enabled():
             return GRADIENTS
         if is_autocast_enabled(self._device):
@@ -171,9 +171,9 @@ class Buckets(Dispatcher):
         return self._changed() or self._other_model()
 
     def _other_model(self) -> str | None:
-        """Return that the model is another than padding was proven for, or None.
+        """Return that the model differs from the verified one, or None.
 
-        Where its weights lie is nothing to that, nor are attributes that no plan reads.
+        The location of its weights does not count, nor do attributes that no plan reads.
         """
         if not self._watch.changed():
             if self._looked != self.statistics.first_calls:
@@ -186,7 +186,7 @@ class Buckets(Dispatcher):
         return None
 
     def _reads(self) -> Reads | None:
-        """Return the attributes of the model that the plans depend on; None where these may be any."""
+        """Return the attributes of the model that the plans depend on, or None if these may be any."""
         found: dict[tuple[str, ...], set[str]] = {}
         for dispatcher in self._dispatchers:
             reads = dispatcher.realized.reads() if dispatcher.realized is not None else None
@@ -207,7 +207,7 @@ class Buckets(Dispatcher):
 def _served(
     original: Callable[..., Any], decision: Decision, proof: Proof, canary: int | None, statistics: Statistics
 ) -> Route | None:
-    """Return what answers by a decision, or None where that is to leave the model alone, or no longer holds."""
+    """Return the route of a decision, or None if it has no plan or is stale."""
     if decision.plan.is_eager or stale_because(original, decision):
         return None
     return Route(original, decision, proof, canary=canary, statistics=statistics)

@@ -1,4 +1,4 @@
-"""The whole of it in one call: what the sizes speak for is chosen, proven where it must be, tuned and applied."""
+"""Choose plans for the observed sizes, verify the rule if necessary, tune and apply, in one call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchwise.workload.workload import as_args, as_kwargs
 logger = logging.getLogger("torchwise")
 
 DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
-"""What may serve every size beside eager: any other plan would answer only the sizes that it was tuned on."""
+"""The one plan besides eager for every size: any other plan would answer only the sizes that it was tuned on."""
 
 
 def fit(
@@ -38,20 +38,20 @@ def fit(
     tune: Callable[..., Tuned] | None = None,
     **options: Any,
 ) -> tuple[OptimizedModule | OptimizedFunction, Choice]:
-    """Return `model` running as the sizes that came speak for, and what was chosen with its reason.
+    """Return `model` with plans for the observed sizes, and the choice with its reason.
 
-    A few sizes get plans of their own. Otherwise inputs are padded to buckets, if little of the work is padding then
-    and the rule changes no answer. If it does, one plan is tuned on sizes that stand for the others.
+    A few sizes get a plan each. Otherwise inputs are padded to buckets, if this adds little work and the rule changes
+    no output. Otherwise one plan is tuned on sizes that represent the others.
 
     Args:
         model: an `nn.Module` or a function.
         args: example arguments, as long as the longest that will come.
         kwargs: example keyword arguments.
-        padding: which inputs carry the size, and how they would be padded; it may turn out to be refused.
-        sizes: sizes that came, with how often each did, or every size as it came.
-        count: sizes that a plan is made for, at most.
-        plan_per_bucket: tune a plan for each bucket, and not one for all of them.
-        tune: in place of `torchwise.tune`.
+        padding: the rule: which inputs carry the size, and how to pad them. It may be refused.
+        sizes: observed sizes, as counts by size or one entry per call.
+        count: maximum number of sizes with a plan.
+        plan_per_bucket: tune one plan per bucket instead of one for all.
+        tune: replacement for `torchwise.tune`.
         **options: as for `torchwise.tune`.
 
     Raises:
@@ -84,6 +84,6 @@ def _chosen(
         return choice, None
     try:
         return choice, prove(model, example.args, dict(example.kwargs), padding=padding, buckets=choice.sizes)
-    except InputError as error:  # the rule is refused: the sizes are served without it
+    except InputError as error:  # the rule is refused: go on without padding
         other = choose(seen, proven=False, count=count)
         return replace(other, reason=f"{other.reason} ({error})"), None

@@ -1,4 +1,4 @@
-"""Drop-in wrappers that pad to buckets: a module that looks like the original, and the same for functions."""
+"""Drop-in wrappers that pad to buckets: one for modules, which looks like the original, and one for functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchwise.study.ruled import in_force
 
 
 class BucketedModule(OptimizedModule):
-    """Runs a module by the plans of some buckets (`Buckets`); all else is as in `OptimizedModule`."""
+    """Runs a module by the plans of its buckets (`Buckets`). Otherwise it is like `OptimizedModule`."""
 
     def __init__(
         self, original: torch.nn.Module, decisions: Sequence[Decision], proof: Proof, *, canary: int | None = None
@@ -28,16 +28,16 @@ class BucketedModule(OptimizedModule):
         self.__dict__["_torchwise"] = buckets
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original, the decisions and the proof: compiled code is made anew."""
+        """Copy and pickle the original, the decisions and the verification. Compiled code is built again."""
         return _parts(buckets_of(self))
 
     def extra_repr(self) -> str:
-        """Say by which plans it runs."""
+        """Name the plans in use."""
         return _said(buckets_of(self))
 
 
 class BucketedFunction(OptimizedFunction):
-    """Runs a function by the plans of some buckets; see `Buckets`."""
+    """Runs a function by the plans of its buckets (see `Buckets`)."""
 
     def __init__(
         self, original: Callable[..., Any], decisions: Sequence[Decision], proof: Proof, *, canary: int | None = None
@@ -47,7 +47,7 @@ class BucketedFunction(OptimizedFunction):
         self._dispatcher = buckets
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as the original, the decisions and the proof."""
+        """Copy and pickle the original, the decisions and the verification."""
         return _parts(buckets_of(self))
 
     def __repr__(self) -> str:
@@ -65,15 +65,15 @@ def apply_buckets(
     canary: int | None = None,
     store: str | None = None,
 ) -> Bucketed:
-    """Return `model` padding to buckets and running by what was decided for them; the model itself is not changed.
+    """Return `model` with padding to buckets and their plans. The model itself stays unchanged.
 
     Args:
-        model: what the decisions and the proof were made for.
-        decisions: one for each bucket of the proof, in its order, or one for all. The original answers for a bucket
-            whose decision is stale, or is to leave the model alone, and nothing is padded there.
-        proof: of `prove`.
+        model: the model of the decisions and the verification.
+        decisions: one for each bucket of the verification, in its order, or one for all. The original answers a bucket,
+            without padding, if its decision is stale or has no plan.
+        proof: the verification, from `prove`.
         canary: as for `torchwise.apply`.
-        store: as for `torchwise.apply`: rulings in it are heeded.
+        store: as for `torchwise.apply`. Its approvals count.
 
     Raises:
         InputError: there are more or fewer decisions than buckets, or one is for training.
@@ -84,21 +84,21 @@ def apply_buckets(
 
 
 def counts_of(fast: Any) -> Counts:
-    """Return what became of the sizes that came.
+    """Return the counts of sizes and buckets.
 
-    A function and no method, as a model may have a method of any name.
+    This is no method, as a model may have a method of any name.
 
     Raises:
-        InputError: it pads nothing.
+        InputError: `fast` does not pad.
     """
     return buckets_of(fast).counted()
 
 
 def buckets_of(fast: Any) -> Buckets:
-    """Return what pads behind a wrapper.
+    """Return the `Buckets` behind a wrapper.
 
     Raises:
-        InputError: it is no wrapper that pads.
+        InputError: `fast` is no wrapper that pads.
     """
     found = dispatcher_of(fast)
     if not isinstance(found, Buckets):
@@ -119,9 +119,9 @@ def _rebuilt(
     canary: int | None,
     refusals: tuple[str | None, ...] | None = None,
 ) -> Bucketed:
-    """Make a wrapper of what is in force, which copies and pickles carry: they look into no store.
+    """Rebuild a wrapper from the decisions in force, as copies and pickles read no store.
 
-    A plan that was refused, or given up, is so in a copy as well.
+    A copy also refuses the plans that were refused or given up.
     """
     kind = BucketedModule if isinstance(original, torch.nn.Module) else BucketedFunction
     made = kind(original, decisions, proof, canary=canary)

@@ -1,4 +1,4 @@
-"""The rule at work: the size of a call, its inputs padded, its answer cut back. It runs on every call."""
+"""Apply the rule: read the size of a call, pad its inputs, cut its outputs back. This runs on every call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Padder:
     """Pads and cuts calls of one model by a rule.
 
     Args:
-        model: whose parameters the rule names.
+        model: the model whose parameters the rule names.
         padding: the rule.
 
     Raises:
@@ -32,10 +32,10 @@ class Padder:
         self._lone = self._cuts.get("")
 
     def size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Return the one size of a call.
+        """Return the size of a call.
 
         Raises:
-            InputError: no input carries it, an input is no tensor or has too few dimensions, or two of them disagree.
+            InputError: no input carries it, an input is no tensor or has too few dimensions, or two inputs disagree.
         """
         size: int | None = None
         for carrier in self.carriers:
@@ -62,11 +62,11 @@ class Padder:
                 yield carrier, given
 
     def pad(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: int) -> Arguments:
-        """Return the arguments with `extra` more in each dimension that carries the size: one copy per input."""
+        """Return the arguments, padded by `extra` in each dimension that carries the size, with one copy per input."""
         return self._changed(args, kwargs, lambda carrier, given: _padded(given, carrier.dims, extra, carrier.fill))
 
     def resize(self, example: Example, size: int) -> Example:
-        """Return an example of another size: cut, or its values over again."""
+        """Return an example of another size, by cutting it or repeating its values."""
 
         def resized(carrier: Carrier, given: torch.Tensor) -> torch.Tensor:
             for dim in carrier.dims:
@@ -76,10 +76,10 @@ class Padder:
         return Example(*self._changed(example.args, dict(example.kwargs), resized), example.weight)
 
     def cut(self, answer: Any, size: int, bucket: int) -> Any:
-        """Return an answer as it is without padding.
+        """Return an answer without its padding.
 
         Raises:
-            InputError: an output is not as long as the bucket.
+            InputError: an output's length is not the bucket's.
         """
         if self._lone is not None:
             return _shortened(answer, self._lone, size, bucket)
@@ -124,7 +124,7 @@ def _given(carrier: Carrier, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _padded(tensor: torch.Tensor, dims: tuple[int, ...], extra: int, fill: float) -> torch.Tensor:
-    places = [2 * (-dim if dim < 0 else tensor.ndim - dim) - 1 for dim in dims]  # counted from the last dimension
+    places = [2 * (-dim if dim < 0 else tensor.ndim - dim) - 1 for dim in dims]  # counting from the last dimension
     amounts = [0] * (max(places) + 1)
     for place in places:
         amounts[place] = extra
@@ -132,7 +132,7 @@ def _padded(tensor: torch.Tensor, dims: tuple[int, ...], extra: int, fill: float
 
 
 def _shortened(tensor: torch.Tensor, dims: tuple[int, ...], size: int, bucket: int) -> torch.Tensor:
-    """Cut a tensor, and close the gaps that this leaves in memory: the model's own answer has none."""
+    """Cut a tensor, and make it dense again, as the model's own answer has no gaps in memory."""
     short = tensor
     for dim in dims:
         if tensor.shape[dim] != bucket:

@@ -1,4 +1,4 @@
-"""The user's rule: which dimensions of which inputs are one size, and what lies beyond it when they are padded."""
+"""The user's rule for padding: which dimensions of which inputs carry the size, and the fill values."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Dims = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How inputs of any size become inputs of a few sizes; `prove` says whether that changes an answer.
+    """A rule that pads inputs of any size to a few sizes. `prove` checks that it changes no output.
 
     Attributes:
         inputs: every input that carries the size, by position or parameter name, with its dimension (or several, as a
-            square mask has): `{"tokens": 1, "mask": 1}`. An input that is None or left out of a call is passed over.
-        fill: what an input is padded with where that is not 0: for a mask, the value that means "nothing here".
-        outputs: every output that carries the size, by its path as PyTorch writes it ("" for a lone tensor,
-            "['logits']" in a dict, "[0]" in a tuple), with its dimension, to be cut back. None has them found.
-        least: the smallest size that is padded; the original answers smaller ones. Above 1 for a model that cannot run
+            square mask has): `{"tokens": 1, "mask": 1}`. An input that is None or missing in a call is skipped.
+        fill: the fill value by input, if it is not 0. For a mask, it is the value that means "nothing here".
+        outputs: every output that carries the size, with its dimension, to be cut back. The key is its path as PyTorch
+            writes it ("" for a lone tensor, "['logits']" in a dict, "[0]" in a tuple). None detects the outputs.
+        least: the smallest size to pad. The original answers smaller ones. Set it above 1 for a model that cannot run
             on less.
-        most: the largest size to pad to; None for the largest that is seen.
+        most: the largest size to pad to, or None for the largest size seen.
 
     Raises:
-        InputError: no input carries the size, `fill` names another input, or `least` and `most` are no sizes.
+        InputError: no input carries the size, `fill` names another input, or `least` or `most` is no size.
     """
 
     inputs: Mapping[Input, Dims]
@@ -53,7 +53,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """An input that carries the size: where it stands in a call, and how it is padded."""
+    """An input that carries the size: its position in a call, and its padding."""
 
     position: int | None
     name: str | None
@@ -65,7 +65,7 @@ class Carrier:
 
 
 def carriers_of(model: Callable[..., Any], padding: Padding) -> tuple[Carrier, ...]:
-    """Return where in a call of `model` the inputs of the rule stand: by position, by name, or either.
+    """Return the inputs of the rule with their places in a call of `model`: by position, by name, or either.
 
     Raises:
         InputError: the model has no such parameter, or a dimension is no whole number.
@@ -98,7 +98,7 @@ def as_dims(dims: Dims) -> tuple[int, ...]:
 
 
 def _parameters(model: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
-    """List the names of what may be given by position, of what may be given by name, and whether any name may be."""
+    """Return the names of positional parameters, those of keyword parameters, and whether any keyword is accepted."""
     import torch
 
     from torchwise.realize.entry import has_own_call
@@ -108,11 +108,11 @@ def _parameters(model: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
         call = type(model).__call__.__get__(model) if has_own_call(type(model)) else model.forward
     try:
         parameters = [*inspect.signature(call).parameters.values()]
-    except (TypeError, ValueError):  # a function of C tells nothing
+    except (TypeError, ValueError):  # a C function may have no signature
         return [], [], True
     kinds = inspect.Parameter
     if isinstance(model, torch.nn.Module) and any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
-        parameters = [*inspect.signature(model.forward).parameters.values()]  # to which it most likely hands all on
+        parameters = [*inspect.signature(model.forward).parameters.values()]  # which most likely gets them all
     positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     named = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
     return positional, named, any(p.kind is kinds.VAR_KEYWORD for p in parameters)

@@ -1,4 +1,4 @@
-"""Which outputs carry the size: found by running the model at two sizes, unless the user says."""
+"""Find the outputs that carry the size, by running the model at two sizes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, sizes: tuple[int, int]) -> Padding:
-    """Return the rule with what it cuts back filled in: every dimension of an output that is as long as the size.
+    """Return the rule with its outputs filled in: every output dimension that equals the size.
 
     Args:
-        model: run twice, without gradients; its buffers are put back.
-        padding: the rule; one that says its outputs is returned as it is.
-        example: inputs, made as long as each of the sizes.
-        sizes: two that differ.
+        model: the model, which runs twice without gradients. Its buffers are restored.
+        padding: the rule. It is returned unchanged if it names its outputs.
+        example: inputs, to be resized to each of the sizes.
+        sizes: two different sizes.
 
     Raises:
         BaselineError: the model raises at one of the sizes.
-        InputError: an output grows with the size otherwise than one for one, or there are more outputs at one size.
+        InputError: an output's growth differs from the size's, or the number of outputs differs between the sizes.
     """
     if padding.outputs is not None:
         return padding
@@ -45,22 +45,22 @@ def with_outputs(model: Callable[..., Any], padding: Padding, example: Example, 
 
 
 def failed_at(size: int, error: Exception) -> BaselineError:
-    """Return what to raise where the model itself fails at a size."""
+    """Return the error to raise if the model itself fails at a size."""
     told = f"the model raised {type(error).__name__} on inputs of size {size}: {error}"
     return BaselineError(f"{told}; leave out such sizes by least and most of the rule")
 
 
 def answer_at(model: Callable[..., Any], example: Example, size: int) -> Any:
-    """Run the model once, plainly, on inputs of a size; its state is put back.
+    """Run the original model once on inputs of a size, and restore its state.
 
     Raises:
-        BaselineError: it raises.
+        BaselineError: the model raises.
     """
     given = example.clone()
     with torch.no_grad(), kept_state(model, given.args, given.kwargs):
         try:
             return model(*given.args, **given.kwargs)
-        except Exception as error:  # a model may raise anything: said with the size, which may be beyond what it takes
+        except Exception as error:  # a model may raise any error, and the size may be beyond its limit: name it
             raise failed_at(size, error) from error
 
 

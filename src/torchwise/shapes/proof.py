@@ -1,4 +1,4 @@
-"""The proof that padding changes no answer: the model itself, eagerly, on inputs as they are and padded."""
+"""Verify that padding changes no output, by running the model itself on unpadded and padded inputs."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from torchwise.workload.workload import as_args, as_kwargs
 logger = logging.getLogger("torchwise")
 
 DRAWS = 2
-"""Inputs beyond the example itself that take turns."""
+"""Number of generated inputs besides the example, used in turn."""
 PLAIN_ERROR = 1e-4
-"""Relative error of a plain float that is taken for rounding: it was most likely computed in float32."""
+"""Relative error of a Python float that counts as rounding, as the float was most likely computed in float32."""
 FLOAT64_ERROR = 1e-6
-"""Error in float64 that is taken for rounding: a model may compute parts of itself in float32, whatever it is given."""
+"""Error in float64 that counts as rounding, as a model may compute parts in float32 for any input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A rule that was found to change no answer.
+    """A verified rule, which changes no output.
 
     Attributes:
-        padding: the rule, with the outputs that are cut back.
-        buckets: the sizes that are padded to, ascending.
-        example: inputs that others are made from.
-        cases: pairs of answers that were compared.
-        in_float64: whether some of them were in float64, where rounding hides nothing.
+        padding: the rule, with its outputs.
+        buckets: the sizes to pad to, ascending.
+        example: inputs from which others are made.
+        cases: number of compared pairs of answers.
+        in_float64: whether some pairs were in float64, in which rounding hides nothing.
     """
 
     padding: Padding
@@ -60,18 +60,19 @@ def prove(
     padding: Padding,
     buckets: Sequence[int],
 ) -> Proof:
-    """Show that padding to `buckets` changes no answer of `model` beyond rounding, or refuse the rule.
+    """Verify that padding to `buckets` changes outputs of `model` by no more than rounding, or refuse the rule.
 
-    For each bucket the model answers inputs of the smallest, a middle and the largest size that would be padded to it,
-    as they are and padded. Outputs, inputs after the call and buffers must agree in form and value. The smallest is
-    compared in float64, too, where the model runs in it, as what little a padded place contributes would pass for
-    rounding in float32. The proof holds for the model's weights as they are, for its mode, and for values of the
-    example's range: one whose values are all above what they are padded with is warned of, as a maximum over it would
-    be proven, and be wrong for lower values.
+    For each bucket, the model runs on inputs of the smallest, a middle and the largest size, unpadded and padded.
+    Outputs, inputs after the call and buffers must agree in form and value. If the model can run in float64, the
+    smallest size is compared in float64, too. Small contributions of padded places could pass for rounding in float32.
+
+    The verification holds for the model's current weights and mode, and for values in the example's range. It warns of
+    an input whose values are all above its fill value. A maximum over such an input would pass, and be wrong for lower
+    values.
 
     Args:
-        model: an `nn.Module` or a function; run without gradients, and left as it was.
-        args: example arguments, as long as the longest that will come: shorter and longer ones are made from them.
+        model: an `nn.Module` or a function. It runs without gradients, and its state is restored.
+        args: example arguments of the largest size to expect, from which shorter and longer ones are made.
         kwargs: example keyword arguments.
         padding: the rule.
         buckets: sizes to pad to.
@@ -105,18 +106,18 @@ def _proven(model: Callable[..., Any], padding: Padding, buckets: tuple[int, ...
 
 
 def _in_float64(model: Callable[..., Any], padder: Padder, buckets: tuple[int, ...], example: Example) -> int:
-    """Compare in float64 where most is padding, and return how often that could be done."""
+    """Compare in float64 at the sizes with most padding, and return the number of comparisons."""
     done = 0
     try:
         precise = float64_of(model)
-    except Exception:  # a module may refuse to be copied, for reasons of its own: the rest of the proof still holds
+    except Exception:  # a module may not allow copies: the rest of the verification still holds
         return done
     for low, bucket in _ranges(buckets, padder.padding.least):
         if low >= bucket:
             continue
         try:
             found = _difference(precise, padder, widen(padder.resize(example, low)), bucket, seed=0, precise=True)
-        except Exception:  # a model may be unable to run in float64, for reasons of its own: likewise
+        except Exception:  # a model may be unable to run in float64: likewise
             continue
         done += 1
         _refuse(found and f"{found}, in float64", model, padder.padding, low, bucket)
@@ -126,7 +127,7 @@ def _in_float64(model: Callable[..., Any], padder: Padder, buckets: tuple[int, .
 def _difference(
     model: Callable[..., Any], padder: Padder, given: Example, bucket: int, *, seed: int, precise: bool = False
 ) -> str | None:
-    """Return what differs between the answers to inputs as they are and padded, or None."""
+    """Return the difference between the answers to unpadded and padded inputs, or None."""
     size = padder.size_of(given.args, given.kwargs)
 
     def padded(*args: Any, **kwargs: Any) -> Any:
@@ -135,14 +136,14 @@ def _difference(
 
     try:
         theirs = observe(model, model, given, seed=seed, under=as_reference() if precise else None)
-    except Exception as error:  # the model may raise anything
-        answer_at(model, given, size)  # which raises where it does so by itself
+    except Exception as error:  # the model may raise any error
+        answer_at(model, given, size)  # raises if the model fails without padding
         raise InternalError(
             f"Torchwise failed, and not the model, on inputs of size {size}: {raised(error)}"
         ) from error
     try:
         ours = observe(padded, model, given, seed=seed, under=as_reference() if precise else None)
-    except Exception as error:  # the model may raise anything on what padding gives it
+    except Exception as error:  # the model may raise any error on padded inputs
         if precise:
             raise
         return f"it raises {type(error).__name__}: {error}"
@@ -150,7 +151,7 @@ def _difference(
 
 
 def _plainly_differs(ours: Observation, theirs: Observation) -> str | None:
-    """Compare what is no tensor: a spot check leaves it out, but a number may well be the size of the padded input."""
+    """Compare values that are no tensors: a spot check skips them, but a number may be the size of the padded input."""
     for (name, mine), (_, plain) in zip(ours.leaves, theirs.leaves, strict=True):
         if isinstance(mine, torch.Tensor) or not name.startswith("output"):
             continue
@@ -176,7 +177,7 @@ def _refuse_noise(model: Callable[..., Any], example: Example) -> None:
 
 
 def _warn_of_one_side(model: Callable[..., Any], padding: Padding, example: Example) -> None:
-    """Say where values lie on one side of what they are padded with, unless the user chose that or they are a mask."""
+    """Warn if an input's values all lie on one side of its fill value, except for masks and chosen fill values."""
     for carrier, given in Padder(model, padding).given(example):
         chosen = {carrier.position, carrier.name} & set(padding.fill)
         if chosen or not given.is_floating_point() or not given.numel():
@@ -212,7 +213,7 @@ def _checked(buckets: Sequence[int], padding: Padding) -> tuple[int, ...]:
 
 
 def _ranges(buckets: tuple[int, ...], least: int) -> list[tuple[int, int]]:
-    """Pair each bucket with the smallest size that is padded to it."""
+    """Return each bucket with the smallest size that is padded to it."""
     return [(max(before + 1, least), bucket) for before, bucket in zip((0, *buckets), buckets, strict=False)]
 
 

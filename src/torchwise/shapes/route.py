@@ -1,4 +1,4 @@
-"""The plan of a bucket: what it cannot answer, the original answers on the call as it came, never on padded inputs."""
+"""Run a bucket's plan, or else the original on the unpadded call."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class AsItCame:
-    """An answer of the original to a call before it was padded: there is nothing to cut."""
+    """An answer of the original to the unpadded call, which must not be cut."""
 
     answer: Any
 
 
 class Route(Dispatcher):
-    """Answers padded calls by a plan, those of the proof's kind alone: same arguments, dtypes, ranks and values.
+    """Answers padded calls by a plan, if their arguments, dtypes, ranks and values are of the verified kind.
 
     Args:
         original: as for `Dispatcher`.
-        decision: likewise.
-        proof: of padding.
+        decision: as for `Dispatcher`.
+        proof: the verification of padding.
         canary: as for `Dispatcher`.
-        statistics: likewise.
+        statistics: as for `Dispatcher`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Route(Dispatcher):
         self._changed = _is_looked_at_before
 
     def instead_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: tuple[Any, ...], named: Any) -> Any:
-        """Answer a padded call by the plan; where that cannot be, return `AsItCame` with the answer to the call."""
+        """Answer a padded call by the plan, or return `AsItCame` with the original's answer to the unpadded call."""
         self._here.came = (args, kwargs)
         try:
             return self(*more, **named)
@@ -72,5 +72,5 @@ class Route(Dispatcher):
 
 
 def _is_looked_at_before() -> str | None:
-    """Stand in for a look at what changed: `Buckets` takes the same one before it comes here, on every call."""
+    """Replace the check for changes: `Buckets` makes the same check before each call comes here."""
     return None

@@ -1,4 +1,4 @@
-"""Everything compiled and captured before the first request, and nothing on one."""
+"""Compile and capture everything before the first request."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torchwise.shapes.module import buckets_of
 logger = logging.getLogger("torchwise")
 
 CALLS = 2
-"""Calls per bucket: one that compiles, and one that shows the way is clear."""
+"""Calls per bucket: one that compiles, and one that shows that the plan then answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """A bucket that is ready.
+    """A bucket after its warmup.
 
     Attributes:
         bucket: its size.
-        number: which it is, counted from 1.
-        total: how many there are.
-        seconds: what it took.
+        number: its number, counted from 1.
+        total: number of buckets.
+        seconds: duration of the warmup.
     """
 
     bucket: int
@@ -38,19 +38,19 @@ class Warmed:
 
 
 def warm_up(fast: Any, progress: Callable[[Warmed], object] | None = None, *, freeze: bool = True) -> None:
-    """Call the plan of every bucket until it is compiled and captured, the largest first, then freeze.
+    """Call the plan of every bucket until it is compiled and captured, then freeze.
 
-    The largest goes first, as its memory serves the smaller ones. After the freeze no call compiles or captures: what
-    would need it is answered by the original and counted. PyTorch compiles for `torch.inference_mode()` apart: where
-    requests are answered under it, call this under it, too.
+    The largest bucket goes first, as smaller ones use its memory. After the freeze no call compiles or captures: the
+    original answers calls that would need it, and they are counted. PyTorch compiles separately for
+    `torch.inference_mode()`. If requests run under it, call this under it, too.
 
     Args:
-        fast: of `bucketed` or `apply_buckets`.
-        progress: hears of every bucket; such as `print`. None logs it.
+        fast: the wrapper from `bucketed` or `apply_buckets`.
+        progress: callback for each bucket, such as `print`. None logs it.
         freeze: whether to freeze.
 
     Raises:
-        InputError: it pads nothing.
+        InputError: `fast` does not pad.
     """
     buckets = buckets_of(fast)
     sizes = sorted(buckets.proof.buckets, reverse=True)
