@@ -26,8 +26,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "research": MappingProxyType({"enabled": True, "effort": "quick", "fallback": False}),
     }
 )
-"""Ready-made settings: plain code for debugging, evidence with a silent fallback, and quick searches that raise errors.
-"""
+"""Ready-made settings: original code to debug, plans with a fallback, and quick searches that raise their errors."""
 
 
 @dataclass(frozen=True, slots=True)
