@@ -1,4 +1,7 @@
-"""What keeps this machine from running, tuning or timing well, and what to do about it.
+"""Find problems with running, tuning or timing on this machine, and give advice.
+
+`facts` inspects the machine once. Each file of `checks/` judges the facts, without inspecting anything itself. Nothing
+here imports torch or touches a GPU. A child process does, so that there is an answer even if torch cannot be imported.
 
 `facts` looks, once; each file of `checks/` judges what was seen, without looking itself. Nothing here imports torch
 or touches a GPU: a child process does, so that there is an answer even where torch cannot be imported.

@@ -1,4 +1,4 @@
-"""Run a command that may hang or crash, and end everything that it started."""
+"""Run a command that may hang or crash, and end all processes that it started."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
-        code: its exit status; None where it did not start or ran past its limit.
-        out: its standard output, up to where it came.
-        error: why it counts as failed, or "".
+        code: its exit status, or None if it did not start or exceeded its limit.
+        out: its standard output, which may be incomplete.
+        error: the reason for its failure, or "".
     """
 
     code: int | None
@@ -26,7 +26,7 @@ class Ended:
 
 
 def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None) -> Ended:
-    """Run `command` for at most `limit_s` seconds, in a session of its own so that its children end with it."""
+    """Run `command` for at most `limit_s` seconds, in its own session so that its children end with it."""
     try:
         process = subprocess.Popen(
             command,
@@ -46,7 +46,7 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
         os.killpg(process.pid, signal.SIGKILL)
         out, _ = process.communicate()
         return Ended(None, out, f"it ran past {limit_s:g} s")
-    except BaseException:  # such as Ctrl-C, which the child does not hear of
+    except BaseException:  # such as Ctrl-C, which does not reach the child
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -63,7 +63,7 @@ def _reason(code: int, err: str) -> str:
 
 
 def telling_line(text: str) -> str:
-    """Return the line of an error text that says most: the first that speaks of an error, else the last."""
+    """Return the most informative line of an error text: the first that mentions an error, or else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line.lower() or "not found" in line.lower()]
     return (telling or lines[-1:] or [""])[0][:300]

@@ -1,4 +1,4 @@
-"""Prove that the C++ compiler works: build five lines, load the result, call it."""
+"""Test the C++ compiler: build five lines, load the result, call it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ extern "C" int answer() {
 }
 """
 
-# In a process of its own: a second OpenMP runtime must not enter this one, which may load torch later.
+# In a separate process, as a second OpenMP runtime must not enter this one, which may load torch later.
 LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).answer() != 42)"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """What became of the two programs.
+    """The results of the two programs.
 
     Attributes:
         command: the compiler that Inductor calls: `$CXX`, else `g++` (`clang++` on macOS).
-        error: why the plain program does not build, load or run; "" where it does.
+        error: why the plain program does not build, load or run, or "" if it does.
         openmp_error: the same for the one with OpenMP.
     """
 
@@ -66,7 +66,7 @@ def try_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
 
 
 def _build(command: str, folder: Path, source: str, *flags: str) -> str:
-    """Return why `source` does not become a library that loads and answers, or ""."""
+    """Build and call a library from `source`, and return the error, or ""."""
     name = folder / f"program{len(flags)}"
     name.with_suffix(".cpp").write_text(source)
     library = str(name.with_suffix(".so"))

@@ -1,4 +1,4 @@
-"""Look once, then let every check judge what was seen."""
+"""Inspect the machine once, then run every check on the facts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ CHECKS: tuple[Check, ...] = (
     variables.check,
     known.check,
 )
-"""In the order in which their findings are shown."""
+"""In the display order of their findings."""
 
 
 def diagnose() -> list[Finding]:
-    """Look at this machine, and say what stands in the way. Takes some 10 seconds: it compiles to prove that it can."""
+    """Inspect this machine and return all findings.
+
+    This takes some 10 seconds, as it compiles to test the compilers.
+    """
     return judge(gather())
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Apply every check to what was seen."""
+    """Apply every check to the facts."""
     findings: list[Finding] = []
     for check in CHECKS:
         try:
             findings += check(facts)
-        except Exception as error:  # one check that fails on an odd machine must not hide the others
+        except Exception as error:  # a check that fails on an odd machine must not hide the others
             topic = check.__module__.rpartition(".")[2]
             findings.append(warn(topic, f"this check itself failed: {type(error).__name__}: {error}", "report it"))
     return findings

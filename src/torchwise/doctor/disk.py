@@ -1,4 +1,4 @@
-"""Folders that compilation writes to: whether they can be written, and what is free in them."""
+"""Folders that compilation writes to: their permissions and free space."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that is written to.
+    """A folder that compilation writes to.
 
     Attributes:
-        path: where it is, or will be made.
-        free: bytes free there, 0 where unknown.
-        error: why it cannot be written, or "".
+        path: its path, which may not exist yet.
+        free: free bytes, or 0 if unknown.
+        error: why it is not writable, or "".
     """
 
     path: str
@@ -31,7 +31,7 @@ class Folder:
 
 
 def look(path: str) -> Folder:
-    """Write a file into `path`, or into the folder it would be made in, and take it away again."""
+    """Write and remove a file in `path`, or in the folder in which `path` would be created."""
     existing = Path(path).absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -47,7 +47,7 @@ def look(path: str) -> Folder:
 
 
 def inductor_cache(environ: Mapping[str, str]) -> str:
-    """Return the folder in which Inductor keeps what it compiled, as torch itself finds it."""
+    """Return the folder of Inductor's compile cache, as torch itself finds it."""
     if given := environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return os.path.abspath(given)
     try:
@@ -58,7 +58,7 @@ def inductor_cache(environ: Mapping[str, str]) -> str:
 
 
 def temporary() -> str:
-    """Return the folder for temporary files, also where none can be written."""
+    """Return the folder for temporary files, even if none is writable."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:

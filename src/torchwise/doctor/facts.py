@@ -1,4 +1,4 @@
-"""What is seen of this machine and its software, looked up once."""
+"""Facts about this machine and its software, looked up once."""
 
 from __future__ import annotations
 
@@ -24,27 +24,29 @@ PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that the checks judge. The defaults describe a healthy machine with two CPUs and no GPU.
+    """The input of all checks.
+
+    The defaults describe a healthy machine with two CPUs and no GPU.
 
     Attributes:
         python: the interpreter's version.
-        headers: where Python.h should be, and whether it is there.
+        headers: the expected path of Python.h, and whether it exists.
         torch: version with its build tag, or "absent".
-        cuda_build: CUDA version torch was built with, or None for a CPU build.
-        compiler: what became of building a program.
-        probe: what became of importing, compiling with and running torch.
-        driver: whether an NVIDIA driver is loaded, be its GPUs visible or not.
+        cuda_build: CUDA version of torch's build, or None for a CPU build.
+        compiler: the results of building programs.
+        probe: the results of importing, compiling with and running torch.
+        driver: whether an NVIDIA driver is loaded, with or without visible GPUs.
         gpu: `GPU_FIELDS` of the first visible GPU, or None.
         gpu_processes: `PROCESS_FIELDS` of each process on that GPU.
         environ: the environment variables.
         cpus: CPUs this process may be scheduled on.
         host_cpus: CPUs of the whole machine.
-        quota: CPUs' worth of time that the container may use, or None where unlimited.
-        load: processes that want a CPU, averaged over a minute, or None where unknown.
-        governor: the kernel's CPU frequency policy, or None where unknown.
-        cache: the folder in which Inductor keeps what it compiled.
+        quota: CPU limit of the container, in CPUs, or None if unlimited.
+        load: number of processes that want a CPU, averaged over a minute, or None if unknown.
+        governor: the kernel's CPU frequency policy, or None if unknown.
+        cache: the folder of Inductor's compile cache.
         temporary: the folder for temporary files.
-        shared: shared memory, or None where the system has no such folder.
+        shared: shared memory, or None if the system has no such folder.
     """
 
     python: tuple[int, int, int] = (3, 11, 0)
@@ -68,7 +70,10 @@ class Facts:
 
 
 def gather() -> Facts:
-    """Look at this machine. The load is read before anything is compiled, the GPU before the probe uses it."""
+    """Inspect this machine.
+
+    The load is read before anything compiles, the GPU before the probe uses it.
+    """
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     load, gpu = _load(), _gpu()
     return Facts(

@@ -1,4 +1,4 @@
-"""One thing that was looked at, what was found, and what to do."""
+"""A finding of the doctor: its topic, the observation, and advice."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How it stands."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
-    """Works, but slower, noisier or with less to try than it could."""
+    """Plans work, but slower or noisier than possible, or with fewer options."""
     BAD = "bad"
-    """Compiled plans cannot work, or what is measured means nothing."""
+    """Compiled plans cannot work, or measurements mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One finding.
 
     Attributes:
-        topic: what was looked at.
-        status: how it stands.
-        found: what was seen, in words.
-        advice: what to do; empty where there is nothing to do.
+        topic: the thing that was checked.
+        status: the severity.
+        found: the observation, in words.
+        advice: the user's way out, or empty if nothing needs to be done.
     """
 
     topic: str
@@ -34,7 +34,7 @@ class Finding:
 
 
 def ok(topic: str, found: str) -> Finding:
-    """Make a finding that needs nothing."""
+    """Make a finding that needs no action."""
     return Finding(topic, Status.OK, found)
 
 
@@ -44,5 +44,5 @@ def warn(topic: str, found: str, advice: str) -> Finding:
 
 
 def bad(topic: str, found: str, advice: str) -> Finding:
-    """Make a finding that must be mended."""
+    """Make a finding that needs a fix."""
     return Finding(topic, Status.BAD, found, advice)

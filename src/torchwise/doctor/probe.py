@@ -1,7 +1,7 @@
-"""Prove in a child process that torch imports, compiles and reaches the GPU.
+"""Test in a child process whether torch imports, compiles and reaches the GPU.
 
-`python -m torchwise.doctor.probe` takes one step after the other and prints a line before and after each, so that
-the parent knows how far it came, and where it was when it crashed or hung.
+`python -m torchwise.doctor.probe` runs the steps one by one and prints a line before and after each. So the parent
+knows in which step the child crashed or hung.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ LIMIT_S = 300.0
 MARK = "torchwise-probe "
 
 DROPPED = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
-"""Variables that would keep the probe from compiling, or fill the disk; `checks.variables` speaks of them."""
+"""Variables that would stop the probe from compiling, or fill the disk. `checks.variables` reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was tried.
+    """The result of one step.
 
     Attributes:
-        detail: what it showed, such as a version; the reason where it failed.
-        failed: whether it raised, crashed, or ran past the limit.
-        seconds: how long it took.
+        detail: its result, such as a version, or the reason of its failure.
+        failed: whether it raised, crashed, or exceeded its limit.
+        seconds: its duration.
     """
 
     detail: str
@@ -41,11 +41,11 @@ class Step:
 
 
 Probe = Mapping[str, Step]
-"""The steps that were begun, by name: import, threads, cores, inductor_cpu, cuda, triton, inductor_cuda."""
+"""The started steps by name: import, threads, cores, inductor_cpu, cuda, triton, inductor_cuda."""
 
 
 def run_probe() -> Probe:
-    """Run the probe in a child, with compile caches of its own so that it really compiles."""
+    """Run the probe in a child, with empty compile caches so that it really compiles."""
     kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
     try:
         with tempfile.TemporaryDirectory(prefix="torchwise-doctor-", ignore_cleanup_errors=True) as folder:
@@ -59,7 +59,7 @@ def run_probe() -> Probe:
 
 
 def read(ended: child.Ended) -> Probe:
-    """Read what the child printed; a step that was begun and not ended is where it crashed."""
+    """Read the child's output. A step that started and did not end is the crashed one."""
     steps: dict[str, Step] = {}
     begun = "import"
     for line in ended.out.splitlines():
@@ -75,7 +75,7 @@ def read(ended: child.Ended) -> Probe:
 
 
 def main() -> None:
-    """Take the steps, in the child."""
+    """Run the steps, in the child."""
     if not _step("import", _import_torch):
         return
     _step("threads", _threads)
@@ -95,7 +95,7 @@ def _step(name: str, action: Callable[[], str]) -> bool:
     start = time.perf_counter()
     try:
         step = Step(action(), seconds=time.perf_counter() - start)
-    except Exception as error:  # whatever goes wrong here is what the probe is there to find
+    except Exception as error:  # the probe exists to find such errors
         step = Step(f"{type(error).__name__}: {child.telling_line(str(error))}", failed=True)
     _say(step=name, **asdict(step))
     return not step.failed
@@ -131,7 +131,7 @@ def _reach_gpu() -> str:
 
 
 def _compile(device: str) -> str:
-    """Compile and run three fused operations; refuse an answer that is wrong or was not compiled."""
+    """Compile and run three fused operations, and fail if the result is wrong or was not compiled."""
     import torch
     from torch._inductor import metrics
 

@@ -1,4 +1,4 @@
-"""What a small model pays for its threads on this machine: timed in the probe's child, told as one line of JSON."""
+"""Measure the cost of threads to a small model, in the probe's child, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torchwise.records import CoreUse
 
 LAYERS, FEATURES = 7, 256
 CALLS = 10
-"""Calls in a row on one number of threads: enough that some of them wait, where threads wait for cores."""
+"""Consecutive calls on one number of threads. So many that some of them wait, if threads wait for cores."""
 LONGEST_S, MIN_ROUNDS = 1.0, 3
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadCost:
-    """What a call of a small model took.
+    """The timings of a small model.
 
     Attributes:
-        cores: how the CPUs were shared meanwhile.
-        seconds: mean seconds a call by the number of threads, PyTorch's own number first.
+        cores: the use of the CPUs during the timings.
+        seconds: mean seconds per call by number of threads, PyTorch's own number first.
     """
 
     cores: CoreUse
@@ -31,7 +31,7 @@ class ThreadCost:
 
 
 def time_threads() -> str:
-    """Time a small model on PyTorch's own number of threads and on one, in turn; return a `ThreadCost` as JSON."""
+    """Time a small model with PyTorch's own number of threads and with one, in turn, as a `ThreadCost` in JSON."""
     import torch
 
     default = torch.get_num_threads()
@@ -51,13 +51,13 @@ def time_threads() -> str:
 
 
 def read_cost(text: str) -> ThreadCost:
-    """Read what `time_threads` wrote."""
+    """Read the output of `time_threads`."""
     told = json.loads(text)
     return ThreadCost(CoreUse(**told["cores"]), {int(threads): each for threads, each in told["seconds"].items()})
 
 
 def _time_calls(call: Callable[[], Any]) -> float:
-    call()  # what starts threads anew does not count
+    call()  # the start of new threads does not count
     start = time.perf_counter()
     for _ in range(CALLS):
         call()

@@ -1,1 +1,1 @@
-"""One file per subject: each judges what `facts` saw, and says what to do."""
+"""The doctor's checks, one file per subject. Each judges the `Facts` and gives advice."""

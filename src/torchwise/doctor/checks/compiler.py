@@ -11,7 +11,7 @@ INSTALL = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL) 
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Judge what became of building, loading and running a program."""
+    """Judge the attempts to build, load and run a program."""
     tried = facts.compiler
     if not tried.error:
         yield ok("C++ compiler", f"{tried.command} builds, and the result loads")

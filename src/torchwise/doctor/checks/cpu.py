@@ -1,4 +1,4 @@
-"""CPU threads against CPUs, the load, and the frequency policy."""
+"""Check the number of CPU threads against the CPUs, the load, and the frequency policy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torchwise.doctor.threads import read_cost
 from torchwise.records.cores import describe_contention
 
 BUSY = 0.5
-"""Load, as a share of all CPUs, from which timings on the CPU suffer."""
+"""Load, as a share of all CPUs, above which timings on the CPU suffer."""
 SLOW_GOVERNORS = ("powersave", "conservative", "ondemand")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Judge the number of threads, what they wait for, the load and the frequency policy."""
+    """Judge the number of threads, their waiting for cores, the load and the frequency policy."""
     yield _threads(facts)
     yield _load(facts)
     yield from _cores(facts)
@@ -50,7 +50,7 @@ def _threads(facts: Facts) -> Finding:
 
 
 def _cores(facts: Facts) -> Iterator[Finding]:
-    """Say what a small model pays where its threads wait for cores, and that it does not where they are free."""
+    """Report the cost to a small model if its threads wait for cores, or that the cores are free."""
     timed = facts.probe.get("cores")
     if timed is None or timed.failed:
         return

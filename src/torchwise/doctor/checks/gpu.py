@@ -1,4 +1,4 @@
-"""The GPU, its driver, Triton, and who else uses it."""
+"""Check the GPU, its driver, Triton, and other users of the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok, warn
 
 BUSY_MIB = 2048
-"""Memory in use, with no process to be seen, that only another container can explain."""
+"""GPU memory in use, in MiB, that must belong to another container if no process is visible."""
 BUSY_PERCENT = 10
 
 
@@ -68,7 +68,7 @@ def _use(gpu: Mapping[str, str], processes: tuple[Mapping[str, str], ...]) -> Fi
 
 
 def _number(text: str) -> float:
-    """Read a figure of nvidia-smi; 0 for "[N/A]", which says nothing against the GPU (capability is always given)."""
+    """Read a number of nvidia-smi, or 0 for "[N/A]", which is no problem (capability is always given)."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,7 @@
-"""Combinations known to go wrong. Add one by adding a row; say where it was reported or measured."""
+"""Known problems with combinations of software and hardware.
+
+Add a row for a new problem, with the source of the report or measurement.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from torchwise.doctor.finding import Finding, Status, ok
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A combination that goes wrong.
+    """A combination with a known problem.
 
     Attributes:
-        applies: whether a machine has it.
-        found: what goes wrong.
-        advice: what to do.
-        status: `OK` where it only matters to code that uses a rare option.
+        applies: whether a machine has this combination.
+        found: the problem.
+        advice: the user's way out.
+        status: `OK` if it only affects code that uses a rare option.
     """
 
     applies: Callable[[Facts], bool]
@@ -52,7 +55,7 @@ PROBLEMS = (
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Name each known problem that this machine has."""
+    """Report each known problem of this machine."""
     if facts.torch == "absent":
         return
     mine = [problem for problem in PROBLEMS if problem.applies(facts)]

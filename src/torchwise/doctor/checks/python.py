@@ -1,4 +1,4 @@
-"""The interpreter, and the headers that compiled kernels include."""
+"""Check the interpreter, and the headers for compiled kernels."""
 
 from __future__ import annotations
 

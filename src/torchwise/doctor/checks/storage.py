@@ -1,4 +1,4 @@
-"""Room and permission to write: the compile cache, temporary files, shared memory."""
+"""Check free space and write permission of the compile cache, temporary files and shared memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torchwise.doctor.facts import Facts
 from torchwise.doctor.finding import Finding, bad, ok, warn
 
 MUCH, LITTLE = 2 * GIB, 256 * MIB
-"""Bytes free below which space may run out while tuning, and below which it will."""
+"""Free bytes below which space may run out while tuning, and below which it will."""
 SHARED_LITTLE = 128 * MIB
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Judge each folder that is written to."""
+    """Judge each folder for compilation."""
     yield _folder(
         "compile cache",
         facts.cache,

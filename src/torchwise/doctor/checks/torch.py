@@ -1,4 +1,4 @@
-"""PyTorch: its version, its build, and whether it imports and compiles."""
+"""Check PyTorch: its version, its build, and whether it imports and compiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SUPPORTED = "Torchwise supports 2.11 to 2.15"
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return major and minor of a version such as "2.13.0+cpu"; (0, 0) where it has none."""
+    """Return major and minor of a version such as "2.13.0+cpu", or (0, 0) if it has none."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Judge the version, the build, and what the probe proved."""
+    """Judge the version, the build, and the probe's results."""
     yield _version(facts)
     if facts.torch == "absent":
         return

@@ -1,4 +1,4 @@
-"""Environment variables that change results or speed behind everyone's back."""
+"""Check for environment variables that silently change results or speed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OFF = ("", "0", "false", "False")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable that matters.
+    """An environment variable that affects a study.
 
     Attributes:
         name: its name.
-        effect: what it does to a study.
-        status: how bad that is.
+        effect: its effect on a study.
+        status: the severity.
         when: "on" for any value but `OFF`, "off" for one of them, "set" for any value at all.
-        advice: what to do; to unset it, where left out.
+        advice: the user's way out, by default to unset it.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Variable:
     advice: str = ""
 
     def matters(self, value: str) -> bool:
-        """Whether this value has the effect."""
+        """Return whether this value has the effect."""
         return {"on": value not in OFF, "off": value in OFF and value != "", "set": value != ""}[self.when]
 
 
@@ -73,7 +73,7 @@ VARIABLES = (
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Name each variable that matters and is set."""
+    """Report each variable whose value affects a study."""
     quiet = True
     for variable in VARIABLES:
         value = facts.environ.get(variable.name)
