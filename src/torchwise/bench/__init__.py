@@ -1,4 +1,4 @@
-"""Contenders side by side: what a user would pick instead of Torchwise, each in its own process, proven and timed."""
+"""Benchmark the alternatives to Torchwise side by side, each verified and timed in its own process."""
 
 from torchwise.bench.request import BenchRequest
 from torchwise.bench.run import BenchListener, run_benchmark

@@ -1,4 +1,4 @@
-"""The worker's side: one contender on one target, built, proven and timed against eager; or two against each other."""
+"""The worker's side: build, verify and time one contender on one target against eager, or two against each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchwise.workload.step import TrainStep
 
 
 def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
-    """Build the contender with empty caches, verify it, time it against eager in alternation, and weigh it."""
+    """Build the contender with empty caches, verify it, alternate timings with eager, and measure its memory."""
     ring = _Ring(contest)
     with ring.arena.gradients():
         stage("compile")
@@ -49,7 +49,7 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
 
 
 def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
-    """Build the contender in this fresh process from the caches that are there, and time it against eager once more."""
+    """Build the contender from warm caches in this fresh process, and time it against eager once more."""
     ring = _Ring(contest)
     with ring.arena.gradients():
         stage("warm compile")
@@ -72,7 +72,7 @@ def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
 
 
 class _Ring:
-    """An arena in which contenders are built by name."""
+    """An arena that builds contenders by name."""
 
     def __init__(self, contest: Contest) -> None:
         self._contest = contest
@@ -81,7 +81,7 @@ class _Ring:
         self._trainee: Trainee | None = None
 
     def build(self, name: str) -> Callable[..., Any]:
-        """Build a contender; the seconds that takes are part of its first call."""
+        """Build a contender. The build time counts as part of its first call."""
         built: list[Callable[..., Any]] = []
         workload, setting = self.arena.workload, self._contest.setting
 
@@ -97,11 +97,11 @@ class _Ring:
         return make(workload.call)
 
     def keeping(self, calls: Calls) -> list[FirstAnswer]:
-        """Return the calls, each of which keeps what it answers first."""
+        """Wrap each call to keep its first answer."""
         return [FirstAnswer(call, self._trainee.made if self._trainee else None) for call in calls]
 
     def judge(self, call: Callable[..., Any], first: Sequence[FirstAnswer] = ()) -> tuple[Any, bool]:
-        """Verify copies of the answers; whether an answer may be held is found apart from whether it is right."""
+        """Verify copies of the answers. Whether a caller may keep an answer is checked separately."""
         workload, job = self.arena.workload, self._contest.job
         if self._trainee is not None:
             return self._judge_step(self._trainee, first)
@@ -131,7 +131,7 @@ class _Ring:
             plan = Plan(precision=precision)
             return realize(step, plan, workload.examples[0], device=device, mode="training").call
 
-        scales = precision == "autocast_fp16" or trainee.step.scaler is not None  # the first step may be skipped
+        scales = precision == "autocast_fp16" or trainee.step.scaler is not None  # the scaler may skip the first step
         copied = copy.copy(trainee)
         copied.call = _copying(trainee.call)
         subject = StepSubject(
@@ -147,17 +147,17 @@ class _Ring:
         return verdict, check_held_loss(trainee, draws(workload, 1)).outcome is not Outcome.PASS
 
     def measure(self, candidate: Calls, baseline: Calls) -> Measurement:
-        """Time two sides; the device's own clock is left out of the record, which holds many rows."""
+        """Time two sides. The device's own timings are dropped, as the record holds many rows."""
         found = self.arena.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
 
     def with_cold(self, found: Measurement, candidate: Calls) -> Measurement:
-        """Time the candidate beside eager with cold processor caches as well, where that is asked."""
+        """Also time the candidate against eager with cold processor caches, if requested."""
         return self.arena.with_cold(found, candidate, self.arena.eager) if self._contest.job.cold else found
 
 
 def _fitting(setting: Setting, step: TrainStep) -> Setting:
-    """Return the setting with the decision for another copy of the step, which may have its dropout turned off."""
+    """Adapt the setting's decision to another copy of the step, which may have its dropout turned off."""
     if not setting.decision:
         return setting
     decision = replace(Decision.from_json(setting.decision), structure=structure(step))
@@ -165,7 +165,7 @@ def _fitting(setting: Setting, step: TrainStep) -> Setting:
 
 
 def _copying(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with its answers copied, before a later call can overwrite them."""
+    """Wrap `call` to copy its answers, before a later call can overwrite them."""
 
     def copied(*args: Any, **kwargs: Any) -> Any:
         return trees.map_tensors(lambda t: t.clone(), call(*args, **kwargs))
@@ -174,7 +174,7 @@ def _copying(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dtype(workload: Workload) -> str:
-    """Return the dtype that the workload computes in: of its weights, or else of its inputs, real parts counting."""
+    """Return the dtype of the workload's weights, or else of its inputs, or the real dtype of complex ones."""
     import torch
 
     if workload.step and workload.step.autocast:

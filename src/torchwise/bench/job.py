@@ -1,4 +1,4 @@
-"""What a benchmark's workers are told: plain data, which loads no torch."""
+"""The jobs of a benchmark's workers, as plain data that needs no torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ Step = Literal["contend", "warm", "duel"]
 
 @dataclass(frozen=True, slots=True)
 class Contest(AroundJob):
-    """What a worker is told.
+    """The job of timing one contender.
 
     Attributes:
-        step: "contend" alone, start once more "warm" from the caches of that and be timed again, or "duel" with the
-            rival.
-        job: workload, traits, effort, caches and variables.
-        contender: its name.
-        decision: for Torchwise, its decision as JSON.
-        rival: for a duel, the other contender's name.
+        step: "contend" for a first run, "warm" for another start from that run's caches, or "duel" with the rival.
+        job: the workload, its traits, effort, caches and environment variables.
+        contender: the contender's name.
+        decision: Torchwise's decision as JSON.
+        rival: the other contender's name in a duel.
     """
 
     step: Step
@@ -32,22 +31,22 @@ class Contest(AroundJob):
 
     @property
     def task(self) -> str:
-        """The function that the worker runs."""
+        """The function for the worker to run."""
         return f"torchwise.bench.contest:{self.step}"
 
     @property
     def setting(self) -> Setting:
-        """Where the contender runs."""
+        """The conditions of the contender's run."""
         return Setting(self.job.workload.device, self.job.workload.mode, self.decision)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey(AroundJob):
-    """What a worker is told: measure the peaks of the job's device."""
+    """The job of measuring the hardware peaks of its device."""
 
     job: Job
 
     @property
     def task(self) -> str:
-        """The function that the worker runs."""
+        """The function for the worker to run."""
         return "torchwise.bench.peaks:survey"

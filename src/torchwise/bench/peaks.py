@@ -1,4 +1,4 @@
-"""The worker's side of a survey: what the hardware can do at the most, for the share of it that a row reaches."""
+"""The worker's side of a survey: measure the hardware's peaks, to which rows are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {"cpu": ("float32", "bfloat16", "float64"), "cuda": ("float32", "bfloat
 
 
 def survey(job: Survey, stage: Callable[[str], None]) -> Peaks:
-    """Measure bandwidth and matrix rates of the job's device, PyTorch's default settings in force."""
+    """Measure the device's bandwidth and matrix rates, with PyTorch's default settings."""
     device = job.job.workload.device
     turns.join(device)
     with turns.alone():

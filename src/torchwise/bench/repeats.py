@@ -1,7 +1,7 @@
-"""Which contender to time in one more fresh process: those that may be the fastest, until it is told which is.
+"""Choose the contender to time in another process: one that may be the fastest, until the fastest is known.
 
-From one process to the next a ratio moves by more than its interval from within one says (`records/processes.py`). So
-what is close gets more processes, and what is far behind does not.
+A ratio differs between processes by more than its interval within one process (`records/processes.py`). So close
+contenders get more processes, and others do not.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torchwise.trial.job import Effort
 
 
 def next_duel(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None:
-    """Return the row of Torchwise where it is to meet its rival in one more process; None where that is told.
+    """Return Torchwise's row if it needs another duel with its rival in a new process, or None.
 
     Args:
         scale: the rows of one target.
-        effort: says how narrow an interval must be, and how many processes there may be.
+        effort: sets the required width of an interval and the maximum number of processes.
     """
     for row in (one.row for one in scale.rows):
         ratio, met = row.speed_over_rival, len(row.duels)
@@ -35,15 +35,15 @@ def next_duel(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None
 
 
 def next_repeat(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None:
-    """Return the row to be timed beside eager in one more process; None where it is told which is the fastest.
+    """Return the row to time against eager in another process, or None once the fastest is known.
 
     Args:
         scale: the rows of one target.
-        effort: says how narrow an interval must be, and how many rows and processes there may be.
-        able: contenders that can be run once more.
+        effort: sets the required width of an interval and the maximum numbers of rows and processes.
+        able: contenders that can run again.
     """
     right = [one for one in scale.rows if one.row.is_right and one.row.contender != EAGER]
-    for precision in dict.fromkeys(one.row.precision for one in right):  # ratios never mix classes
+    for precision in dict.fromkeys(one.row.precision for one in right):  # ratios never mix precisions
         of_class = [one for one in right if one.row.precision == precision]
         leader, *others = sorted(of_class, key=lambda one: -one.speedup.mid)
         close = [one for one in others if may_be_faster(one, leader)][: effort.duels]
@@ -66,6 +66,6 @@ def _processes(one: Scaled) -> int:
 
 
 def _distance(ratio: Interval) -> float:
-    """Return how far a ratio is from 1, in half-widths of its interval, by logarithms."""
+    """Return the log-distance of a ratio from 1, in half-widths of its interval."""
     width = math.log(ratio.high / ratio.low) / 2
     return abs(math.log(ratio.mid)) / width if width else math.inf

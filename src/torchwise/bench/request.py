@@ -11,9 +11,9 @@ from torchwise.study.request import check_times_calls
 from torchwise.workload.spec import DEFAULT_CALLS, WorkloadSpec
 
 OURS = "torchwise"
-"""The contender that chooses its plan."""
+"""The contender that chooses its own plan."""
 LIMIT_S = 300.0
-"""Seconds for one contender on one target: the longest compile among the reference workloads took 238 s."""
+"""Seconds for one contender on one target. The longest compilation of a reference workload took 238 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,20 @@ class BenchRequest:
     """One request to benchmark.
 
     Attributes:
-        targets: what is run.
+        targets: the targets to run.
         contenders: names, as `torchwise.bench.contenders.find` takes them.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         objective: "latency" or "throughput".
-        effort: "quick", "standard" or "thorough": how tight intervals must be, and how far Torchwise searches.
-        calls: calls that Torchwise is to expect.
-        allow: how far Torchwise may move answers.
-        seed: of weights and inputs.
-        limit_s: seconds after which one contender on one target is ended.
-        budget_s: seconds after which no further contender starts; None for no limit.
-        warm: whether the first call from warm caches is measured, too, in a second process.
-        plans: what Torchwise chooses from instead of searching; empty to search.
-        cold: whether contenders are timed with cold processor caches as well.
+        effort: "quick", "standard" or "thorough". It sets the width of intervals and the extent of Torchwise's search.
+        calls: expected number of calls, for Torchwise's decision.
+        allow: how far Torchwise may change outputs.
+        seed: seed of weights and inputs.
+        limit_s: time limit in seconds for one contender on one target.
+        budget_s: seconds after which no further contender starts, or None for no limit.
+        warm: whether to measure the first call from warm caches, too, in a second process.
+        plans: plans for Torchwise to choose from without a search, or empty for a search.
+        cold: whether to time contenders with cold processor caches, too.
     """
 
     targets: tuple[str, ...]
@@ -65,23 +65,23 @@ class BenchRequest:
                 raise InputError(f"{name.removesuffix('_s')} is {value!r} s, but must be above 0")
         if self.plans and OURS not in self.contenders:
             raise InputError(f"plans are given for torchwise, but the contenders are {', '.join(self.contenders)}")
-        # Refuses words that no workload takes, and plans that are not allowed, before the hardware is measured.
+        # Refuse invalid values and plans that are not allowed, before the hardware is measured.
         self.study(self.workload(self.targets[0]))
 
     def study(self, workload: WorkloadSpec) -> Request:
-        """Return what Torchwise is asked for on one target.
+        """Return the request for Torchwise's study of one target.
 
         Raises:
             InputError: a plan may not be tried here.
         """
-        limit_s = self.limit_s if self.plans else None  # a search has the limits of its effort
+        limit_s = self.limit_s if self.plans else None  # a search has its effort's limits
         return Request(workload, self.allow, self.effort, plans=self.plans or None, limit_s=limit_s)
 
     def workload(self, target: str) -> WorkloadSpec:
-        """Return what is asked for on one target.
+        """Return the specification of the workload for one target.
 
         Raises:
-            WorkloadError: device, mode, calls or objective are none that there are.
+            WorkloadError: device, mode, calls or objective are invalid.
         """
         return WorkloadSpec(
             target,

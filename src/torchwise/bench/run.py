@@ -1,4 +1,4 @@
-"""The loop of a benchmark: target by target, contender by contender; whatever one of them does costs one row."""
+"""The loop of a benchmark over targets and contenders. A failure costs one row only."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from torchwise.workload import WorkloadSpec
 
 
 class BenchListener(Protocol):
-    """Hears how a benchmark goes on."""
+    """Receives the progress of a benchmark."""
 
     def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
-        """Target `number` of `total`, counted from 1, is begun."""
+        """Called when target `number` of `total`, counted from 1, starts."""
 
     def contender(self, name: str) -> None:
-        """A contender is tried."""
+        """Called when a contender starts."""
 
     def step(self, what: str) -> None:
-        """A contender goes on to its next step: a trial of its search, or two of them in one process."""
+        """Called when a contender starts its next step: a trial of its search, or a duel."""
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage."""
+        """Called when the worker enters a stage."""
 
     def row(self, benchmark: Benchmark, row: Row) -> None:
-        """A row is done; the benchmark holds it."""
+        """Called when a row is done. The benchmark contains it."""
 
     def timed_again(self, benchmark: Benchmark, row: Row) -> None:
-        """A row that was done was timed in another process; the benchmark holds it in its new form."""
+        """Called when a finished row was timed again in another process. The benchmark contains its new form."""
 
 
 class _Searching(Silent):
-    """Tells a benchmark's listener how the search within it goes on."""
+    """Passes the progress of a search on to a benchmark's listener."""
 
     def __init__(self, listener: BenchListener) -> None:
         self._listener = listener
@@ -72,13 +72,13 @@ def run_benchmark(
     """Run every contender on every target.
 
     Args:
-        request: what to run.
-        launcher: where the workers run.
-        listener: hears of every row as soon as it is done, so that it can be kept.
-        earlier: a benchmark to go on with: rows that it holds are not run again.
+        request: the benchmark to run.
+        launcher: runs the workers.
+        listener: receives every row as soon as it is done, so that it can be stored.
+        earlier: a benchmark to continue. Its rows do not run again.
 
     Raises:
-        InputError: a contender or a target does not exist; or `earlier` is of another machine or other software.
+        InputError: a contender or a target does not exist, or `earlier` is of another machine or other software.
     """
     here = environment.detect(request.device)
     if earlier and (different := earlier.environment.differences(here)):
@@ -135,7 +135,7 @@ class _Loop:
         return self._benchmark
 
     def _has(self, workload: WorkloadSpec, contender: str) -> bool:
-        key = Row(workload, contender).key  # a target that was refused may have been mended since
+        key = Row(workload, contender).key  # a refused target may have been fixed since
         return any(row.key == key and not row.refused for row in self._benchmark.rows)
 
     def _spent(self) -> bool:
@@ -145,7 +145,7 @@ class _Loop:
         job = Job("inspect", workload, effort=EFFORTS[self._request.effort])
         try:
             inspection = inspect_workload(self._launcher, job, self._limits(), self._listener.stage)
-        except (BaselineError, InputError, InternalError) as error:  # this target cannot be run here; the others can
+        except (BaselineError, InputError, InternalError) as error:  # this target cannot run here, but others can
             refused = isinstance(error, InputError)
             reason = f"the plain model: {error}" if isinstance(error, BaselineError) else str(error)
             for contender in contenders:
@@ -159,35 +159,35 @@ class _Loop:
                 if self._spent():
                     return
                 self._listener.contender(contender.name)
-                cold = self._request.cold and contender.name != EAGER  # which would only be timed beside itself
+                cold = self._request.cold and contender.name != EAGER  # eager would be its own baseline
                 own = replace(job, cache_dir=kept.enter_context(own_caches()), cold=cold)
                 contests[contender.name] = Contest("contend", own, contender.name)
                 self._keep(self._row(workload, contender, contests))
             self._tell_apart(workload, contests)
 
     def _survey(self) -> None:
-        """Measure the hardware, once, when a target has been seen to run: a misspelt one is not to wait for that."""
+        """Measure the hardware once, after a target has run: a misspelt target must not wait for that."""
         if not self._is_surveyed:
             self._is_surveyed = True
             peaks = _peaks(self._request, self._launcher, self._listener)
             self._benchmark = replace(self._benchmark, peaks=peaks)
 
     def _row(self, workload: WorkloadSpec, contender: Contender, contests: dict[str, Contest]) -> Row:
-        """Run one contender, with caches of its own; those of the others are there for a duel."""
+        """Run one contender with its own caches. A duel also uses the others' caches."""
         row, cold_s = Row(workload, contender.name), None
         try:
             if absent := contender.missing(Setting(workload.device, workload.mode)):
                 return replace(row, state=RowState.MISSING, reason=absent)
             if contender.name == OURS:
                 row, contests[OURS], cold_s = self._decided(row, contests[OURS])
-        except Exception as error:  # a plug-in may raise anything, and a search may fail: it is this row's result
+        except Exception as error:  # a plug-in may raise any error, and a search may fail: that is the row's result
             return replace(row, state=RowState.FAILED, reason=f"{type(error).__name__}: {error}")
         contest = contests[contender.name]
         answer = self._ask(contest)
         if isinstance(answer, Failure):
             return replace(row, state=RowState.FAILED, failure=answer, reason=str(answer))
         performance = codec.from_json(answer, Performance)
-        if cold_s is not None:  # so that this was a warm start
+        if cold_s is not None:  # this was a warm start, then
             costs = replace(performance.costs, cold_s=cold_s, warm_s=performance.costs.cold_s)
             row = replace(row, performance=replace(performance, costs=costs))
         else:
@@ -196,7 +196,7 @@ class _Loop:
         return self._with_duel(row, contests) if contender.name == OURS else row
 
     def _tell_apart(self, workload: WorkloadSpec, contests: dict[str, Contest]) -> None:
-        """Time in more processes what may be the fastest, as far as the effort and the budget allow."""
+        """Time candidates for the fastest in more processes, within effort and budget."""
         effort, meets = EFFORTS[self._request.effort], set(contests)
         while not self._spent():
             scale = scale_of(self._benchmark, workload)
@@ -218,14 +218,13 @@ class _Loop:
             self._listener.timed_again(self._benchmark, row)
 
     def _decided(self, row: Row, contest: Contest) -> tuple[Row, Contest, float | None]:
-        """Search, or choose from the plans that were given; return what the plan's first call took in its trial.
+        """Search, or choose from the given plans, and return the seconds of the plan's first call in its trial.
 
-        What that trial compiled is not compiled again: it had empty caches, and leaves them to the contest. None where
-        there is nothing to leave.
+        The trial started with empty caches and leaves them to the contest, so nothing compiles twice. The seconds are
+        None if there are no caches to leave.
 
-        The search has a store of its own: what was found before must not flatter the price of finding it. It has a
-        budget of its own, whatever is left of the benchmark's: one that is cut short shows what time there was, and not
-        what Torchwise finds.
+        The search has its own store, as earlier results must not hide its cost. It also has its own budget: a shortened
+        search would not show the results of Torchwise.
         """
         from torchwise.store import open_storage
 
@@ -247,7 +246,10 @@ class _Loop:
         return row, contest, study.decision.cold_s if left else None
 
     def _restarted(self, row: Row, contest: Contest, *, keeps_seconds: bool = False) -> Row:
-        """Start the contender once more, from warm caches, and time it beside eager; keep the seconds of the start."""
+        """Start the contender again from warm caches, and time it against eager.
+
+        `keeps_seconds` keeps the seconds of this start.
+        """
         if row.performance is None:
             return row
         answer = self._ask(_at("warm", contest))
@@ -259,9 +261,9 @@ class _Loop:
         return replace(row, performance=replace(performance, repeats=(*performance.repeats, found.measurement)))
 
     def _with_duel(self, row: Row, contests: Mapping[str, Contest]) -> Row:
-        """Hold our choice against the fastest of the others once more, both in one process.
+        """Time our choice against the fastest of the others once more, both in one process.
 
-        Where it is not sure which that is, beside each of the two in its turn; what is kept is the worse for us.
+        If two may be the fastest, time it against each. The row keeps the worse result for us.
         """
         if not row.is_right:
             return row
@@ -278,7 +280,7 @@ class _Loop:
     def _duel(self, contests: Mapping[str, Contest], rival: str) -> Measurement | Failure:
         """Time both in one process.
 
-        They find what they compiled before: these very kernels were timed, and compiling is no part of a duel.
+        They reuse their compiled code: those kernels were timed, and compilation is no part of a duel.
         """
         contest = contests[OURS]
         with own_caches(contests[name].job.cache_dir for name in (OURS, rival) if name in contests) as folder:
@@ -293,12 +295,12 @@ class _Loop:
         return Limits.of_this_machine(self._request.limit_s)
 
     def _keep(self, row: Row) -> None:
-        others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused one was tried again
+        others = (other for other in self._benchmark.rows if other.key != row.key)  # a refused row was tried again
         self._benchmark = replace(self._benchmark, rows=(*others, row))
         self._listener.row(self._benchmark, row)
 
     def _put(self, row: Row) -> None:
-        """Replace a row where it stands."""
+        """Replace a row in its place."""
         rows = tuple(row if other.key == row.key else other for other in self._benchmark.rows)
         self._benchmark = replace(self._benchmark, rows=rows)
 
@@ -308,11 +310,11 @@ def _at(step: Step, contest: Contest) -> Contest:
 
 
 def _taken_over(folders: Sequence[str], cache_dir: str) -> bool:
-    """Copy what lies in the folders to `cache_dir`, all or nothing, and return whether there is anything."""
+    """Copy the folders' files to `cache_dir`, all or nothing, and return whether there are any."""
     try:
         for folder in folders:
             shutil.copytree(folder, cache_dir, dirs_exist_ok=True)
-    except OSError:  # such as a full disk: the plan is compiled once more
+    except OSError:  # such as a full disk: the plan compiles again
         shutil.rmtree(cache_dir, ignore_errors=True)
         Path(cache_dir).mkdir(exist_ok=True)
         return False

@@ -1,4 +1,4 @@
-"""What is benchmarked: families, names and sizes turned into targets; suites of them in TOML files."""
+"""Turn families, names and sizes into targets, and read suites of them from TOML files."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from torchwise.zoo.registry import DEFAULT_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A list of targets with what they are to be run for.
+    """A list of targets with the settings of their benchmark.
 
     Attributes:
         targets: as `resolve_targets` takes them.
         device: "cpu" or "cuda".
-        sizes: for targets of the zoo that name none.
+        sizes: sizes for targets of the zoo that name none.
         mode: "inference" or "training".
         objective: "latency" or "throughput".
-        contenders: names.
-        about: what it is for, in a line.
+        contenders: names of the contenders.
+        about: the suite's purpose, in one line.
     """
 
     targets: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -44,10 +44,11 @@ class Suite:
     about: str = ""
 
     def check_read(self) -> None:
-        """Refuse names of what there is not.
+        """Refuse names that do not exist.
 
         Raises:
-            InputError: there is no such target, size, contender, device, mode or objective; near misses are named.
+            InputError: there is no such target, size, contender, device, mode or objective. The message names similar
+                ones.
         """
         contenders.find(self.contenders)
         targets = tuple(resolve_targets(self.targets, self.sizes))
@@ -55,15 +56,15 @@ class Suite:
 
 
 def resolve_targets(names: Iterable[str], sizes: Iterable[str]) -> list[str]:
-    """Turn what the user names into targets, each once, in order.
+    """Turn the user's names into targets, each once, in order.
 
     Args:
-        names: a family of the zoo ("ivhl"), one of its workloads ("ivhl.mera_layer", with or without "zoo:" and a
-            size), "zoo" for all of it, or any other target as it is.
-        sizes: for workloads of the zoo that name no size.
+        names: families of the zoo ("ivhl"), its workloads, "zoo" for all of it, or any other targets, unchanged. A
+            workload is "ivhl.mera_layer", with or without "zoo:" and a size.
+        sizes: sizes for workloads of the zoo that name none.
 
     Raises:
-        InputError: there is no such family, workload or size; near misses are named.
+        InputError: there is no such family, workload or size. The message names similar ones.
     """
     sizes = list(sizes)
     for size in sizes:
@@ -76,7 +77,7 @@ def read_suite(file: Path) -> Suite:
     """Read a suite from a TOML file, whose keys are the fields of `Suite`.
 
     Raises:
-        InputError: it cannot be read; a key is unknown, missing or of another type, or names what there is not.
+        InputError: the file cannot be read, a key is unknown, missing or of another type, or a name does not exist.
     """
     return parsing.read(file, lambda text: codec.from_builtins(parse_toml(text), Suite))
 
@@ -88,7 +89,7 @@ def _targets(name: str, sizes: list[str]) -> list[str]:
         return [name]
     base, _, size = (rest if colon else name).partition("@")
     entries = {entry.name: entry.family for entry in list_workloads()}
-    # Training steps are of another mode than the rest of the zoo, so that they must be meant.
+    # Training steps need another mode than the rest of the zoo, so they must be named explicitly.
     steps = {entry.name for entry in list_workloads() if entry.is_step}
     found = [n for n, family in entries.items() if base in (n, family) or (base == "zoo" and n not in steps)]
     if not found:

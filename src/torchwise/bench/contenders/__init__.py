@@ -1,4 +1,7 @@
-"""Everything a user could pick instead, by name. A plug-in adds its own under entry point `torchwise.contenders`."""
+"""The contenders by name: everything that a user could pick instead.
+
+A plug-in adds its own under entry point `torchwise.contenders`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ BUILT_IN: tuple[Contender, ...] = (
     Thunder(),
     Torchwise(),
 )
-"""In the order in which they run: Torchwise last, as it is then held against the fastest of the others."""
+"""In order of their runs. Torchwise is last, as it is then compared with the fastest of the others."""
 
 DEFAULT = ("eager", *MODES, "torchwise")
 
@@ -37,7 +40,7 @@ __all__ = ["DEFAULT", "Contender", "Setting", "find", "known"]
 
 @functools.cache
 def known() -> dict[str, Contender]:
-    """Return every contender by name; a plug-in's entry point gives an instance."""
+    """Return every contender by name. The entry point of a plug-in names an instance."""
     found = {contender.name: contender for contender in BUILT_IN}
     for entry in importlib.metadata.entry_points(group="torchwise.contenders"):
         found.setdefault(entry.name, _loaded(entry))
@@ -47,7 +50,7 @@ def known() -> dict[str, Contender]:
 def _loaded(entry: importlib.metadata.EntryPoint) -> Contender:
     try:
         contender: Contender = entry.load()
-    except Exception as error:  # a plug-in may raise anything when it is imported; the others must not suffer
+    except Exception as error:  # a plug-in's import may raise any error, which must not affect the others
         return _Broken(entry.name, f"its plug-in {entry.value} cannot be loaded: {type(error).__name__}: {error}")
     return contender
 
@@ -67,10 +70,10 @@ class _Broken:
 
 
 def find(names: Iterable[str]) -> list[Contender]:
-    """Return contenders by name, in the order in which they run; "all" means every one.
+    """Return the named contenders in order of their runs. "all" means every one.
 
     Raises:
-        InputError: there is no such contender; near misses are named.
+        InputError: there is no such contender. The message names similar ones.
     """
     wanted = list(names)
     if "all" in wanted:

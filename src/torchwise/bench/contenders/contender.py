@@ -1,4 +1,4 @@
-"""What a contender is: a name, what it lacks here, and how it makes a callable out of a model."""
+"""The interface of a contender: its name, its missing requirements, and its way to build a callable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torchwise.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a contender runs.
+    """The conditions of a contender's run.
 
     Attributes:
         device: "cpu" or "cuda".
         mode: "inference" or "training".
-        decision: for Torchwise, its decision as JSON; "" for all others.
+        decision: Torchwise's decision as JSON, or "" for all others.
     """
 
     device: str
@@ -28,41 +28,41 @@ class Setting:
 class Contender(Protocol):
     """One way to run a model that a user could pick.
 
-    A contender computes in the model's own precision: what it would lower by default is switched off, so that one
-    ratio never mixes precisions. It must not import its library before it is asked to build.
+    A contender computes in the model's own precision. It switches off any lower precision that is its default, so that
+    one ratio never mixes precisions. It must not import its library before `build`.
     """
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         ...
 
     def missing(self, setting: Setting) -> str | None:
-        """Return why it cannot take part here, with the way out, or None."""
+        """Return why it cannot take part here and how to change that, or None."""
         ...
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:
-        """Return a callable with the model's signature; compiling may wait for its first call.
+        """Return a callable with the model's signature, which may compile on its first call.
 
-        Of a training step, which may be changed, what takes that step.
+        For a training step, which may be changed, the callable takes that step.
         """
         ...
 
 
 def with_model(workload: Workload, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the model as a contender has it, or the training step with its model so, as a user would write it."""
+    """Apply a contender to the model, or to the model of the training step, as a user would write it."""
     if workload.step:
         return workload.step.taken_by(change(workload.step.model))
     return change(workload.call)
 
 
 def lacks(module: str, package: str) -> str | None:
-    """Return that a library is not installed, and how to install it, or None where it is."""
+    """Return that a library is missing and how to install it, or None if it is installed."""
     if importlib.util.find_spec(module) is not None:
         return None
     return f"{package} is not installed: pip install {package}"
 
 
 def inference_only(setting: Setting, name: str) -> str | None:
-    """Return that a contender has no backward pass, where one is asked for."""
+    """Return that a contender has no backward pass, or None if none is needed."""
     return f"{name} has no backward pass" if setting.mode == "training" else None

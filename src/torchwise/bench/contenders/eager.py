@@ -1,4 +1,4 @@
-"""The model left alone: timed against itself, it shows how far the clock can be trusted."""
+"""The unchanged model. Timed against itself, it shows how far the clock can be trusted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchwise.workload import Workload
 
 
 class Eager:
-    """PyTorch as it is."""
+    """Eager PyTorch."""
 
     name = "eager"
 
-    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - it runs everywhere
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - runs everywhere
         """Return None."""
         return None
 

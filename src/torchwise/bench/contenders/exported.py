@@ -1,4 +1,4 @@
-"""Contenders that first export the model, as `torch.export` sees it: AOTInductor and ONNX Runtime."""
+"""Contenders that first export the model with `torch.export`: AOTInductor and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AOTInductor:
 
 
 class OnnxRuntime:
-    """ONNX Runtime, on the CPU or with its CUDA provider; tensors are handed over without a copy where it can."""
+    """ONNX Runtime, on the CPU or with its CUDA provider. It shares tensors without a copy if possible."""
 
     name = "onnxruntime"
 
@@ -68,7 +68,7 @@ class OnnxRuntime:
 
 
 def _session_call(session: Any, workload: Workload, example: Example) -> Callable[..., Any]:
-    """Return a call that feeds the session as the model is fed, and gives back what the model gives back."""
+    """Return a call of the session with the inputs and outputs of the model."""
     import onnxruntime
     import torch
     import torch.utils.dlpack
@@ -91,7 +91,7 @@ def _session_call(session: Any, workload: Workload, example: Example) -> Callabl
 
 
 def _folder() -> str:
-    """Make a folder beside the compile caches of this contender, with which it is removed."""
+    """Make a folder beside this contender's compile caches, to be removed with them."""
     caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if caches:
         os.makedirs(caches, exist_ok=True)
@@ -99,7 +99,7 @@ def _folder() -> str:
 
 
 def _module(workload: Workload) -> Any:
-    """Return the model as a module: a plain function is wrapped in one, as only modules can be exported."""
+    """Return the model as a module. A function is wrapped in one, as only modules can be exported."""
     import torch
 
     if isinstance(workload.call, torch.nn.Module):

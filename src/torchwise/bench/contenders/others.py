@@ -1,4 +1,4 @@
-"""Other compilers with a door of their own into PyTorch, where they are installed."""
+"""Other compilers with their own integration into PyTorch, if they are installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Thunder:
 
     name = "thunder"
 
-    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - it trains, and runs on both devices
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - trains, and runs on both devices
         """Return why it cannot take part, or None."""
         return lacks("thunder", "lightning-thunder")
 
@@ -37,7 +37,7 @@ class TensorRT:
         return inference_only(setting, self.name) or lacks("torch_tensorrt", "torch-tensorrt")
 
     def build(self, workload: Workload, setting: Setting) -> Callable[..., Any]:  # noqa: ARG002
-        """Return the compiled model; TF32 is off, which TensorRT would use by itself."""
+        """Return the compiled model, without TF32, which TensorRT would use by default."""
         import torch
         import torch_tensorrt  # noqa: F401 - registers its backend
 
@@ -47,7 +47,7 @@ class TensorRT:
 
 
 class OpenVINO:
-    """OpenVINO as a backend of `torch.compile`, on the CPU and in float32, which it would lower where it can."""
+    """OpenVINO as a backend of `torch.compile`, on the CPU, held to float32, as it would use a lower precision."""
 
     name = "openvino"
 

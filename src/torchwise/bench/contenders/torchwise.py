@@ -1,7 +1,6 @@
-"""Torchwise itself: its decision, running as it does for a user, checks on every call included.
+"""Torchwise itself: it runs its decision as for a user, with the checks on every call.
 
-What people ruled about plans is not asked for: the row is about what was measured, and a store of rulings that cannot
-be reached must not cost it.
+Approvals of plans are not read. The row is about measurements, and must not depend on a reachable store.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torchwise.workload import Workload
 
 
 class Torchwise:
-    """What `torchwise.tune` decided for."""
+    """The decision of `torchwise.tune`."""
 
     name = "torchwise"
 
-    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - the search itself says what it cannot do
+    def missing(self, setting: Setting) -> str | None:  # noqa: ARG002 - the search reports its own limits
         """Return None."""
         return None
 
@@ -27,7 +26,7 @@ class Torchwise:
         """Apply the decision.
 
         Raises:
-            StalePlanError: the model built here is not the one that was decided for.
+            StalePlanError: the model built here is not the decision's model.
         """
         from torchwise.api import wrapped
         from torchwise.records import Decision
@@ -40,7 +39,7 @@ class Torchwise:
 
 
 def check_served(call: Callable[..., Any]) -> None:
-    """Refuse figures that are not the plan's: nothing but the plan may have answered. Other contenders have no plan.
+    """Check that the plan answered every call, so that timings are the plan's. Other contenders have no plan.
 
     Raises:
         StalePlanError: the original answered some calls.
