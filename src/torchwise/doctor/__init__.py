@@ -2,9 +2,6 @@
 
 `facts` inspects the machine once. Each file of `checks/` judges the facts, without inspecting anything itself. Nothing
 here imports torch or touches a GPU. A child process does, so that there is an answer even if torch cannot be imported.
-
-`facts` looks, once; each file of `checks/` judges what was seen, without looking itself. Nothing here imports torch
-or touches a GPU: a child process does, so that there is an answer even where torch cannot be imported.
 """
 
 from torchwise.doctor.diagnosis import diagnose, judge
