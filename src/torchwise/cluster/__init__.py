@@ -1,6 +1,6 @@
-"""Beyond one device: the trials of a study on a node of a Ray cluster, and many studies side by side.
+"""Run a study's trials on a node of a Ray cluster, and many studies side by side.
 
-Ray itself is imported on first use alone (the extra `ray`).
+Ray is imported on first use only (the extra `ray`).
 """
 
 from torchwise.cluster.launcher import RayLauncher

@@ -1,4 +1,4 @@
-"""Where trials run, as the command line names it."""
+"""Choose the place of trials from command-line options."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LAUNCHERS = ("process", "ray")
 
 
 def check(launcher: str, address: str | None) -> None:
-    """Refuse what names no launcher.
+    """Refuse options that name no launcher.
 
     Raises:
-        InputError: naming the value and the rule.
+        InputError: an option is invalid. The message names the value and the rule.
     """
     if launcher not in LAUNCHERS:
         raise InputError(f"launcher is {launcher!r}, but must be one of {', '.join(LAUNCHERS)}")
@@ -31,7 +31,7 @@ def check(launcher: str, address: str | None) -> None:
 
 
 def default_device(launcher: str, address: str | None) -> str:
-    """Return "cuda" where there is a GPU to use, on this machine or in the cluster, else "cpu"."""
+    """Return "cuda" if there is a GPU on this machine or in the cluster, or else "cpu"."""
     if launcher == "ray":
         return "cuda" if devices_of(connect(address), "cuda") else "cpu"
     return environment.default_device()
@@ -41,7 +41,7 @@ def default_device(launcher: str, address: str | None) -> str:
 def opened(
     launcher: str, device: str, address: str | None, note: Callable[[str], None]
 ) -> Iterator[tuple[Launcher, Environment | None]]:
-    """Give a launcher for a study on `device`, and what its measurements hold for: None for this machine.
+    """Yield a launcher for a study on `device`, and its measurements' environment, or None for this machine.
 
     Raises:
         InputError: no cluster answers, or it has no such device.
@@ -55,12 +55,12 @@ def opened(
 
 
 def slots(launcher: str, address: str | None, parallel: int | None) -> list[Slot]:
-    """Return what a sweep may use at once: every GPU and every node of a cluster, or of this machine.
+    """Return the slots of a sweep: every GPU and every node of a cluster, or of this machine.
 
     Args:
         launcher: "process" or "ray".
-        address: of the cluster.
-        parallel: at most so many; None for all.
+        address: address of the cluster.
+        parallel: maximum number of slots, or None for all.
 
     Raises:
         InputError: `parallel` is not above 0, or no cluster answers.
@@ -75,7 +75,7 @@ def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
     """Refuse tasks for a device that no slot has.
 
     Raises:
-        InputError: naming the first of them.
+        InputError: a task does not fit. The message names the first one.
     """
     there = frozenset().union(*(slot.devices for slot in slots))
     if missing := next((task for task in tasks if task.device not in there), None):
@@ -84,17 +84,17 @@ def check_fit(tasks: Iterable[Task], slots: Iterable[Slot]) -> None:
 
 def _of_cluster(address: str | None) -> list[Slot]:
     ray = connect(address)
-    # Without an address this process may have begun a cluster, which those of the studies are to join.
+    # Without an address, this process may have started a cluster, which the studies' processes must join.
     words = ("--launcher=ray", f"--address={address or ray.get_runtime_context().gcs_address}")
     gpus, nodes = devices_of(ray, "cuda"), devices_of(ray, "cpu")
-    # Ray gives the devices out: a slot is no more than one study that may wait for one.
+    # Ray assigns the devices. A slot is only a study that may wait for one.
     both = [Slot(frozenset({"cuda", "cpu"}), words)] * min(gpus, nodes)
     rest = Slot(frozenset({"cuda"} if gpus > nodes else {"cpu"}), words)
     return [*both, *[rest] * abs(gpus - nodes)]
 
 
 def _of_this_machine() -> list[Slot]:
-    """Return a slot for each GPU, of which the first serves the CPU's studies, too: these disturb each other."""
+    """Return a slot for each GPU. The first also serves studies on the CPU, as these disturb each other."""
     gpus = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in _visible_gpus()] if environment.torch_cuda_version() else []
     first, *others = gpus or [{}]
     return [
@@ -104,7 +104,7 @@ def _of_this_machine() -> list[Slot]:
 
 
 def _visible_gpus() -> list[str]:
-    """Return each GPU by a name for CUDA_VISIBLE_DEVICES: those that the user named there, else all."""
+    """Return the names of GPUs for CUDA_VISIBLE_DEVICES: those that the user named there, or else all."""
     found = [row[0] for row in environment.query_gpu("uuid")]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [name.strip() for name in named.split(",")] if found and named else found

@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it."""
+"""End a process together with its parent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import sys
 
 
 def follow(parent: int) -> None:
-    """Be interrupted when `parent`, which started this process, ends: as by Ctrl-C, so that what is done is kept."""
+    """Interrupt this process when `parent`, which started it, ends.
+
+    The interrupt is that of Ctrl-C, so that finished work is kept.
+    """
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGINT)
-    if os.getppid() != parent:  # it ended before this could be said
+    if os.getppid() != parent:  # the parent ended before the call above
         os.kill(os.getpid(), signal.SIGINT)

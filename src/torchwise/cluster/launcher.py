@@ -1,4 +1,4 @@
-"""A launcher whose workers run on a node of a Ray cluster: it holds a device, or another like it where that is lost."""
+"""A launcher for one device of a Ray cluster, or for another device of the same kind if that one is lost."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ from torchwise.trial.launcher import OnStage
 from torchwise.trial.worker import Assignment
 
 RETRIES = 2
-"""Times that a job is begun again because its node or Ray's process there was lost: it may be the job that kills it."""
+"""Restarts of a job after its node or Ray's process there was lost, as the job itself may be the cause."""
 ASKING_S = 20.0
-"""Seconds to wait for one node's device before another is asked for."""
+"""Seconds to wait for one node's device before asking another node."""
 PATIENCE_S = 120.0
-"""Seconds to wait for a node of the kind to come back where none is left."""
+"""Seconds to wait for the return of a node of the same kind if none is left."""
 SILENT_S = 60.0 + HEARD_S
-"""Seconds after which a seat that does not answer counts as lost."""
+"""Seconds without an answer after which a seat counts as lost."""
 _READ_BY_TORCH = re.compile("(TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|OMP|MKL|KMP|CUBLAS|CUDNN)_")
-"""Of the user's environment what PyTorch reads. The rest, secrets above all, stays; so does whatever names a place."""
+"""The variables of the user's environment that PyTorch reads.
+
+All others stay here, above all secrets, and so do variables that hold a path.
+"""
 
 Note = Callable[[str], None]
 
 
 class LostError(Exception):
-    """The device that was held is gone; never leaves this module."""
+    """The reserved device is gone. This error never leaves this module."""
 
 
 class RayLauncher:
-    """Runs jobs on one device of a cluster, which is reserved until `close`.
+    """Runs jobs on one device of a cluster, reserved until `close`.
 
-    The first device that Ray gives decides the kind of hardware and software: a job that has to go elsewhere goes
-    to a device with the same fingerprint only, so that measurements of unlike machines never meet in one study.
+    The first device from Ray sets the kind of hardware and software. If a job must move, it moves only to a device with
+    the same fingerprint. So measurements of different machines never meet in one study.
     """
 
     def __init__(
@@ -52,13 +55,13 @@ class RayLauncher:
 
         Args:
             device: "cpu" (a node's processor) or "cuda" (one GPU).
-            address: of the cluster, as `connect` takes it.
-            note: hears what the user should know, such as a node that was lost.
-            patience_s: seconds to wait for a node of the kind where none is left.
+            address: address of the cluster, as for `connect`.
+            note: receives messages for the user, such as the loss of a node.
+            patience_s: seconds to wait for a node of the same kind if none is left.
 
         Raises:
             InputError: no cluster answers, or none of its nodes has such a device.
-            UnsupportedError: Ray is missing here, or another Torchwise is installed there.
+            UnsupportedError: Ray is missing here, or the node has another version of Torchwise.
         """
         self._device, self._note, self._patience_s = device, note or _unheard, patience_s
         self._ray = connect(address)
@@ -69,15 +72,15 @@ class RayLauncher:
 
     @property
     def environment(self) -> Environment:
-        """What the measurements hold for: that of the first device."""
+        """The environment of the measurements, which is the first device's."""
         assert self._kind is not None, "a launcher that has no device was never made"
         return self._kind
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
-        """Run `job`; see `Launcher.run`.
+        """Run `job` (see `Launcher.run`).
 
         Raises:
-            UnsupportedError: no device of the kind is left, and none came back in time.
+            UnsupportedError: no device of the same kind is left, and none came back in time.
         """
         if not isinstance(job, Job) or job.source is not None:
             raise UnsupportedError(
@@ -93,7 +96,7 @@ class RayLauncher:
                 lost = str(error)
                 self._note(f"a device of the cluster was lost ({lost}): what ran there is run elsewhere")
                 self.close()
-            except BaseException:  # raised again: nobody waits for this job any more, so that it must not go on
+            except BaseException:  # raised again: nobody waits for this job any more, so stop it
                 self.close()
                 raise
         return Failure(
@@ -101,10 +104,10 @@ class RayLauncher:
         )
 
     def close(self) -> None:
-        """Give the device back, and end what runs there."""
+        """Release the device, and end its processes."""
         seat, self._seat = self._seat, None
         if seat is not None and self._ray.is_initialized():
-            with contextlib.suppress(Exception):  # it may be gone already, in ways of Ray's own
+            with contextlib.suppress(Exception):  # it may be gone, with any error of Ray
                 self._ray.get(seat.close.remote(), timeout=HEARD_S + 1)
             with contextlib.suppress(Exception):  # as above
                 self._ray.kill(seat)
@@ -128,7 +131,7 @@ class RayLauncher:
                 on_stage(payload)
 
     def _take(self, on_stage: OnStage) -> None:
-        """Hold a device of the kind, which is that of the first one; wait while all are in use."""
+        """Reserve a device of the first one's kind, and wait while all are in use."""
         unlike: set[str] = set()
         deadline = time.monotonic() + self._patience_s
         on_stage(WAITING)
@@ -142,7 +145,7 @@ class RayLauncher:
                 raise UnsupportedError(self._none_left())
             else:
                 time.sleep(1)
-            # Ray knows which nodes are free, and chooses; once some are ruled out, the others are asked by name.
+            # Ray knows the free nodes, and chooses one. Once some nodes are excluded, the others are requested by name.
             for node in nodes if unlike else [None] * bool(nodes):
                 if (about := self._ask(node)) and self._is_of_the_kind(about):
                     break
@@ -162,13 +165,16 @@ class RayLauncher:
         )
 
     def _ask(self, node: str | None) -> About | None:
-        """Ask for a device of `node`, or of any; return what it is, or None where it is in use or the node is gone.
+        """Request a device of `node`, or of any node.
+
+        Returns:
+            Its description, or None if it is in use or the node is gone.
 
         Raises:
             UnsupportedError: Torchwise cannot run there, or is of another version.
         """
         options: dict[str, Any] = _reserved(self._ray, self._device, node)
-        options["max_concurrency"] = 2  # while it listens it can still be closed
+        options["max_concurrency"] = 2  # allows `close` while `hear` waits
         if node is not None:
             affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
             options["scheduling_strategy"] = affinity
@@ -178,7 +184,7 @@ class RayLauncher:
         except LostError as error:
             self.close()
             told = str(error.__cause__)
-            if "creation task" in told or "ModuleNotFoundError" in told:  # what Ray tells of it has many lines
+            if "creation task" in told or "ModuleNotFoundError" in told:  # Ray's message has many lines
                 raise UnsupportedError(
                     "Torchwise cannot run on the nodes, where it must be installed as it is here: "
                     + told.strip().splitlines()[-1]
@@ -192,22 +198,25 @@ class RayLauncher:
         return about
 
     def _get(self, ref: Any, timeout_s: float = SILENT_S) -> Any:
-        """Return what a seat answers.
+        """Return a seat's answer.
 
         Raises:
-            LostError: it is gone, or silent.
+            LostError: the seat is gone, or silent.
         """
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref, timeout=timeout_s)
-        except errors.RayTaskError:  # a fault of the seat's own code, not of the cluster
+        except errors.RayTaskError:  # an error in the seat's code, not of the cluster
             raise
         except errors.RayError as error:
             raise LostError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
 def _reserved(ray: Any, device: str, node: str | None) -> dict[str, float]:
-    """Return what a seat reserves: a GPU; or more than half of a node's CPUs, so that no two share a processor."""
+    """Return the resources to reserve for a seat.
+
+    These are a GPU, or more than half of a node's CPUs, so that no two seats share a processor.
+    """
     if device == "cuda":
         return {"num_gpus": 1, "num_cpus": 1}
     fitting = [int(n["Resources"]["CPU"]) for n in nodes_with(ray, device) if node in (None, n["NodeID"])]
@@ -230,4 +239,4 @@ def _counted(resources: dict[str, float]) -> str:
 
 
 def _unheard(text: str) -> None:
-    """Say it to nobody."""
+    """Ignore a message."""

@@ -1,4 +1,4 @@
-"""Ray, imported on first use, and the cluster that it connects to."""
+"""Import Ray on first use, and connect to a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def ray_library() -> Any:
     """Import Ray.
 
     Raises:
-        UnsupportedError: it is not installed.
+        UnsupportedError: Ray is not installed.
     """
     try:
         return importlib.import_module("ray")
@@ -25,17 +25,17 @@ def ray_library() -> Any:
 
 
 def connect(address: str | None) -> Any:
-    """Connect this process to a cluster, where it is not yet, and return Ray.
+    """Connect this process to a cluster, unless it is connected, and return Ray.
 
     Args:
-        address: "HOST:PORT", "ray://HOST:PORT" or "auto"; None for RAY_ADDRESS, else the cluster that runs on this
-            machine, else one of this machine alone, which ends with this process.
+        address: "HOST:PORT", "ray://HOST:PORT", "auto" or None. None means RAY_ADDRESS, or else the cluster of this
+            machine, or else a new one that ends with this process.
 
     Raises:
         UnsupportedError: Ray is not installed.
         InputError: no cluster answers there.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here reports to nobody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a new cluster sends no usage reports
     ray = ray_library()
     if not ray.is_initialized():
         try:
@@ -44,7 +44,7 @@ def connect(address: str | None) -> Any:
             raise UnsupportedError(
                 f"address {address!r} needs Ray's client ({error}): pip install 'ray[client]'"
             ) from error
-        except (ConnectionError, RuntimeError, ValueError) as error:  # Ray has no error of its own for this
+        except (ConnectionError, RuntimeError, ValueError) as error:  # Ray has no specific error for this
             where = address or os.environ.get("RAY_ADDRESS", "this machine")
             raise InputError(
                 f"no Ray cluster answers at {where} ({error}); start one with `ray start --head`, and set "
@@ -54,12 +54,12 @@ def connect(address: str | None) -> Any:
 
 
 def nodes_with(ray: Any, device: str) -> list[dict[str, Any]]:
-    """Return the living nodes that have such a device, as `ray.nodes()` describes them."""
+    """Return the living nodes with such a device, as described by `ray.nodes()`."""
     resource = "GPU" if device == "cuda" else "CPU"
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource, 0) >= 1]
 
 
 def devices_of(ray: Any, device: str) -> int:
-    """Return how many studies can run at once: one a GPU, or one a node, whose processor is one device."""
+    """Return the number of parallel studies: one per GPU, or one per node, whose processor is one device."""
     nodes = nodes_with(ray, device)
     return sum(int(node["Resources"]["GPU"]) for node in nodes) if device == "cuda" else len(nodes)

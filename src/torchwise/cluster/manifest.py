@@ -1,6 +1,6 @@
-"""A sweep as a TOML file: which targets are tuned, where and how.
+"""A sweep as a TOML file, with targets and their options.
 
-TOML, because Python reads it without a dependency, and the suites of `torchwise bench` are written in it, too.
+The format is TOML, as Python reads it without a dependency. The suites of `torchwise bench` use it, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchwise.workload.target import check_form
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `torchwise tune` that a manifest may give, each as it is there."""
+    """The options of `torchwise tune` that a manifest may set, with the same meaning."""
 
     objective: str = "latency"
     calls: int = DEFAULT_CALLS
@@ -48,17 +48,17 @@ class Task(Options, frozen=True):
 
     @property
     def name(self) -> str:
-        """What tells it from the others of its sweep, for a person."""
+        """A readable name that is unique in the sweep."""
         return f"{self.target} on {self.device}"
 
     def request(self, *, fresh: bool = False) -> Request:
-        """Return what is asked of a study.
+        """Return the request for the study.
 
         Args:
-            fresh: forget what is stored.
+            fresh: whether to ignore stored results.
 
         Raises:
-            InputError: naming the value and the rule.
+            InputError: an option is invalid. The message names the value and the rule.
         """
         check_form(self.target)
         workload = WorkloadSpec(
@@ -75,7 +75,7 @@ class Task(Options, frozen=True):
         return Request(workload, Legality.of(self.allow), self.effort, self.budget, plans, fresh=fresh, cold=self.cold)
 
     def words(self) -> list[str]:
-        """Return what `torchwise` is called with for it."""
+        """Return the arguments of `torchwise` for this study."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
         target, plans, cold = given.pop("target"), given.pop("plan"), given.pop("cold")
         options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
@@ -84,11 +84,11 @@ class Task(Options, frozen=True):
 
 
 Some = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-"""With none of them, the table would mean no study."""
+"""An empty list would mean a table without studies."""
 
 
 class Entry(Options, frozen=True, kw_only=True):
-    """A table of a manifest; its lists multiply."""
+    """A table of a manifest. It stands for every combination of its lists."""
 
     targets: tuple[str, ...] = ()
     sizes: Some = ("",)
@@ -110,21 +110,21 @@ class Sweep(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a sweep tunes, in order; each study once."""
+    """The studies of a sweep in order, each once."""
 
     tasks: tuple[Task, ...]
 
     def on(self, device: str) -> Manifest:
-        """Return it with `device` where it names none."""
+        """Return the manifest with `device` for studies that name none."""
         return Manifest(tuple(msgspec.structs.replace(task, device=task.device or device) for task in self.tasks))
 
 
 def read_manifest(file: Path) -> Manifest:
-    """Read a manifest: `[[studies]]`, which take from the head of the file what they do not give; or the head alone.
+    """Read a manifest: the tables `[[studies]]`, with defaults from the head of the file, or the head alone.
 
     Raises:
-        InputError: it cannot be read, a key is unknown or of another type, it names no targets, or `tune` would refuse
-            a study of it.
+        InputError: the file cannot be read, a key is unknown or of another type, targets are missing, or `tune` would
+            refuse a study.
     """
     return parsing.read(file, _parsed)
 
@@ -144,7 +144,7 @@ def _parsed(text: bytes) -> Manifest:
 
 
 def _check(task: Task, place: int) -> None:
-    """Refuse what `tune` would refuse, as far as that can be said of any device."""
+    """Refuse a task that `tune` would refuse, as far as this does not depend on the device."""
     try:
         msgspec.structs.replace(task, device=task.device or "cpu").request()
     except InputError as error:
@@ -152,10 +152,10 @@ def _check(task: Task, place: int) -> None:
 
 
 def _bytes(gib: float) -> int:
-    """Return the bytes of a memory limit, which is given in GiB.
+    """Convert a memory limit from GiB to bytes.
 
     Raises:
-        InputError: they are none, or no number; it speaks of what was given.
+        InputError: the limit is below one byte or not finite. The message names the given value.
     """
     if not 1 <= gib * 2**30 < math.inf:
         raise InputError(f"memory limit is {gib:g} GiB, but must be a finite size of at least one byte")
@@ -163,5 +163,5 @@ def _bytes(gib: float) -> int:
 
 
 def _sized(target: str, size: str) -> str:
-    """Return a target of the zoo in a size, where it names none itself."""
+    """Add a size to a target of the zoo, unless it names one."""
     return f"{target}@{size}" if size and target.startswith("zoo:") and "@" not in target else target

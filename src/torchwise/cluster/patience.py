@@ -1,4 +1,4 @@
-"""A study of a sweep that begins while the store's server is away."""
+"""Start a study of a sweep even while the store's server is away."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchwise.store.trouble import UnreachableError
 
 
 def patient(command: Callable[[], None]) -> None:
-    """Run `command`, and run it again as long as the store cannot be reached, within the limit of `outage`.
+    """Run `command`, and repeat it while the store is unreachable, within the limit of `outage`.
 
-    Whoever opens a store is told at once that it cannot be reached, as the address may be wrong. That of a sweep has
-    answered when the sweep began.
+    Opening an unreachable store usually fails at once, as the address may be wrong. The address of a sweep worked when
+    the sweep started.
 
     Raises:
         StorageError: the server stayed away.
@@ -23,6 +23,6 @@ def patient(command: Callable[[], None]) -> None:
         try:
             return command()
         except UnreachableError as error:
-            if time.monotonic() - begun >= outage.PATIENCE_S:  # a study that was under way has waited as long itself
+            if time.monotonic() - begun >= outage.PATIENCE_S:  # a running study has waited as long itself
                 raise
             away.wait(error)

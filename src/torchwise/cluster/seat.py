@@ -1,4 +1,4 @@
-"""The node's side: an actor of Ray that holds one device and runs jobs there as they run on any machine."""
+"""The node's side: a Ray actor that holds one device and runs jobs as on any machine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from torchwise.records import Failure
 from torchwise.trial import Job, Limits, ProcessLauncher
 
 HEARD_S = 5.0
-"""Seconds after which a seat answers that there is nothing new, so that silence means that it is gone."""
+"""Seconds after which a seat answers that there is nothing new, so that only a lost seat is silent."""
 GIVEN_BY_RAY = "OMP_NUM_THREADS"
-"""Ray sets it to the CPUs that were reserved, which would slow the plain model down and flatter every plan."""
+"""Ray sets this variable to the number of reserved CPUs.
+
+That would slow the original model down and flatter every plan.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a seat says of itself.
+    """The description of a seat.
 
     Attributes:
         node: Ray's id of the node.
-        version: of Torchwise there.
-        environment: of the device that it holds.
+        version: Torchwise's version there.
+        environment: environment of its device.
     """
 
     node: str
@@ -42,16 +45,16 @@ class About:
 class Seat:
     """One device of one node.
 
-    Jobs run in processes of their own by `ProcessLauncher`, so that limits, crashes and what is said of them are those
-    of any machine. Ray gives this process its device through CUDA_VISIBLE_DEVICES, and they inherit it.
+    `ProcessLauncher` runs each job in its own process, so that limits, crashes and messages are the same as on any
+    machine. Ray assigns the device through CUDA_VISIBLE_DEVICES, which the processes inherit.
     """
 
     def __init__(self, folder: str, variables: dict[str, str]) -> None:
-        """Take the place of the user's process, as far as this node has what that has.
+        """Adopt the environment of the user's process, as far as this node has the same.
 
         Args:
-            folder: the user's working folder; where this node has none, Ray's own working folder stays.
-            variables: of the environment, for PyTorch.
+            folder: the user's working folder. If this node lacks it, Ray's working folder stays.
+            variables: environment variables for PyTorch.
         """
         if Path(folder).is_dir():
             os.chdir(folder)
@@ -63,18 +66,21 @@ class Seat:
         self._caches_of = ""
 
     def about(self, device: str) -> About:
-        """Say where this is."""
+        """Return this seat's description."""
         import ray
 
         return About(ray.get_runtime_context().get_node_id(), __version__, environment.detect(device))
 
     def begin(self, job: Job, limits: Limits) -> None:
-        """Begin a job; `hear` tells how it goes. The limit of memory is this node's own."""
+        """Start a job, whose progress `hear` returns. The memory limit is this node's own."""
         here = Limits.of_this_machine(limits.time_s)
         threading.Thread(target=self._run, args=(job, here), daemon=True, name="torchwise-job").start()
 
     def hear(self) -> list[tuple[str, Any]]:
-        """Return what was said since: ("stage", name), ("answer", what `Launcher.run` returns) or ("error", raised)."""
+        """Return the messages since the last call.
+
+        Each is ("stage", name), ("answer", the result of `Launcher.run`) or ("error", the raised error).
+        """
         said = []
         with contextlib.suppress(queue.Empty):
             said.append(self._said.get(timeout=HEARD_S))
@@ -83,14 +89,14 @@ class Seat:
         return said
 
     def close(self) -> None:
-        """Remove what lies on this node."""
+        """Remove the caches on this node."""
         if self._caches:
             self._caches.cleanup()
 
     def _run(self, job: Job, limits: Limits) -> None:
         try:
             self._said.put(("answer", self._answer(job, limits)))
-        except Exception as error:  # whatever it was, it is raised again where the job came from
+        except Exception as error:  # any error is raised again in the user's process
             self._said.put(("error", error))
 
     def _answer(self, job: Job, limits: Limits) -> str | Failure:
@@ -98,7 +104,7 @@ class Seat:
             return self._launch(job, limits)
         is_known = job.cache_dir == self._caches_of
         job = replace(job, cache_dir=self._folder_of(job.cache_dir))
-        if job.task == "warm" and not is_known:  # the node that tried this plan is gone, and its caches with it
+        if job.task == "warm" and not is_known:  # the node with this plan's caches is gone
             tried = self._launch(replace(job, task="try"), limits)
             if isinstance(tried, Failure):
                 return tried
@@ -108,7 +114,7 @@ class Seat:
         return self._launcher.run(job, limits, lambda stage: self._said.put(("stage", stage)))
 
     def _folder_of(self, name: str) -> str:
-        """Return this node's folder for the caches that the user's process calls `name`, and forget all others."""
+        """Return this node's folder for the user's cache folder `name`, and remove any other."""
         if self._caches is None or name != self._caches_of:
             self.close()
             self._caches = tempfile.TemporaryDirectory(prefix="torchwise-cache-", ignore_cleanup_errors=True)
@@ -117,9 +123,9 @@ class Seat:
 
 
 def _undo_ray() -> None:
-    """Have the number of threads that the node's administrator chose, or none: not the one that Ray chose."""
+    """Restore the number of threads that the node's administrator chose, or none, instead of Ray's choice."""
     with contextlib.suppress(psutil.Error):
-        chosen = psutil.Process(os.getppid()).environ().get(GIVEN_BY_RAY)  # that of the raylet, which starts us
+        chosen = psutil.Process(os.getppid()).environ().get(GIVEN_BY_RAY)  # of the raylet, our parent
         os.environ.pop(GIVEN_BY_RAY, None)
         if chosen is not None:
             os.environ[GIVEN_BY_RAY] = chosen

@@ -1,7 +1,7 @@
-"""Many studies side by side, one a device: each is a process of `torchwise tune`, begun again where it is killed.
+"""Run many studies side by side, one per device, each as a process of `torchwise tune` that restarts if killed.
 
-A study's trials follow each other, as each depends on those before it, and studies know nothing of each other; so
-that a device is never idle as long as there are more studies than devices, and nothing has to be shared but the store.
+The trials of a study are sequential, as each depends on earlier ones. Different studies are independent. So no device
+is idle while there are more studies than devices, and studies share nothing but the store.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torchwise.records.answer import EXIT_INCONCLUSIVE
 from torchwise.trial.launcher import signal_name
 
 RETRIES = 2
-"""Times that a study is begun again whose process was killed: it goes on from what is stored."""
+"""Restarts of a study whose process was killed. It continues from its stored trials."""
 GRACE_S = 30.0
-"""Seconds that an interrupted study may take to store where it stands."""
+"""Seconds for an interrupted study to store its state."""
 
 Say = Callable[[str], None]
 
@@ -38,9 +38,9 @@ class Slot:
     """One device for one study at a time.
 
     Attributes:
-        devices: which studies fit: those on "cpu", on "cuda", or both.
-        words: further options of `torchwise tune`.
-        variables: of the environment, which give the device to the process.
+        devices: the devices of studies that fit: "cpu", "cuda" or both.
+        words: additional options of `torchwise tune`.
+        variables: environment variables that assign the device to the process.
     """
 
     devices: frozenset[str]
@@ -50,15 +50,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What became of one study.
+    """The result of one study.
 
     Attributes:
-        task: what was asked.
-        exit_code: of `torchwise tune`: 0 decided, 2 bad input, 3 the model itself fails, 4 inconclusive; below 0 the
-            signal it died of.
+        task: the task.
+        exit_code: exit code of `torchwise tune`: 0 decided, 2 bad input, 3 the model itself fails, 4 inconclusive. A
+            negative one is the signal that killed it.
         reason: the decision in a sentence, or the error.
-        seconds: wall time, with whatever was begun again.
-        study: schema `torchwise.study/1`; None where there is no decision.
+        seconds: wall time, including restarts.
+        study: the study in schema `torchwise.study/1`, or None without a decision.
     """
 
     task: Task
@@ -68,7 +68,7 @@ class Swept:
     study: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as one of the `studies` of schema `torchwise.sweep/1`."""
+        """Return an entry for `studies` of schema `torchwise.sweep/1`."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
@@ -76,17 +76,17 @@ class Swept:
 def run_sweep(
     tasks: Sequence[Task], slots: Sequence[Slot], command: Sequence[str], environment: dict[str, str], say: Say
 ) -> list[Swept]:
-    """Tune every task, each slot one at a time, and return what became of them in the order of `tasks`.
+    """Tune every task, one per slot at a time, and return the results in the order of `tasks`.
 
     Args:
-        tasks: what to tune; those of no slot's device must have been refused before.
+        tasks: the studies. The caller must have refused those that fit no slot.
         slots: the devices.
-        command: what `torchwise` is called by, with the options for all, such as the store's.
-        environment: variables of the processes.
-        say: hears every line that a study says, and how each ends.
+        command: the command `torchwise`, with options for all studies, such as the store's.
+        environment: environment variables of the processes.
+        say: receives every line of a study's output, and its end.
 
     Raises:
-        KeyboardInterrupt: the user interrupted; the studies were, too, and keep what is finished.
+        KeyboardInterrupt: the user interrupted. The studies were interrupted, too, and keep finished work.
     """
     sweep = _Sweep(command, environment, say)
     waiting = _Waiting(tasks)
@@ -95,14 +95,14 @@ def run_sweep(
         try:
             for each in working:
                 each.result()
-        except BaseException:  # raised again: whatever ends a sweep ends its studies
+        except BaseException:  # raised again: the end of a sweep ends its studies
             sweep.interrupt()
             raise
     return [sweep.done[place] for place in range(len(tasks))]
 
 
 class _Waiting:
-    """Tasks that nobody took yet, in order."""
+    """Tasks that still wait, in order."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = list(enumerate(tasks))
@@ -131,7 +131,7 @@ class _Sweep:
             self._say(f"{task.name}: {swept.reason}")
 
     def interrupt(self) -> None:
-        """Interrupt every study, and begin none; end those that do not heed it."""
+        """Interrupt every study, start no further one, and kill those that ignore the interrupt."""
         self._is_stopped = True
         self._send(signal.SIGINT)
         late = threading.Timer(GRACE_S, self._send, [signal.SIGKILL])
@@ -158,18 +158,18 @@ class _Sweep:
         return Swept(task, code, last.removeprefix("torchwise: ") or f"exit code {code}", seconds)
 
     def _run(self, words: list[str], task: Task, slot: Slot) -> tuple[int, str]:
-        """Run one process; return its exit code and the last line of what it said on its way."""
+        """Run one process, and return its exit code and the last line of its progress output."""
         last = ""
         with (
             subprocess.Popen(
                 words,
                 env={**self._environment, **slot.variables},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the study as a table; its decision is in the file
+                stdout=subprocess.DEVNULL,  # a table of the study, whose decision is in the file
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C comes from us, once
+                start_new_session=True,  # we send Ctrl-C, once
             ) as process,
             self._known(process),
         ):
