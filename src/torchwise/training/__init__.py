@@ -1,6 +1,6 @@
-"""Plans in the training loops that people have: under `torchrun`, in Lightning, in Hugging Face's Trainer, and others.
+"""Use plans in existing training loops: under `torchrun`, in Lightning, in Hugging Face's Trainer, and others.
 
-Names are loaded on first use: Lightning and transformers are asked for only by what needs them.
+Names are loaded on first use, so Lightning and transformers are imported only if they are needed.
 """
 
 from __future__ import annotations

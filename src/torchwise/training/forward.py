@@ -1,7 +1,7 @@
-"""A plan for the forward of a model that somebody else's loop trains: Lightning's, Hugging Face's, Accelerate's.
+"""Apply a plan to the forward of a model in another library's training loop: Lightning, Hugging Face, Accelerate.
 
-Such a loop owns the optimizer, scaling, accumulation, clipping and precision, and keeps them. What a plan can change
-without taking part in them is how the model's forward, and with it the backward, is computed.
+Such a loop owns the optimizer, scaling, accumulation, clipping and precision. A plan leaves these alone, and only
+changes the computation of the model's forward, and so of the backward.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from torchwise.workload.step import sharded_parts, unwrapped
 logger = logging.getLogger("torchwise")
 
 _APART = ("forward", "_call_impl", "_compiled_call_impl", "_is_accelerate_prepared")
-"""Attributes that the twin of a model has not, or has otherwise: what was replaced, and what a loop leaves there."""
+"""Attributes that differ between a model and its twin, or that the twin lacks: replaced ones, and those that loops add.
+"""
 _OF_A_LOOP = "_current_fx_name"
-"""Where Lightning is in its loop, set on a LightningModule with every hook: a plan that watches it would never hold."""
+"""Lightning's position in its loop, set on a LightningModule at every hook. A plan that checked it would never hold."""
 
 
 class PlannedForward:
-    """Has a plan answer a live model's forward in training, in place, until `close`.
+    """Runs the forward of a live model by a plan in training, in place, until `close`.
 
-    The model stays the object that it is, with its hooks, wrappers and checkpoints; its `forward` alone is another
-    meanwhile. The loop calls `between_steps` before each step::
+    The model stays the same object, with its hooks, wrappers and checkpoints. Only its `forward` is replaced meanwhile.
+    The loop calls `between_steps` before each step::
 
         planned = PlannedForward(model, calls=100_000)   # before it is wrapped, as by `accelerator.prepare`
         for x, y in loader:
@@ -50,19 +51,19 @@ class PlannedForward:
             ...                                          # the step, as it is written
         planned.close()
 
-    The first step shows what the model is called with, and in which precision (autocast). Before the second the plan is
-    found, where no decision is given, and tried on what was seen, without a trace: on every rank alike, and if it fails
-    on one, it is taken by none. From then on it answers calls of that kind; any other, and all outside of training, are
-    answered as written.
+    The first step shows the kind of the model's inputs and its precision (autocast). Before the second step, the plan
+    is tuned if no decision is given. It is tested on the first step's inputs, on every rank, without side effects. If
+    it fails on one rank, no rank uses it. From then on the plan answers training calls of that kind. All other calls
+    run the original forward.
 
     Args:
-        model: the model or a part of it, in DistributedDataParallel or not.
-        decision: of `torchwise.tune(model, …, mode="training")`; None to tune once it is seen what is trained on.
-        patience: seconds that ranks wait for each other.
-        **options: as for `torchwise.tune`, where there is no decision.
+        model: the model or a part of it, with or without DistributedDataParallel.
+        decision: the result of `torchwise.tune(model, …, mode="training")`, or None to tune after the first step.
+        patience: seconds for ranks to wait for each other.
+        ****options: as for `torchwise.tune`, if there is no decision.
 
     Raises:
-        InputError: the model is sharded, there are options beside a decision, or the decision is for inference.
+        InputError: the model is sharded, there are options besides a decision, or the decision is for inference.
     """
 
     def __init__(
@@ -82,12 +83,12 @@ class PlannedForward:
 
     @property
     def decision(self) -> Decision | None:
-        """What was decided; None before the second step."""
+        """The decision, or None before the second step."""
         return self._decision
 
     @property
     def statistics(self) -> Statistics:
-        """What became of the loop's calls that the plan was asked for; kept after `close`."""
+        """Statistics of the loop's calls of this forward. They are kept after `close`."""
         return self._statistics
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,17 +97,19 @@ class PlannedForward:
             return self._written(*args, **kwargs)
         if self._dispatcher is not None and self._seen is not None and self._seen.autocast == _autocast(self._device):
             same = _same_attributes(self._model, _twin_in(self._dispatcher.original))
-            with same, torch.autocast(self._device, enabled=False):  # what is dispatched enters it itself
+            with same, torch.autocast(self._device, enabled=False):  # the dispatched call enters autocast itself
                 return self._dispatcher(*args, **kwargs)
         if self._seen is None and self._steps < 2:
             self._seen = _Seen(Example(args, kwargs).clone(), _autocast(self._device))
         return self._written(*args, **kwargs)
 
     def between_steps(self) -> None:
-        """Find, and try, the plan before the second step. Every rank must call this before each step.
+        """Tune and test the plan before the second step.
+
+        Every rank must call this before each step.
 
         Raises:
-            TorchwiseError: as `torchwise.training.tune`; a decision that fails or does not hold is no error.
+            TorchwiseError: as for `torchwise.training.tune`. A decision that fails or is stale is no error.
         """
         self._steps += 1
         if self._steps == 2 and vars(self._model).get("forward") is not None:
@@ -114,18 +117,18 @@ class PlannedForward:
                 self._meet(ranks)
 
     def close(self) -> None:
-        """Give the model its own forward back."""
+        """Restore the model's original forward."""
         if self._dispatcher is not None:
             self._dispatcher.close()
             self._dispatcher = None
-        self._steps = max(self._steps, 2)  # whoever wrapped this forward since goes on calling it: nothing starts anew
+        self._steps = max(self._steps, 2)  # later wrappers still call this forward: do not start again
         if vars(self._model).get("forward") is self:
             vars(self._model).pop("forward")
             if self._before is not None:
                 vars(self._model)["forward"] = self._before
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle, which a model does with what it holds, as the forward that is written."""
+        """Copy and pickle as the original forward, as models copy and pickle their attributes."""
         return written_in_class, (self._model,)
 
     @property
@@ -151,7 +154,7 @@ class PlannedForward:
         refusal = refusal or self._refusal(found, call)
         (all_can,) = ranks.everywhere(refusal is None)
         if all_can:
-            found.statistics = self._statistics = Statistics(latency=found.statistics.latency)  # without the rehearsal
+            found.statistics = self._statistics = Statistics(latency=found.statistics.latency)  # rehearsal excluded
             self._dispatcher = found
         elif not self._decision.plan.is_eager:
             why = refusal or "another rank cannot take the plan, so none does"
@@ -166,7 +169,7 @@ class PlannedForward:
             return f"the decision is stale ({stale}): tune again"
         try:
             _rehearse(found, call, self._seen.example, self._device)
-        except Exception as error:  # compiling and the backward pass may fail in any way; training goes on as written
+        except Exception as error:  # compilation and backward may raise any error: train with the original
             return f"the plan failed ({type(error).__name__}: {error})"
         counts = found.statistics
         return None if counts.optimized else f"the plan did not answer: {counts.snapshot()}"
@@ -179,7 +182,7 @@ class _Seen:
 
 
 class UnderAutocast(torch.nn.Module):
-    """A model under autocast, which a loop enters around it and a plan must hold within."""
+    """A model under autocast. A loop enters autocast around the model, but a plan must contain it."""
 
     def __init__(self, model: torch.nn.Module, device: str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -215,21 +218,21 @@ def _autocast(device: str) -> torch.dtype | None:
 def _scene(
     model: torch.nn.Module, written: Callable[..., Any], autocast: torch.dtype | None, device: str
 ) -> torch.nn.Module:
-    """Return what shares all that a model has, and is called as its forward was written, hooks left out.
+    """Return a twin of a model that shares its attributes and calls its original forward, without hooks.
 
-    The model itself runs its hooks around the call.
+    The model itself runs its hooks.
     """
     plain: Any = _called_plainly(model.__class__)
     twin: torch.nn.Module = plain.__new__(plain)
     names = vars(twin)
     names.update({n: type(v)() if _is_of_hooks(n, v) else v for n, v in vars(model).items() if n not in _APART})
-    if getattr(written, "__self__", None) is not model:  # somebody else had replaced it
+    if getattr(written, "__self__", None) is not model:  # it had been replaced before
         names["forward"] = written
     return twin if autocast is None else UnderAutocast(twin, device, autocast)
 
 
 def _called_plainly(cls: Any) -> Any:
-    """Return a class whose call is its forward alone: what that of `cls` does besides, the loop's own call does."""
+    """Return a class whose call is only its forward. The loop's own call does the rest of `cls.__call__`."""
     if not has_own_call(cls) and cls._call_impl is torch.nn.Module._call_impl:
         return cls
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
@@ -244,7 +247,7 @@ def _twin_in(scene: Any) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def _same_attributes(model: torch.nn.Module, twin: torch.nn.Module) -> Iterator[None]:
-    """Have the twin of a model see what was set on the model since, and the model what a call of the twin sets."""
+    """Copy changed attributes from the model to its twin, and after the call from the twin to the model."""
     _follow(vars(model), vars(twin))
     try:
         yield
@@ -253,7 +256,7 @@ def _same_attributes(model: torch.nn.Module, twin: torch.nn.Module) -> Iterator[
 
 
 def _follow(source: dict[str, Any], target: dict[str, Any]) -> None:
-    """Give one the attributes of the other, and write only what differs. This runs on every call."""
+    """Copy the attributes that differ. This runs on every call."""
     for name in [name for name in target if name not in source and name not in _APART]:
         del target[name]
     for name, value in source.items():
@@ -267,7 +270,7 @@ def _is_of_hooks(name: str, value: Any) -> bool:
 
 
 def _rehearse(found: Dispatcher, call: torch.nn.Module, seen: Example, device: str) -> None:
-    """Run forward and backward by the plan, so that all is compiled, and leave no trace; gradients go nowhere."""
+    """Run forward and backward by the plan, so that all code is compiled, without side effects or stored gradients."""
     trained = [p for p in call.parameters() if p.requires_grad]
     with kept_state(call), kept_generators(device), torch.enable_grad(), torch.autocast(device, enabled=False):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, of either of its two packages."""
+"""Plans for Lightning's Trainer, from either of its two packages."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def lightning_callback(decision: Decision | None = None, *, part: str | None = None, **options: Any) -> Any:
-    """Return a callback that has a plan answer the forward of what is trained, or of a part of it.
+    """Return a callback that runs the forward of the LightningModule, or of a part of it, by a plan.
 
     ::
 
         trainer = Trainer(callbacks=[torchwise.training.lightning_callback(part="net", calls=100_000)])
 
-    Lightning keeps its loop: optimizers, precision, accumulation, clipping and strategy. See `PlannedForward` for when
-    the plan is found and what it answers.
+    Lightning keeps its loop: optimizers, precision, accumulation, clipping and strategy. See `PlannedForward` for the
+    time of tuning and the calls that the plan answers.
 
     Args:
-        decision: of `torchwise.tune(part, …, mode="training")`; None to tune after the first step.
-        part: name of the submodule that `training_step` calls, such as "net"; None where it calls the LightningModule
+        decision: the result of `torchwise.tune(part, …, mode="training")`, or None to tune after the first step.
+        part: name of the submodule that `training_step` calls, such as "net", or None if it calls the LightningModule
             itself, `self(x)`.
-        **options: `patience` and those of `torchwise.tune`.
+        ****options: `patience` and the options of `torchwise.tune`.
 
     Raises:
         UnsupportedError: neither package can be imported.
@@ -45,21 +45,21 @@ class _Hooks:
         self.planned: PlannedForward | None = None
 
     def on_train_start(self, _trainer: Any, module: Any) -> None:
-        """Take the forward over."""
+        """Replace the forward."""
         self.planned = PlannedForward(self._part_of(module), self._given, **self._options)
 
     def on_train_batch_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Find the plan, before the second batch."""
+        """Tune the plan, before the second batch."""
         if self.planned is not None:
             self.planned.between_steps()
 
     def on_train_end(self, *_args: Any) -> None:
-        """Give the forward back."""
+        """Restore the forward."""
         if self.planned is not None:
             self.planned.close()
 
     def on_exception(self, *_args: Any) -> None:
-        """Give the forward back."""
+        """Restore the forward."""
         self.on_train_end()
 
     def _part_of(self, module: Any) -> Any:
@@ -78,7 +78,7 @@ class _Hooks:
 
 
 def _package() -> Any:
-    """Return the package that the program uses already, or else that can be imported."""
+    """Return the package that the program has imported, or else one that can be imported."""
     for name in sorted(PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""Where the ranks of a job meet: one finds out, all are told, and each waits for the others as long as that takes.
+"""Synchronise the ranks of a job: rank 0 computes a result, all receive it, and ranks wait for each other.
 
-They meet in a process group of their own, over gloo: its time-out can be long where that of the training's collectives
-is short, it needs no device, and a rank that ends closes its connections, which the others notice at once.
+They use their own process group, over gloo, for three reasons. Its time-out can be long even if that of the training's
+collectives is short. It needs no device. A rank that ends closes its connections, which the others notice at once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torchwise import errors
 from torchwise.errors import InputError, TorchwiseError
 
 PATIENCE_S = 3 * 3600.0
-"""Seconds that ranks wait for each other: longer than the most thorough search, and than any compilation."""
+"""Seconds for ranks to wait for each other, longer than the most thorough search, and than any compilation."""
 _OF_RANKS = re.compile(r"(RANK|WORLD_SIZE)$|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_")
-"""The variables by which a launcher tells a process its rank."""
+"""Environment variables by which a launcher sets a process's rank."""
 
 
 class Ranks:
-    """All ranks of this job; one process alone is the whole of its ranks, and waits for nobody.
+    """All ranks of this job. A process without other ranks waits for nobody.
 
-    Every rank must make one at the same place of its program, and call the same methods in the same order.
+    Every rank must create one at the same place of its program, and call the same methods in the same order.
 
     Args:
         patience: seconds to wait for the others, after which their absence is an error.
@@ -49,14 +49,14 @@ class Ranks:
 
     @property
     def are_several(self) -> bool:
-        """Whether there is any other."""
+        """Whether there are other ranks."""
         return self._group is not None
 
     def told(self, find: Callable[[], str]) -> str:
-        """Return, on every rank, what `find` returns on rank 0, the only one that calls it; it travels as text.
+        """Call `find` on rank 0 only, and return its result, a text, on every rank.
 
         Raises:
-            TorchwiseError: `find` raised, on every rank; or a rank ended meanwhile.
+            TorchwiseError: (on every rank) `find` raised, or a rank ended meanwhile.
         """
         if self._group is None:
             return find()
@@ -64,14 +64,14 @@ class Ranks:
             return _heard(json.loads(self._broadcast("")))
         try:
             said = {"found": find()}
-        except BaseException as error:  # raised again: the others must hear of it, or they would wait
+        except BaseException as error:  # raised again: the other ranks must know, or they would wait
             self._broadcast(json.dumps({"error": type(error).__name__, "message": str(error)}))
             raise
         self._broadcast(json.dumps(said))
         return said["found"]
 
     def everywhere(self, *holds: bool) -> tuple[bool, ...]:
-        """Return of each of `holds` whether it is true on every rank.
+        """Return whether each of `holds` is true on every rank.
 
         Raises:
             TorchwiseError: a rank ended meanwhile.
@@ -84,7 +84,7 @@ class Ranks:
         return tuple(bool(flag) for flag in flags)
 
     def close(self) -> None:
-        """Give the connections back; nobody meets here again."""
+        """Close the connections. No method may be called afterwards."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
@@ -108,7 +108,7 @@ class Ranks:
     def _together(self, what: str) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # what gloo raises for a connection that is closed, and for a time-out
+        except RuntimeError as error:  # gloo's error for a closed connection, and for a time-out
             raise TorchwiseError(
                 f"a rank ended, or was away for more than {self._patience:.0f} s, while the ranks of this job {what}: "
                 f"see what that rank says, and start the job again ({error})"
@@ -124,7 +124,7 @@ def _heard(said: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def without_rank() -> Iterator[None]:
-    """Hide from processes that are started meanwhile that this one is a rank: they work alone, for it."""
+    """Hide this process's rank from processes that start meanwhile, as they work alone."""
     hidden = {name: value for name, value in os.environ.items() if _OF_RANKS.match(name)}
     for name in hidden:
         del os.environ[name]

@@ -1,4 +1,7 @@
-"""One plan for a training step on every rank: rank 0 tunes, all are told, and all take the plan or none does."""
+"""Use one plan for a training step on every rank.
+
+Rank 0 tunes, all ranks receive the decision, and all or none use the plan.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,20 @@ FAILED = "the plan failed in this step, on this rank alone: the ranks could not 
 def tune(
     model: Callable[..., Any], args: Any = None, kwargs: Any = None, *, patience: float = PATIENCE_S, **options: Any
 ) -> Decision:
-    """Find the fastest proven way to run a step or model, for all ranks alike; every rank must call it.
+    """Find the fastest verified plan for a step or model, the same for all ranks. Every rank must call this.
 
-    Rank 0 tunes, alone on its own device, and the decision is told to all. What it tunes is the step of one rank: the
-    model out of `DistributedDataParallel`. A process that is no rank tunes as `torchwise.tune` does.
+    Rank 0 tunes on its own device, and all ranks receive the decision. It tunes the step of one rank, with the model
+    taken out of `DistributedDataParallel`. A process without rank tunes as `torchwise.tune` does.
 
     Args:
         model: as for `torchwise.tune`.
-        args: as for `torchwise.tune`; those of rank 0 count.
+        args: as for `torchwise.tune`, taken from rank 0.
         kwargs: as for `torchwise.tune`.
-        patience: seconds that the other ranks wait.
+        patience: seconds for the other ranks to wait.
         **options: as for `torchwise.tune`.
 
     Raises:
-        InputError: an argument cannot be used, on every rank; or the model is sharded already.
+        InputError: (on every rank) an argument cannot be used, or the model is sharded already.
         BaselineError: the model raises on its own inputs.
         TorchwiseError: a rank ended meanwhile.
     """
@@ -65,13 +68,13 @@ def tune(
 def apply(
     step: TrainStep, decision: Decision | api.Study, *, patience: float = PATIENCE_S, store: str | None = None
 ) -> RankedStep | OptimizedStep:
-    """Return `step` running by what was decided, on all ranks or on none; every rank must call it.
+    """Return `step` with the decided plan, on all ranks or on none. Every rank must call this.
 
     Args:
-        step: what the decision was made for; its model may have been wrapped or sharded since.
-        decision: of `tune`, the same on every rank.
-        patience: seconds that ranks wait for one that compiles slower.
-        store: as for `torchwise.apply`; what rank 0 finds ruled there holds on all.
+        step: the step of the decision. Its model may have been wrapped or sharded since.
+        decision: the decision from `tune`, the same on every rank.
+        patience: seconds for ranks to wait for one that compiles slower.
+        store: as for `torchwise.apply`. The approvals that rank 0 reads there hold on all ranks.
 
     Raises:
         TorchwiseError: a rank ended meanwhile.
@@ -94,7 +97,7 @@ def apply(
 def optimize(
     step: TrainStep, args: Any = None, *, patience: float = PATIENCE_S, **options: Any
 ) -> RankedStep | OptimizedStep:
-    """Tune and apply, on every rank alike; see `tune` and `apply`, whose arguments and errors are these.
+    """Tune and apply, on every rank. See `tune` and `apply` for arguments and errors.
 
     ::
 
@@ -105,20 +108,20 @@ def optimize(
 
 
 class RankedStep(OptimizedStep):
-    """A training step by a decided plan, on every rank or on none.
+    """A training step by a plan, on every rank or on none.
 
-    At the first batch that each rank has a proof for, all meet: each takes the plan's first steps, in which it
-    compiles, on that batch, and forgets what they changed; only when all have come through does any train by the plan.
-    So a rank that compiles slower makes the others wait here, and not in a collective that times out; and where one
-    cannot take the plan, none does. Other kinds of batch than those that were met on are taken as written.
+    All ranks meet at the first batch of a verified kind on each rank. Each takes the plan's first steps on that batch,
+    in which it compiles, and undoes their changes. Ranks train by the plan only after all have succeeded. So a rank
+    that compiles slower makes the others wait here, and not in a collective that times out. If one rank cannot use the
+    plan, none does. Batches of another kind run the original step.
 
-    From then on a plan that fails fails the step, as eager's own failures do: one rank cannot take it again alone.
+    From then on, a failure of the plan fails the step, as eager's own failures do. One rank cannot repeat it alone.
 
     Args:
-        original: the step as written.
-        decision: what was decided for it.
-        refusal: why the plan may not be used on this rank, if that is so.
-        ranks: where to meet.
+        original: the original step.
+        decision: the decision for it.
+        refusal: why this rank may not use the plan, or None.
+        ranks: the ranks, to meet.
         patience: seconds to wait for the others.
     """
 
@@ -137,7 +140,7 @@ class RankedStep(OptimizedStep):
 
     def _is_proven(self, batch: tuple[Any, ...]) -> bool:
         del batch
-        return False  # `_taken` holds the kind that the ranks met on, and none may begin another alone
+        return False  # `_taken` holds the kind of the meeting, and no rank may start another one alone
 
     def _meet(self, ranks: Ranks, batch: tuple[Any, ...]) -> None:
         is_proven = super()._is_proven(batch) and self._lies_as_proven(signature_of(batch, {}), batch)
@@ -162,19 +165,19 @@ class RankedStep(OptimizedStep):
         self._refusal = refusal
 
     def _rehearse(self, batch: tuple[Any, ...]) -> Exception | None:
-        """Take the plan's first steps, and leave no trace of them; return what it raised."""
+        """Take the plan's first steps, undo all their effects, and return the error, or None."""
         step, planned = self.original, None
         try:
             planned, restore = self._plan(batch), step.snapshot()
             with kept_generators(self.decision.workload.device), rehearsing(step.model, self._patience):
                 try:
                     for _ in range(FIRST_CALLS):
-                        planned(*Example(batch).clone().args)  # a model may write to them
+                        planned(*Example(batch).clone().args)  # a copy, as a model may write to its inputs
                 finally:
                     restore()
                     step.optimizer.zero_grad(set_to_none=True)
-        except Exception as error:  # whatever the plan does, the step is then taken as written, on every rank
-            if planned is not None and sharded_parts(step.model):  # others may wait for this rank amidst an exchange
+        except Exception as error:  # after any error, every rank takes the original step
+            if planned is not None and sharded_parts(step.model):  # others may wait for this rank in an exchange
                 error.add_note(f"torchwise: {FAILED}")
                 raise
             logger.debug("torchwise: how the plan failed", exc_info=error)
@@ -182,7 +185,7 @@ class RankedStep(OptimizedStep):
         return None
 
     def _stop_compiling(self, error: RecompileLimitError) -> None:
-        """Go on by the plan, as one rank cannot stop alone; it is said once."""
+        """Continue with the plan, as one rank cannot stop alone, and log that once."""
         self._limit = None
         if error.reason not in self._fallbacks.said:
             self._fallbacks.said.add(error.reason)
@@ -198,7 +201,7 @@ class RankedStep(OptimizedStep):
 
 
 def _for_ranks(record: StudyRecord) -> Decision:
-    """Return what was decided; where several ranks cannot run that together, what is best of what they can."""
+    """Return the decision, or the best one that several ranks can run together."""
     assert record.decision is not None, "tune returns decided studies only"
     if unfit_because(record.decision.plan) is None:
         return record.decision

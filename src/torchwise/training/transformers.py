@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer."""
+"""Plans for Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ logger = logging.getLogger("torchwise")
 
 
 def trainer_callback(decision: Decision | None = None, **options: Any) -> Any:
-    """Return a callback that has a plan answer the forward of the model that a `transformers.Trainer` trains.
+    """Return a callback that runs the forward of a `transformers.Trainer`'s model by a plan.
 
     ::
 
         Trainer(model, args, train_dataset=data, callbacks=[torchwise.training.trainer_callback(calls=100_000)])
 
-    The Trainer keeps its loop: optimizer, precision, accumulation, clipping and scaling. See `PlannedForward` for when
-    the plan is found and what it answers. Give the callback as the Trainer is made, and no other way: it must be there
+    The Trainer keeps its loop: optimizer, precision, accumulation, clipping and scaling. See `PlannedForward` for the
+    time of tuning and the calls that the plan answers. Pass the callback to the Trainer's constructor: it must exist
     before Accelerate wraps the model.
 
     Args:
-        decision: of `torchwise.tune(model, None, batch, mode="training")`; None to tune after the first step.
-        **options: `patience` and those of `torchwise.tune`.
+        decision: the result of `torchwise.tune(model, None, batch, mode="training")`, or None to tune after the first
+            step.
+        ****options: `patience` and the options of `torchwise.tune`.
 
     Raises:
         UnsupportedError: transformers cannot be imported.
@@ -47,11 +48,11 @@ class _Hooks:
         self.planned: PlannedForward | None = None
 
     def on_init_end(self, _args: Any, _state: Any, _control: Any, *, model: Any = None, **_others: Any) -> None:
-        """Take the forward over."""
+        """Replace the forward."""
         self._open(model)
 
     def on_train_begin(self, args: Any, _state: Any, _control: Any, *, model: Any = None, **_others: Any) -> None:
-        """Take the forward over, where an earlier training gave it back; leave replicas of several GPUs alone."""
+        """Replace the forward again after an earlier training restored it, but not for replicas on several GPUs."""
         if not self._is_open:
             self._open(model)
         if getattr(args, "n_gpu", 1) > 1:
@@ -63,12 +64,12 @@ class _Hooks:
             self._close()
 
     def on_step_begin(self, *_args: Any, **_others: Any) -> None:
-        """Find the plan, before the second step."""
+        """Tune the plan, before the second step."""
         if self.planned is not None and self._is_open:
             self.planned.between_steps()
 
     def on_train_end(self, *_args: Any, **_others: Any) -> None:
-        """Give the forward back."""
+        """Restore the forward."""
         self._close()
 
     def _open(self, model: Any) -> None:

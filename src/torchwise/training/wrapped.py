@@ -1,4 +1,4 @@
-"""Steps whose model is spread over ranks, seen as the step of one rank alone that a decision is made for."""
+"""Treat a step with a distributed model as the step of one rank, for which decisions are made."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WHO = "training with sharded weights"
 SET_TIMEOUT = ("torch.distributed.distributed_c10d", "_set_pg_timeout")
 DYNAMO_CONFIG = ("torch._dynamo", "config")
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""Attributes that `fully_shard` leaves on what it shards."""
+"""Attributes that `fully_shard` adds to sharded modules."""
 
 
 def bare(step: TrainStep) -> TrainStep:
-    """Return the step of one rank alone: of the same parts, its model out of DistributedDataParallel.
+    """Return the step of one rank: the same parts, with the model taken out of DistributedDataParallel.
 
     Raises:
-        InputError: the model is sharded, so that no rank has the whole of it.
+        InputError: the model is sharded, so no rank has all of it.
     """
     if sharded_parts(step.model):
         raise InputError(
@@ -40,9 +40,9 @@ def bare(step: TrainStep) -> TrainStep:
 
 @contextlib.contextmanager
 def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
-    """Have a step look as it did before its model was wrapped or sharded, to tell whether a decision was made for it.
+    """Make a step look as before its model was wrapped or sharded, to compare it with a decision's step.
 
-    `fully_shard` gives a module a class derived from its own, and marks it and what is in it.
+    `fully_shard` gives a module a derived class, and marks the module and its submodules.
     """
     classes = [(part, type(part)) for part in sharded_parts(step.model)]
     marks = [(vars(part), {k: vars(part).pop(k) for k in _MARKS if k in vars(part)}) for part in step.model.modules()]
@@ -58,7 +58,7 @@ def as_decided_for(step: TrainStep) -> Iterator[TrainStep]:
 
 
 def unfit_because(plan: Plan) -> str | None:
-    """Return what in a plan is for one process alone, or None where several ranks can run it together."""
+    """Return the part of a plan that only works in one process, or None if several ranks can run the plan together."""
     if plan.capture != "none":
         return f"capture is {plan.capture!r}, but what is exchanged between ranks is not captured"
     if plan.scope == "loss":
@@ -68,10 +68,10 @@ def unfit_because(plan: Plan) -> str | None:
 
 @contextlib.contextmanager
 def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
-    """Take steps in which a rank may be much slower than others: nothing is exchanged, or others wait for `patience`.
+    """Take steps in which a rank may be much slower than others: without exchange, or with a wait of `patience`.
 
-    Weights that are sharded must be exchanged even so; there, what cannot be compiled runs as written, for a rank that
-    broke off would leave the others waiting.
+    Sharded weights must be exchanged in any case. For them, code that cannot be compiled runs as written, as a rank
+    that stopped would leave the others waiting.
 
     Raises:
         UnsupportedError: this torch cannot set how long ranks wait.
@@ -81,7 +81,7 @@ def rehearsing(model: torch.nn.Module, patience: float) -> Iterator[None]:
             yield
     elif isinstance(model, DistributedDataParallel):
         before = model.require_forward_param_sync
-        model.require_forward_param_sync = False  # which spreads the buffers
+        model.require_forward_param_sync = False  # would broadcast the buffers
         try:
             with model.no_sync():
                 yield
@@ -105,7 +105,7 @@ def _patient(model: torch.nn.Module, patience: float) -> Iterator[None]:
 
 
 def _groups(model: torch.nn.Module) -> list[Any]:
-    """List the process groups over which a model is sharded, each once."""
+    """Return the distinct process groups over which a model is sharded."""
     from torch.distributed.tensor import DTensor
 
     meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
