@@ -1,7 +1,7 @@
-"""Tuning beside a program that serves: another process searches, compiles and proves; this one loads and swaps.
+"""Tune while a program serves: another process searches, compiles and verifies, and this one loads and swaps.
 
-`search` is the other process, `prepare` what its workers do, `messages` what is said between the two, `tuning` the
-handle that the program holds.
+`search` is the other process, `prepare` the work of its workers, `messages` their protocol, `tuning` the program's
+handle.
 """
 
 from torchwise.background.messages import Order

@@ -1,4 +1,4 @@
-"""What a program and the process that tunes for it tell each other: one line of JSON each."""
+"""The protocol between a program and the process that tunes for it: one line of JSON per message."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Kind = Literal["searching", "promoted", "stays", "left", "failed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be tuned.
+    """The order for a tuning process.
 
     Attributes:
-        request: at the first effort; `efforts` are the tiers.
-        efforts: one search each, the quickest first.
-        store: URL of the store; None for the user's own.
-        path: where the program imports from.
+        request: the request, at the first effort.
+        efforts: the tiers, one search each, the quickest first.
+        store: URL of the store, or None for the user's own.
+        path: the program's import path.
     """
 
     request: Request
@@ -35,22 +35,26 @@ class Order:
 
 
 ExtraCalls = Literal["any", "undrawn", "none"]
-"""How a model may be called besides its program's own calls: freely; without drawing random numbers, which are the
-program's; or not at all, as it keeps state."""
+"""How a model may be called besides its program's own calls.
+
+"any" means freely. "undrawn" means without drawing random numbers, which are the program's. "none" means not at all, as
+the model keeps state.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What became of it so far.
+    """A message about the tuning's progress.
 
     Attributes:
-        kind: "searching" a tier, "promoted" a plan, what answers "stays" as it is, a plan is "left" because it cannot
-            be carried over or did not prove itself, it "failed", or it is "done".
-        text: a sentence.
-        decision: of the plan that is promoted, as JSON.
-        file: where its code lies; "" for a plan that compiles nothing.
-        sha256: of that file.
-        checks: what is known of the instruction sets (`torchwise.realize.isa`).
+        kind: "searching" (a tier), "promoted" (a plan), "stays" (the current plan remains), "left" (a plan is
+            rejected), "failed" or "done". A plan is left if it cannot be carried over, or is not verified or not
+            faster.
+        text: a sentence for the user.
+        decision: the promoted plan's decision, as JSON.
+        file: the file of its code, or "" for a plan that compiles nothing.
+        sha256: SHA-256 of that file.
+        checks: results of the checks of instruction sets (`torchwise.realize.isa`).
         extra_calls: how the model may be called besides the program's own calls.
     """
 
@@ -63,22 +67,22 @@ class News:
     extra_calls: ExtraCalls = "none"
 
     def decided(self) -> Decision:
-        """Return the decision of what is promoted."""
+        """Return the promoted plan's decision."""
         return Decision.from_json(self.decision)
 
 
 def write_code(file: Path, codes: list[Code]) -> str:
-    """Write what was compiled ahead; return the file's SHA-256."""
+    """Write ahead-of-time compiled code, and return the file's SHA-256."""
     data = msgspec.msgpack.encode(codes)
     file.write_bytes(data)
     return hashlib.sha256(data).hexdigest()
 
 
 def read_code(file: Path, sha256: str) -> list[Code]:
-    """Read what `write_code` wrote in a folder of this program's own.
+    """Read a file of `write_code` from this program's own folder.
 
     Raises:
-        InputError: it is not the file that was written.
+        InputError: the file changed since it was written.
     """
     data = file.read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != sha256:

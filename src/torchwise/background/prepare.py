@@ -1,4 +1,4 @@
-"""The workers' side: compile a plan so that another process can load it; load it, prove it, and time it."""
+"""The workers' side: compile a plan for loading in another process, then load, verify and time it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from torchwise.workload.state import State
 
 @dataclass(frozen=True, slots=True)
 class Preparation(AroundJob):
-    """What a worker is told.
+    """The job of a worker.
 
     Attributes:
-        step: "make" the code, or "check" it in a fresh process.
-        job: workload and plan.
-        file: of the code.
-        sha256: of the file, to check it.
-        checks: what is known of the instruction sets.
+        step: "make" to compile the code, or "check" to test it in a fresh process.
+        job: the workload and plan.
+        file: the file of the code.
+        sha256: SHA-256 of the file, to verify it.
+        checks: results of the checks of instruction sets.
     """
 
     step: Literal["make", "check"]
@@ -43,17 +43,17 @@ class Preparation(AroundJob):
 
     @property
     def task(self) -> str:
-        """The function that the worker runs."""
+        """The function for the worker to run."""
         return f"torchwise.background.prepare:{self.step}"
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What making came to.
+    """The result of compilation.
 
     Attributes:
-        sha256: of the file.
-        checks: what the checks of instruction sets came to.
+        sha256: SHA-256 of the file.
+        checks: results of the checks of instruction sets.
     """
 
     sha256: str
@@ -61,10 +61,10 @@ class Made:
 
 
 def make(preparation: Preparation, stage: Callable[[str], None]) -> Made:
-    """Compile the job's plan ahead, for every example of the workload.
+    """Compile the job's plan ahead of time, for every example of the workload.
 
     Raises:
-        UnsupportedError: the plan or the model cannot be compiled ahead.
+        UnsupportedError: the plan or the model cannot be compiled ahead of time.
     """
     job, maker = preparation.job, Maker()
     arena = Arena(job)
@@ -83,10 +83,10 @@ def make(preparation: Preparation, stage: Callable[[str], None]) -> Made:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What checking came to.
+    """The result of the check.
 
     Attributes:
-        attempt: verdict and measurement of the code as loaded.
+        attempt: verdict and measurement of the loaded code.
         extra_calls: how the model may be called besides the program's own calls.
     """
 
@@ -95,22 +95,22 @@ class Checked:
 
 
 def check(preparation: Preparation, stage: Callable[[str], None]) -> Checked:
-    """Load what was made in this fresh process, hold it against float64, and time it beside eager."""
+    """Load the code in this fresh process, verify it against float64, and time it against eager."""
     codes = read_code(Path(preparation.file), preparation.sha256) if preparation.file else []
     workload = load(preparation.job)
     _name_in_main(workload.call)
     extra: ExtraCalls = "undrawn" if "stochastic" in preparation.job.traits else "any"
     extra = extra if _keeps_no_state(workload) else "none"
-    del workload  # what is timed is loaded anew, and has the memory to itself
+    del workload  # the timed model is loaded again, and needs the memory
     if codes:
-        with contextlib.suppress(Exception):  # it saves seconds, and is not needed
+        with contextlib.suppress(Exception):  # optional, it only saves seconds
             isa.replay(preparation.checks)
     found = attempt(preparation.job, stage, Loader(codes) if codes else None)
     return Checked(found, extra)
 
 
 def _name_in_main(call: Callable[..., Any]) -> None:
-    """Put the classes of the user's script where code names them; in a worker, they came by value."""
+    """Put the classes of the user's script, which workers receive by value, into `__main__`, for look-up by name."""
     main = sys.modules["__main__"]
     kinds = {type(child) for child in call.modules()} if isinstance(call, torch.nn.Module) else {call}
     for kind in kinds:

@@ -1,8 +1,8 @@
-"""The other process: it searches tier by tier, prepares what it finds, and says so in lines of JSON.
+"""The other process: it searches tier by tier, prepares the plans it finds, and reports in lines of JSON.
 
-It runs where the program leaves the processors idle, and ends with the program.
+It only uses processor time that the program leaves idle, and ends with the program.
 
-Run it: python -m torchwise.background.search FOLDER, with an order in FOLDER/order.json.
+Run it with `python -m torchwise.background.search FOLDER`. FOLDER/order.json holds the order.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from torchwise.trial import Job, Launcher, Limits, ProcessLauncher
 from torchwise.trial.job import EFFORTS, Attempt
 
 MOST_PREPARED = 3
-"""Plans of a tier that are prepared, the most promising first, until one proves itself."""
+"""Maximum number of plans to prepare per tier, the most promising first, until one is verified and faster."""
 BETTER = 1.02
-"""Times the speed of the plan that answers from which another is worth a swap."""
+"""Minimum speed of a new plan, relative to the current one, that is worth a swap."""
 
 PRIORITY = "TORCHWISE_BACKGROUND_PRIORITY"
-"""Environment variable: "idle", which is the default, or "normal"."""
+"""Environment variable: "idle" (the default) or "normal"."""
 
 Tell = Callable[[News], None]
 
 
 def main() -> None:
-    """Work off the order in the folder that the command line names."""
+    """Carry out the order in the command line's folder."""
     _stay_behind()
     folder = Path(sys.argv[1])
     order = codec.from_json((folder / "order.json").read_text(), Order)
     sys.path[:] = order.path
     lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else prints must not be taken for news
+    os.dup2(2, 1)  # other output must not be taken for news
 
     def tell(news: News) -> None:
         print(codec.to_json(news), file=lines, flush=True)
@@ -54,17 +54,17 @@ def main() -> None:
     try:
         search(order, folder, ProcessLauncher(), tell)
         tell(News("done", "the search is over"))
-    except Exception as error:  # whatever it was, the program goes on as it is, and says why
+    except Exception as error:  # after any error the program goes on unchanged, and reports it
         tell(News("failed", f"{type(error).__name__}: {error}"))
 
 
 def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
-    """Search each tier, and promote what is proven to be faster than what answers."""
+    """Search each tier, and promote verified plans that are faster than the current one."""
     best: Interval | None = None
     for tier, effort in enumerate(order.efforts):
         tell(News("searching", f"effort {effort}"))
         fresh = order.request.fresh and tier == 0
-        cold = order.request.cold and effort == order.efforts[-1]  # a first plan does not wait for it
+        cold = order.request.cold and effort == order.efforts[-1]  # must not delay a first plan
         request = replace(order.request, effort=effort, fresh=fresh, cold=cold)
         with open_storage(order.store) as storage, Caches(within=folder) as caches:
             study = run_study(request, storage, launcher, Silent(), caches=caches)
@@ -81,9 +81,10 @@ def search(order: Order, folder: Path, launcher: Launcher, tell: Tell) -> None:
 
 
 def carried(plan: Plan) -> Plan:
-    """Return the plan that is most like `plan` among those that can be compiled ahead.
+    """Return the plan most similar to `plan` that can be compiled ahead of time.
 
-    Parts become the whole, graphs of Inductor's own are captured around the call, and weights stay weights.
+    Regional compilation becomes whole-model compilation, Inductor's CUDA graphs become one around the call, and weights
+    are not frozen.
     """
     if plan.backend == "eager":
         return plan
@@ -125,7 +126,7 @@ def _prepared(
 
 
 def _candidates(study: Study, decision: Decision, rules: Rules) -> list[Plan]:
-    """Return what the decided plan and then the other proven and permitted ones become, the fastest first."""
+    """Return the loadable forms of the decided plan, then of other verified and permitted plans, fastest first."""
     faster = [t for t in study.trials if t.is_proven and t.speedup and t.speedup.low > 1]
     ranked = sorted(faster, key=lambda t: -t.speedup.mid if t.speedup else 0.0)
     plans = [decision.plan, *(t.plan for t in ranked if rules.against(t.plan) is None)]
@@ -136,7 +137,7 @@ def _candidates(study: Study, decision: Decision, rules: Rules) -> list[Plan]:
 def _prove(
     request: Request, study: Study, plan: Plan, file: Path, launcher: Launcher
 ) -> tuple[Made | None, Checked] | str:
-    """Make the plan's code in one worker, and prove and time it in another; return why it is no good in words."""
+    """Compile the plan in one worker, and verify and time it in another, or return the reason for its rejection."""
     job = Job(
         "try",
         request.workload,
@@ -168,7 +169,7 @@ def _prove(
 
 
 def _decided(decision: Decision, plan: Plan, attempt: Attempt) -> Decision:
-    """Return the decision with what was measured of the code that is carried over."""
+    """Return the decision with the measurements of the loaded code."""
     assert attempt.measurement is not None
     said = f"prepared beside the program: {attempt.measurement.speedup}× eager's speed, as loaded"
     reason = decision.reason if plan == decision.plan else f"{decision.reason} In its place {plan}"
@@ -187,14 +188,14 @@ def _hear(stage: str) -> None: ...
 
 
 def _stay_behind() -> None:
-    """Run only where nobody else wants to, and end when the program does.
+    """Run at idle priority, and end with the program.
 
-    On a machine that is always busy that would take for ever: PRIORITY=normal takes a share.
+    On a machine that is always busy, the search would never end. PRIORITY=normal gives it a share.
     """
     threading.Thread(target=_end_with_the_program, daemon=True).start()
     if os.environ.get(PRIORITY) == "normal":
         return
-    with contextlib.suppress(OSError, AttributeError):  # not on every system, nor in every container
+    with contextlib.suppress(OSError, AttributeError):  # not possible on every system or in every container
         os.nice(19)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

@@ -1,4 +1,4 @@
-"""The program's side: hear what the other process found, load it in a thread, prove it once more, and swap it in."""
+"""The program's side: receive a plan from the other process, load it in a thread, verify it again, and swap it in."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ COMPILER = (
 ENDING_S = 10.0
 OVER = "tuning in the background is over, and no plan was swapped in"
 SWITCH_S = 1e-4
-"""Seconds after which a thread gives way, while a plan is loaded."""
+"""Switch interval of threads in seconds, while a plan is loaded."""
 
 
 class Tuning:
-    """A search that goes on in another process, for what `optimize(background=True)` returned.
+    """A search in another process, for the result of `optimize(background=True)`.
 
-    Whatever happens to it, the program answers as before: it ends as "failed", with the reason in `news`.
+    The program answers as before even if the search fails. Its state is then "failed", with the reason in `news`.
 
     Attributes:
-        news: what became of it so far, the oldest first.
+        news: messages so far, the oldest first.
     """
 
     def __init__(self, optimized: Any, workload: Workload, folder: Path, canary: int | None) -> None:
-        # Nobody searches for what is gone.
+        # End the search once `optimized` is gone.
         self._optimized = weakref.ref(optimized, lambda _: self._abandon())
         self.news: list[News] = []
         self._workload = workload
@@ -87,21 +87,21 @@ class Tuning:
 
     @property
     def is_promoted(self) -> bool:
-        """Whether a plan answers by now."""
+        """Whether a plan answers now."""
         return any(news.kind == "promoted" for news in self.news)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the search is over; return whether it is."""
+        """Wait until the search is over, and return whether it is."""
         return self._over.wait(timeout_s)
 
     def wait_for_plan(self, timeout_s: float | None = None) -> bool:
-        """Wait until a plan answers, or the search is over; return whether a plan does."""
+        """Wait until a plan answers or the search is over, and return whether a plan answers."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_promoted or self._over.is_set(), timeout_s)
         return self.is_promoted
 
     def stop(self) -> None:
-        """End the search, if it goes on; a plan that answers by now goes on answering."""
+        """End the search if it is running. A plan that answers already stays in use."""
         if self._over.is_set():
             return
         self._stopping = True
@@ -120,14 +120,14 @@ class Tuning:
             if not self._stopping and (not self.news or self.news[-1].kind not in ("done", "failed")):
                 code = self._process.wait(ENDING_S)
                 self._note(News("failed", f"the process that tunes ended with exit code {code}"))
-        except Exception as error:  # the program goes on, whatever the search came to
+        except Exception as error:  # the program goes on after any failure of the search
             self._note(News("failed", f"{type(error).__name__}: {error}"))
         finally:
             self._end()
             shutil.rmtree(self._folder, ignore_errors=True)
             answering = dispatcher_of(self._optimized())
             if answering is not None and not self.is_promoted:
-                answering.close(OVER)  # or calls were counted as if the search went on
+                answering.close(OVER)  # otherwise calls would be counted as if the search were running
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
@@ -140,7 +140,7 @@ class Tuning:
         try:
             with _yielding():
                 self._promote(news)
-        except Exception as error:  # as above; a later tier may still be good
+        except Exception as error:  # as above, and a later tier may succeed
             reason = str(error) if isinstance(error, TorchwiseError) else f"{type(error).__name__}: {error}"
             self._note(News("left", f"{news.text}, and was not swapped in: {reason}"))
             return
@@ -155,10 +155,10 @@ class Tuning:
             self._changed.notify_all()
 
     def _promote(self, news: News) -> None:
-        """Load, prove on the example inputs once more, and swap.
+        """Load the plan, verify it on the example inputs again, and swap it in.
 
         Raises:
-            StalePlanError: the model changed since, or the plan answers otherwise here.
+            StalePlanError: the model changed since, or the plan's outputs differ here.
         """
         decision, original = news.decided(), self._workload.call
         if stale := stale_because(original, decision):
@@ -166,18 +166,19 @@ class Tuning:
         backend = None
         if news.file:
             codes = read_code(Path(news.file), news.sha256)
-            with contextlib.suppress(UnsupportedError):  # the checks are made anew then
+            with contextlib.suppress(UnsupportedError):  # the checks then run again
                 isa.replay(news.checks)
             backend = Loader(codes)
-            backend.load()  # also for a model that may not be called in advance: its first call must not wait for this
-        # While a CUDA graph is recorded, other threads may not draw random numbers: the program's own first call does.
+            backend.load()  # also if the model may not be called yet: its first call must not wait for this
+        # Other threads may not draw random numbers while a CUDA graph is recorded, so the program's own first call
+        # records it.
         ready = replace(decision, plan=replace(decision.plan, capture="none"))
         if news.extra_calls == "any" and not ready.plan.is_eager:
             found = answers_alike(Dispatcher(original, ready, backend=backend), self._workload)
             if found:
                 raise StalePlanError(found)
         elif news.extra_calls == "undrawn" and backend is not None:
-            with contextlib.suppress(Exception):  # it only saves the program's first call some time
+            with contextlib.suppress(Exception):  # optional, it only makes the program's first call faster
                 call_undrawn(original, ready.plan, backend, self._workload, decision.workload.device)
         optimized = self._optimized()
         answering = dispatcher_of(optimized)
@@ -192,7 +193,7 @@ class Tuning:
             self._process.stdin.close()
 
     def _end(self) -> None:
-        """End the other process, and its workers with it: they follow it."""
+        """End the other process. Its workers end with it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -203,10 +204,10 @@ class Tuning:
 
 
 def _import_compiler() -> None:
-    """Import what loading a plan needs now, before the program serves.
+    """Import the modules for loading a plan now, before the program serves.
 
-    Later it would take a thread seconds, and Python would look for garbage among all that is new: a stall of 200 ms for
-    every thread. So that is done now, too.
+    Later, the import would take a thread seconds, and garbage collection of the new objects would stall every thread
+    for 200 ms. So the collection also runs now.
     """
     for module in COMPILER:
         importlib.import_module(module)
@@ -215,10 +216,10 @@ def _import_compiler() -> None:
 
 @contextlib.contextmanager
 def _yielding() -> Iterator[None]:
-    """Have Python's threads take turns fifty times as often.
+    """Make Python switch threads fifty times as often.
 
-    A thread that waits for the interpreter asks for it after five milliseconds. Loading code is Python for a second or
-    two, and the program's own thread gives the interpreter away in every operator: one call may wait a dozen times.
+    A waiting thread requests the interpreter after five milliseconds. Loading code keeps Python busy for a second or
+    two. The program's own thread releases the interpreter in every operator, so one call may wait a dozen times.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
@@ -229,13 +230,13 @@ def _yielding() -> Iterator[None]:
 
 
 def start(optimized: Any, workload: Workload, order: Order, canary: int | None) -> Tuning:
-    """Begin to tune `workload` for `optimized`, which answers by the original meanwhile.
+    """Start to tune `workload` for `optimized`, which runs the original meanwhile.
 
     Args:
         optimized: an `OptimizedModule` or `OptimizedFunction`.
         workload: the live model and its inputs.
-        order: what the other process is to do; where the model lies is filled in here.
-        canary: as of `apply`.
+        order: the order for the other process. The location of the model is filled in here.
+        canary: as for `apply`.
 
     Raises:
         WorkloadError: the model cannot be sent to another process.
@@ -254,7 +255,7 @@ def start(optimized: Any, workload: Workload, order: Order, canary: int | None) 
 
 
 def undecided(workload: Workload, request: Request) -> Decision:
-    """Return the decision that holds while nothing is decided: the original answers."""
+    """Return the decision to run the original until the search decides."""
     inputs = tuple(describe_example(example) for example in workload.examples)
     here = environment.detect(request.workload.device)
     reason = "tuning goes on in the background"

@@ -1,7 +1,7 @@
-"""Call a plan once before the program does, and leave the program's random numbers to the program.
+"""Call a plan once before the program does, without using the program's random numbers.
 
-The first call loads kernels and sets libraries up: 70 ms of a convolutional net on an H200, which a request would wait
-for. A model that draws random numbers cannot just be called: whoever set a seed would get other numbers than without.
+The first call loads kernels and initialises libraries. For a convolutional net on an H200 this takes 70 ms, which a
+request would wait for. A model that draws random numbers needs care: after a seed, the program would get other numbers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MODES = ("torch.utils._python_dispatch", "_push_mode"), ("torch.utils._python_di
 
 
 def call_undrawn(call: Callable[..., Any], plan: Plan, backend: Backend, workload: Workload, device: str) -> None:
-    """Call `plan` on each example, drawing from a generator of its own; answers are thrown away.
+    """Call `plan` on each example with a separate random generator, and discard the answers.
 
     Raises:
-        UnsupportedError: the plan must see the original run first, or an operator draws that takes no generator.
-        Exception: whatever the plan raises.
+        UnsupportedError: the plan must run the original first, or an operator draws and takes no generator.
+        Exception: any error of the plan.
     """
-    if Edge.is_needed(plan):  # it runs the original, and puts the generators back: so would it the program's own draws
+    if Edge.is_needed(plan):  # it would run the original and rewind the generators under the program's draws
         raise UnsupportedError(f"plan {plan} runs the model as it is before its first call")
     realized = realize(call, plan, workload.examples[0], device=device, mode="inference", backend=backend)
     try:
@@ -43,13 +43,13 @@ def call_undrawn(call: Callable[..., Any], plan: Plan, backend: Backend, workloa
 
 @contextlib.contextmanager
 def drawing_apart(device: str) -> Iterator[None]:
-    """Give operators of this thread a generator of their own.
+    """Give operators of this thread a separate generator.
 
-    A mode is entered by `with` as a rule, which also tells other threads that one is on: Dynamo would compile nothing
-    there meanwhile. So it is only put on this thread's stack.
+    Usually a mode is entered by `with`, which also tells other threads that one is active. Dynamo would then compile
+    nothing there. So the mode is only pushed on this thread's stack.
 
     Raises:
-        UnsupportedError: (inside) an operator draws where no generator can be given.
+        UnsupportedError: (inside) an operator draws and takes no generator.
     """
     push, pop = (private.look_up("a call without drawing", name) for name in MODES)
     push(_OwnGenerator(torch.Generator(device)))
@@ -68,7 +68,7 @@ class _OwnGenerator(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
-        if func is torch.ops.aten.randint.low_out:  # by which Inductor's code seeds its kernels
+        if func is torch.ops.aten.randint.low_out:  # Inductor's code seeds its kernels with it
             func = torch.ops.aten.randint.low_generator_out
         if not any(argument.name == "generator" for argument in func._schema.arguments):
             raise UnsupportedError(f"{func} takes no generator of its own")
@@ -76,7 +76,7 @@ class _OwnGenerator(TorchDispatchMode):
 
 
 def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator draws for its dropout alone, as attention and RNNs do, and has none."""
+    """Return whether an operator draws only for dropout, as attention and RNNs do, and has no dropout."""
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     default = {argument.name: argument.default_value for argument in func._schema.arguments}
     found = [{**default, **given}[name] for name in ("dropout_p", "dropout") if name in default]
