@@ -1,4 +1,4 @@
-"""The ecosystem's own door: `torch.compile(model, backend="torchwise")`, each captured graph by what was measured."""
+"""The backend for `torch.compile(model, backend="torchwise")`, which runs each captured graph by measured evidence."""
 
 from torchwise.dynamo.door import backend
 

@@ -1,4 +1,4 @@
-"""The decision for a graph: from the store, where it holds one for just this, or else from workers."""
+"""Decide for a graph: from the store, if it holds a decision for exactly this graph, or else from workers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from torchwise.workload import WorkloadSpec
 from torchwise.workload.identity import identity, structure
 
 DYNAMIC = (Plan(backend="inductor", shapes="dynamic"),)
-"""What a graph of many sizes may become beside eager: whatever else is proven is proven for one size."""
+"""The one plan besides eager for a graph of many sizes: any other plan is verified for one size only."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds that this process has spent on tuning graphs; Dynamo's lock stands around every change."""
+    """Seconds that this process has spent on tuning graphs. Dynamo's lock protects every change."""
 
     seconds: float = 0.0
 
@@ -43,7 +43,7 @@ SPENT = Spent()
 
 
 def decide(captured: Captured, asked: Options) -> Decision:
-    """Return how to run a graph: as was decided before, or by tuning it now, and as rulings on it permit.
+    """Return the stored decision for a graph, or tune the graph now, within the limits of approvals.
 
     Raises:
         UnsupportedError: the budget is spent.
@@ -58,7 +58,7 @@ def decide(captured: Captured, asked: Options) -> Decision:
 
 def _request(captured: Captured, asked: Options) -> Request:
     digest = structure(captured.graph)
-    # The name tells graphs apart: what was decided for one of this name is tried first where sizes or machine changed.
+    # The name identifies the graph: if sizes or machine changed, decisions for the same name are tried first.
     spec = WorkloadSpec(
         f"live:graph-{digest[:8]}",
         device=captured.device,  # type: ignore[arg-type]
@@ -70,16 +70,16 @@ def _request(captured: Captured, asked: Options) -> Request:
         Legality.of(asked.allow),
         asked.effort,
         plans=DYNAMIC if captured.dynamic else None,
-        limit_s=TRIAL_S[asked.effort],  # the user named no plan, and waits
+        limit_s=TRIAL_S[asked.effort],  # the user named no plan, and is waiting
         structure=digest,
         settings=ProcessSettings.of_this_process(),
     )
 
 
 def _stored(captured: Captured, request: Request, storage: Storage) -> Decision | None:
-    """Return the decision of a finished study that asked for no less, of this very graph on this very machine.
+    """Return a finished study's decision for this graph on this machine, if its request was at least as demanding.
 
-    Asked for other calls, the study is gone on with instead, which decides anew from what was measured.
+    For another number of calls, the study continues instead, and decides again from its measurements.
     """
     spec = request.workload
     job = Job("inspect", spec, settings=request.settings)

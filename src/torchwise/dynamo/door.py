@@ -1,8 +1,7 @@
-"""What Dynamo calls with every graph that it captures.
+"""The backend function that Dynamo calls for every captured graph.
 
-A graph whose decision the store holds is made callable by it at once; else it is tuned in workers, while Dynamo waits.
-Dynamo's guards stand before all of this: what is returned is only ever called with inputs of the kind that it was
-given here.
+If the store holds a decision for the graph, it is applied at once. Otherwise workers tune the graph, while Dynamo
+waits. Dynamo's guards come before all of this, so the returned callable only receives inputs of this kind.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ def backend(
     mode: str | None = None,
     name: str | None = None,  # noqa: ARG001 - newer versions of torch pass it
 ) -> Callable[..., Any]:
-    """Return the fastest proven way to run a captured graph: eager, compiled, or captured in a CUDA graph.
+    """Return the fastest verified way to run a captured graph: eager, compiled, or captured in a CUDA graph.
 
-    Not to be called: `torch.compile(model, backend="torchwise", options={...})` does. A graph that cannot be measured
-    is compiled by Inductor as it is, and one that Inductor cannot compile either runs as it is; each reason is logged
-    once.
+    Do not call this, but `torch.compile(model, backend="torchwise", options={...})`. A graph that cannot be measured is
+    compiled by Inductor with its defaults. A graph that Inductor cannot compile either runs unchanged. Each reason is
+    logged once.
 
     Args:
-        module: the graph that Dynamo captured.
+        module: the captured graph.
         inputs: examples of its inputs, weights included.
-        options: as `Options` describes them.
-        mode: must be left out: which mode of Inductor is best is what is measured.
-        name: of the compiled code, which torch may give.
+        options: the fields of `Options`.
+        mode: must be left out, as measurements choose Inductor's mode.
+        name: name of the compiled code, which torch may pass.
 
     Raises:
-        InputError: an option is unknown, or has a value that it cannot have.
+        InputError: an option is unknown, or its value is invalid.
     """
     asked = Options.read(options, mode)
     place = _place_of(module)
@@ -58,7 +57,7 @@ def backend(
     except UnsupportedError as error:
         _log(str(error), place)
         return serve.unmeasured(module, inputs)
-    except Exception as error:  # whatever it was, the graph must run: the user asked for a faster model, not for this
+    except Exception as error:  # after any error the graph must run: the user only asked for a faster model
         _log(f"{type(error).__name__}: {error}", place)
         return serve.unmeasured(module, inputs)
     logger.info("torchwise: the graph at %s runs as %s: %s", place, decision.plan, decision.reason)
@@ -72,7 +71,7 @@ def _log(reason: str, place: str) -> None:
 
 
 def _place_of(module: torch.fx.GraphModule) -> str:
-    """Return where in the user's code a graph begins; torch does not say it of what lies within its own modules."""
+    """Return the place in the user's code where a graph begins. Torch does not report places in its own modules."""
     operators = [node for node in module.graph.nodes if node.op.startswith("call")]
     for node in operators:
         if found := re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or ""):

@@ -1,4 +1,4 @@
-"""A captured graph on its way to a worker, and which graphs cannot be sent there."""
+"""Prepare a captured graph for a worker, and refuse graphs that cannot be sent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OF_PYTHON_AND_TORCH = ("builtins", "math", "_operator", "torch")
 
 
 class Graph:
-    """A captured graph as a callable that travels as its source code.
+    """A captured graph as a callable that is pickled as its source code.
 
-    A `GraphModule` is traced anew where it is unpickled. What takes no tensor runs then, once and for all, and is gone
-    from the graph: random tensors, switches of the grad mode. Weights are inputs.
+    Unpickling a `GraphModule` traces it again. Nodes without tensor inputs would run once during that trace and vanish
+    from the graph, such as random tensors and switches of the grad mode. Weights are inputs.
 
     Attributes:
         code: Python code of a function `forward`.
-        requires_grad: whether each input does: it is not seen in inputs' shapes, and makes another graph of this one.
+        requires_grad: whether each input requires gradients. Shapes do not show it, but it distinguishes graphs.
     """
 
     def __init__(self, code: str, names: dict[str, Any], requires_grad: tuple[bool, ...]) -> None:
@@ -36,7 +36,7 @@ class Graph:
         self._forward = namespace["forward"]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run it."""
+        """Run the graph."""
         return self._forward(None, *inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -44,10 +44,10 @@ class Graph:
 
 
 class CastGraph(Graph):
-    """A captured graph under the autocast that was in force around it, which a worker has not.
+    """A captured graph under its surrounding autocast, which a worker lacks.
 
     Attributes:
-        autocast: the type of device and the dtype, such as ("cpu", "bfloat16"): part of what a graph is.
+        autocast: the type of device and the dtype, such as ("cpu", "bfloat16"). They are part of the graph's identity.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CastGraph(Graph):
         self.autocast = autocast
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run it under its autocast."""
+        """Run the graph under its autocast."""
         device, dtype = self.autocast
         with torch.autocast(device, getattr(torch, dtype)):
             return super().__call__(*inputs)
@@ -68,15 +68,15 @@ class CastGraph(Graph):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph that Dynamo captured, and what it is to be measured with.
+    """A graph that Dynamo captured, with the inputs for its measurement.
 
     Attributes:
         module: the graph itself.
-        inputs: as Dynamo gave them: sizes that vary are symbols.
-        graph: the same in the form that travels.
-        example: inputs of that form.
+        inputs: the inputs from Dynamo, with symbols for dynamic sizes.
+        graph: the graph in the form for workers.
+        example: inputs for that form.
         device: "cpu" or "cuda".
-        mode: "training" where gradients are enabled and an input requires them, else "inference".
+        mode: "training" if gradients are enabled and an input requires them, or else "inference".
         dynamic: whether it serves many sizes.
     """
 
@@ -90,10 +90,10 @@ class Captured:
 
     @classmethod
     def of(cls, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Captured:
-        """Look at what Dynamo gave.
+        """Inspect a graph and its inputs from Dynamo.
 
         Raises:
-            UnsupportedError: a worker could not run this graph as it would run here; with the reason.
+            UnsupportedError: a worker could not run this graph as it would run here. The message says why.
         """
         for reason in _obstacles(module, inputs):
             raise UnsupportedError(reason)
@@ -115,12 +115,12 @@ class Captured:
 
     @property
     def workload(self) -> Workload:
-        """The graph with its example, to be tuned."""
+        """The graph with its example, as a workload for tuning."""
         return Workload(self.graph, (self.example,), name="graph")
 
 
 def _obstacles(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
-    """Yield what speaks against measuring a graph in a worker."""
+    """Yield the reasons against measuring a graph in a worker."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         yield "other ranks would wait while this one tunes"
@@ -135,7 +135,7 @@ def _obstacles(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[
 
 
 def _foreign_parts(module: torch.fx.GraphModule, mode: str) -> Iterator[str]:
-    """Yield what in a graph is not said by its source code alone, or not the same under the grad mode of a worker."""
+    """Yield the parts of a graph that its source code does not contain, or that depend on the worker's grad mode."""
     for node in module.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             yield f"it holds {node.target}: another graph (control flow, checkpointing), a module or a constant tensor"
@@ -154,7 +154,7 @@ def _mode(inputs: Sequence[Any]) -> str:
 
 
 def _autocast_on(device: str) -> tuple[str, str] | None:
-    """Return the autocast that is in force on a type of device, or None where there is none."""
+    """Return the active autocast of a type of device, or None."""
     if not torch.is_autocast_enabled(device):
         return None
     return device, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -165,7 +165,7 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _concrete(value: Any) -> Any:
-    """Return an input as a worker takes it: a leaf, without the history of its gradients, or a whole number."""
+    """Return an input in the form for workers: a leaf without gradient history, or a whole number."""
     if isinstance(value, torch.SymInt):
         return private.size(value)
     if not isinstance(value, torch.Tensor):

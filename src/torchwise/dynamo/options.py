@@ -1,4 +1,4 @@
-"""The options of the backend, as `torch.compile(..., options={...})` hands them on."""
+"""The options of the backend, from `torch.compile(..., options={...})`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torchwise.store.location import locate
 from torchwise.workload import DEFAULT_CALLS, WorkloadSpec
 
 BUDGET_S = 300.0
-"""Seconds that a process spends on tuning graphs, where the user names none: a model may break into dozens."""
+"""Default limit of a process, in seconds of tuning, as a model may break into dozens of graphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user may ask of the backend.
+    """The user's options for the backend.
 
     Attributes:
         effort: "quick", "standard" or "thorough", for each graph.
-        calls: calls of each graph that are expected over the lifetime that is decided for.
+        calls: expected number of calls of each graph over its lifetime.
         allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
-        store: URL or file of the store; by default in the user's data directory.
-        budget: seconds of tuning, all graphs of the process together, after which no further graph is tuned.
-        progress: whether to show what is being tried.
+        store: URL or file of the store, by default in the user's data directory.
+        budget: seconds of tuning, over all graphs of the process, after which no further graph is tuned.
+        progress: whether to show the running trials.
     """
 
     effort: str = "quick"
@@ -53,10 +53,10 @@ class Options:
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None, mode: str | None) -> Options:
-        """Read what the user gave to `torch.compile`.
+        """Read the options that the user passed to `torch.compile`.
 
         Raises:
-            InputError: an option is unknown or has a value that it cannot have, or a mode is given.
+            InputError: an option is unknown or invalid, or a mode is given.
         """
         if mode is not None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The names of torch that the backend needs and that torch does not promise to keep: looked up here alone."""
+"""All private names of torch that the backend needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHO = "the backend torchwise"
 
 
 def inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a graph as `torch.compile` does by itself.
+    """Compile a graph as `torch.compile` does by default.
 
     Raises:
         UnsupportedError: this version has no such name.
@@ -24,10 +24,10 @@ def inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..
 
 
 def size(symbol: torch.SymInt) -> int:
-    """Return the size that a symbol stands for in the call at hand, without fixing it to that (as `int` would).
+    """Return a symbol's size in the current call, without specialising it to that size (as `int` would).
 
     Raises:
-        UnsupportedError: it is not known, as that of a result whose size depends on data.
+        UnsupportedError: the size is unknown, as for a result whose size depends on data.
     """
     known = getattr(symbol.node, "hint", None)
     if not isinstance(known, int):
@@ -36,12 +36,12 @@ def size(symbol: torch.SymInt) -> int:
 
 
 def current_cuda_device() -> str:
-    """Return the GPU that workers would use, such as "cuda:0"; "none" where this process uses none."""
+    """Return the GPU for workers, such as "cuda:0", or "none" if this process uses none."""
     return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "none"
 
 
 def sets_grad_mode(target: Any) -> bool:
-    """Whether a node with this target switches gradients on or off.
+    """Return whether a node with this target switches gradients on or off.
 
     Raises:
         UnsupportedError: this version has no such name.
@@ -50,7 +50,7 @@ def sets_grad_mode(target: Any) -> bool:
 
 
 def enters_autocast(target: Any) -> bool:
-    """Whether a node with this target enables or disables autocast.
+    """Return whether a node with this target enables or disables autocast.
 
     Raises:
         UnsupportedError: this version has no such name.
@@ -62,4 +62,4 @@ _LOOKUP = ("torch._dynamo", "lookup_backend")
 _SET_GRAD = ("torch._C", "_set_grad_enabled")
 _ENTER_AUTOCAST = ("torch.amp.autocast_mode", "_enter_autocast")
 NAMES = (_LOOKUP, _SET_GRAD, _ENTER_AUTOCAST)
-"""Every private name used."""
+"""All private names in use."""

@@ -1,4 +1,4 @@
-"""From a decision to what Dynamo is given: a callable of the graph's inputs."""
+"""Turn a decision into a callable for Dynamo, which takes the graph's inputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ logger = logging.getLogger("torchwise")
 
 
 def by_decision(captured: Captured, decision: Decision) -> Callable[..., Any]:
-    """Return what runs a graph as was decided.
+    """Return a callable that runs a graph by its decision.
 
-    What Inductor makes of a graph is returned as it is, as its own backend does: Dynamo's guards are before it, and
-    AOTAutograd, which it begins with, gives it a backward pass. Plans with more to them (a capture, a number of
-    threads, another precision) are dispatched, so that a failure is answered by the graph as it was captured.
+    Inductor's code is returned directly, as Inductor's own backend does: Dynamo's guards come before it, and it starts
+    with AOTAutograd, which adds a backward pass. Other plans (with a capture, a number of threads, another precision)
+    go through a dispatcher, so that the captured graph answers after a failure.
 
     Raises:
-        Exception: whatever the compiler raises.
+        Exception: any error of the compiler.
     """
     plan = decision.plan
     if plan.is_eager:
@@ -41,13 +41,13 @@ def by_decision(captured: Captured, decision: Decision) -> Callable[..., Any]:
     if isinstance(captured.graph, CastGraph):
         dispatcher = _outside_autocast(dispatcher, captured.device)
     if captured.mode == "inference" and torch.is_grad_enabled():
-        # Nothing in it requires gradients, and the plan was proven without.
+        # Nothing in the graph requires gradients, and the plan was verified without them.
         return torch.no_grad()(lambda *inputs: dispatcher(*inputs))
     return dispatcher
 
 
 def _outside_autocast(dispatcher: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Return what calls a plan as it was proven: the graph itself enters the autocast that is around it."""
+    """Wrap a plan's dispatcher to run as verified: the graph itself enters the surrounding autocast."""
 
     def called(*inputs: Any) -> Any:
         with torch.autocast(device, enabled=False):
@@ -57,23 +57,23 @@ def _outside_autocast(dispatcher: Callable[..., Any], device: str) -> Callable[.
 
 
 def compiles_alone(plan: Plan) -> bool:
-    """Whether a plan is nothing but what Inductor makes of a graph, backward pass included."""
+    """Return whether a plan consists only of Inductor's code for a graph, including its backward pass."""
     around = replace(plan, backend="eager", mode="default", options=(), transforms=(), scope="whole", shapes="static")
     return (
         plan.backend == "inductor"
         and around == EAGER
         and plan.scope in ("whole", "rolled")
-        and plan.mode not in CUDA_GRAPH_MODES  # whose outputs the next call overwrites, unless they are copied
+        and plan.mode not in CUDA_GRAPH_MODES  # their outputs are overwritten by the next call, unless copied
         and not plan.option("freezing")
         and set(plan.transforms) <= {*GRAPH_TRANSFORMS, *GRAPH_PASSES}
     )
 
 
 def unmeasured(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Return what runs a graph that cannot be measured: Inductor's code, or the graph as it is where that fails."""
+    """Return a callable for a graph that cannot be measured: Inductor's code, or the graph itself if that fails."""
     plain = module.forward
     try:
         return private.inductor(module, inputs)
-    except Exception as error:  # a compiler may raise anything, and the graph itself still runs
+    except Exception as error:  # a compiler may raise any error, and the graph itself still runs
         logger.warning("torchwise: Inductor cannot compile a graph, which runs as it was captured", exc_info=error)
         return plain
