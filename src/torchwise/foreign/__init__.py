@@ -1,8 +1,8 @@
-"""Models of other libraries as targets, by name: built from their configurations, with random weights, offline.
+"""Build models of other libraries as targets by name, from configurations with random weights, offline.
 
 `timm:resnet50`, `torchvision:resnet50`, `hf:gpt2@decode,length=128`, `diffusers:unet@batch=2,dtype=bfloat16`. Speed
-depends on the shapes and not on what was learned, so nothing is downloaded, ever. One file per library holds what is
-its own; `options` reads what stands after the `@`, `weights`, `inputs` and `work` make any of their models a workload.
+depends on shapes and not on trained weights, so nothing is ever downloaded. There is one file per library. `options`
+reads the text after the `@`. `weights`, `inputs` and `work` turn any of their models into a workload.
 """
 
 from torchwise.foreign.diffusion import load_diffusers

@@ -1,4 +1,4 @@
-"""From a library's model and a description of its inputs to a workload."""
+"""Build a workload from a library's model and a description of its inputs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def build(
     """Build the workload.
 
     Args:
-        name: what reports call it: the target as it was given.
-        make: makes the model; its outputs are tensors, or tuples of them.
-        inputs: for a batch size, the model's positional arguments, as `draw` takes them.
-        options: `batch`, `dtype`, and the words `channels_last` and `train` are read here.
-        device: where weights and inputs end up.
-        dtype: of both, where the options name none; float32 where that is None, too.
-        seed: of every draw.
+        name: name in reports, which is the target as given.
+        make: constructor of the model, whose outputs are tensors or tuples of them.
+        inputs: function from a batch size to the model's positional arguments, in the form for `draw`.
+        options: the options, of which `batch`, `dtype`, `channels_last` and `train` are read here.
+        device: device of weights and inputs.
+        dtype: their dtype if the options name none, or None for float32.
+        seed: seed of every draw.
 
     Raises:
         WorkloadError: the dtype is no floating-point type.
@@ -50,7 +50,7 @@ def build(
         raise WorkloadError(f"dtype is {dtype}, but must be a floating-point type, such as torch.float32")
     placement = Placement(device, dtype, "channels_last" in options.flags)
     model = seeded(make, seed)
-    # Another draw than the examples; several images, because one may leave a channel without variance.
+    # A different draw from the examples, of several images, as one image may leave a channel without variance.
     calibrate(model, draw(inputs(CALIBRATION_BATCH), Placement("cpu", torch.float32), seed + 1)[0].args)
     model.to(device=device, dtype=dtype)
     if placement.channels_last:

@@ -16,13 +16,13 @@ class FirstOutput(nn.Module):
         self.model = model
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """Map what the model takes to the only item of what it returns."""
+        """Call the model and return the only item of its result."""
         found: torch.Tensor = self.model(*args, return_dict=False)[0]
         return found
 
 
 class LatentDecoder(nn.Module):
-    """The half of an autoencoder that makes images: a 1×1 convolution of the latents, then the decoder."""
+    """The decoding half of an autoencoder, a 1×1 convolution of the latents and then the decoder."""
 
     def __init__(self, autoencoder: Any) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Scheme `diffusers`: the networks of image generators, from configuration classes and published figures.
+"""Scheme `diffusers`: networks of image generators, from configuration classes and published sizes.
 
-`unet` and `vae` are those of Stable Diffusion 1.5 (https://arxiv.org/abs/2112.10752): one denoising step on latents of
-64×64, and the decoder that turns latents into images of 512×512. `dit` is DiT-XL/2 at 256×256
+`unet` and `vae` are from Stable Diffusion 1.5 (https://arxiv.org/abs/2112.10752). `unet` is one denoising step on
+latents of 64×64. `vae` is the decoder from latents to images of 512×512. `dit` is DiT-XL/2 at 256×256
 (https://arxiv.org/abs/2212.09748).
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 LATENTS = 4
 """Channels of a latent image."""
 TEXT_WIDTH = 768
-"""Of the hidden states of CLIP ViT-L/14, by which Stable Diffusion 1.5 is told what to draw."""
+"""Width of the hidden states of CLIP ViT-L/14, the text encoder of Stable Diffusion 1.5."""
 STEPS = 1000
-"""Of the diffusion process: time steps are drawn from 0 to 999."""
+"""Steps of the diffusion process. Time steps are drawn from 0 to 999."""
 CLASSES = 1000
 HEAD_SIZE = 72
-"""Of DiT: its width is a multiple of it."""
+"""Size of DiT's heads. Its width is a multiple of this."""
 GROUPS = 32
-"""Of each GroupNorm: widths are multiples of it."""
+"""Groups of each GroupNorm. Widths are multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Network:
     """One network.
 
     Attributes:
-        make: from the library and the options to the model.
-        inputs: from the options and a batch size to its inputs.
-        numbers: its numeric options, with the published model's figures.
-        multiples: what `width` and `side` must be multiples of.
-        flags: the words it takes.
+        make: function from the library and the options to the model.
+        inputs: function from the options and a batch size to the model's inputs.
+        numbers: its numeric options, with the published model's values.
+        multiples: the required factors of `width` and `side`.
+        flags: the options without a value.
     """
 
     make: Callable[[Any, Options], nn.Module]
@@ -58,22 +58,22 @@ class Network:
 
 
 def load_diffusers(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, seed: int = 0) -> Workload:
-    """Build `name`, which is `unet`, `vae` or `dit`, with `@OPTIONS` or without.
+    """Build `name`, which is `unet`, `vae` or `dit`, with or without `@OPTIONS`.
 
-    Shapes, with `side` as the height and width of the latent image: `unet` maps latents (batch, 4, side, side), time
-    steps (batch,) and text (batch, length, 768) to noise of the latents' shape; `vae` maps latents to images
-    (batch, 3, 8 side, 8 side); `dit` maps latents, time steps and class labels (batch,) to noise and its variance
+    In these shapes, `side` is the height and width of the latent image. `unet` maps latents (batch, 4, side, side),
+    time steps (batch,) and text (batch, length, 768) to noise of the latents' shape. `vae` maps latents to images
+    (batch, 3, 8 side, 8 side). `dit` maps latents, time steps and class labels (batch,) to noise and its variance
     (batch, 8, side, side).
 
     Args:
         name: such as "unet@batch=2,dtype=bfloat16,channels_last". `layers` and `width` (of the first stage, in `unet`
             and `vae`) change the model itself.
-        device: where weights and inputs are put; they are drawn on the CPU.
-        dtype: where the options name none; float32 where left out.
-        seed: of weights and inputs.
+        device: device of weights and inputs, which are drawn on the CPU.
+        dtype: dtype if the options name none, by default float32.
+        seed: seed of weights and inputs.
 
     Raises:
-        TargetError: there is no such model or option, a size does not fit the model, or there is no library.
+        TargetError: there is no such model or option, a size does not fit the model, or the library is missing.
     """
     model, _, text = name.partition("@")
     if model not in NETWORKS:
@@ -95,7 +95,7 @@ def load_diffusers(name: str, *, device: str = "cpu", dtype: torch.dtype | None 
 
 
 def _stages(options: Options) -> tuple[int, ...]:
-    """Return the channels of the four stages, from full size to an eighth of it."""
+    """Return the channels of the four stages, from full to one-eighth resolution."""
     return tuple(options.number("width") * factor for factor in (1, 2, 4, 4))
 
 

@@ -1,4 +1,4 @@
-"""Schemes `timm` and `torchvision`: image classifiers, as their libraries list them.
+"""Schemes `timm` and `torchvision`: image classifiers by the names in their libraries.
 
 Inputs are normalised images of shape (batch, channels, image, image), outputs are logits of shape (batch, classes).
 Sources: https://huggingface.co/docs/timm (`create_model`, `list_models`) and
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 NUMBERS: Mapping[str, int | None] = {"batch": 1, "image": None}
 FLAGS = ("channels_last", "train")
 SIDES = {"inception_v3": 299}
-"""Image sides in torchvision that are not 224; its registry says them with the pretrained weights alone."""
+"""Image sides in torchvision that are not 224. Its registry only gives them with the pretrained weights."""
 
 
 def load_timm(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, seed: int = 0) -> Workload:
     """Build `name`, which is `MODEL[@OPTIONS]` with any model that `timm.list_models()` names.
 
     Args:
-        name: such as "resnet50@batch=32,dtype=bfloat16,channels_last". `image` is the side of the images in pixels;
-            left out, it is the model's own.
-        device: where weights and inputs are put; they are drawn on the CPU.
-        dtype: where the options name none; float32 where left out.
-        seed: of weights and inputs.
+        name: such as "resnet50@batch=32,dtype=bfloat16,channels_last". `image` is the side of the images in pixels, by
+            default the model's own.
+        device: device of weights and inputs, which are drawn on the CPU.
+        dtype: dtype if the options name none, by default float32.
+        seed: seed of weights and inputs.
 
     Raises:
         TargetError: there is no such model or option, or timm cannot be imported.
@@ -46,11 +46,11 @@ def load_timm(name: str, *, device: str = "cpu", dtype: torch.dtype | None = Non
     timm = library("timm", options.target)
     _check_name(
         options, model.partition(".")[0], timm.list_models()
-    )  # after the dot: whose weights, which are not used
+    )  # the part after the dot names weights, which are not used
     config = timm.get_pretrained_cfg(model.partition(".")[0])
     channels, side, _ = config.input_size
     image = options.numbers["image"] or side
-    # A model that cuts the image into a fixed number of patches is built for that number.
+    # A model with a fixed number of image patches is built for that number.
     fitted = {"img_size": image} if config.fixed_input_size and image != side else {}
     return build(
         f"timm:{name}",

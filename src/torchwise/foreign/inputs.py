@@ -1,4 +1,4 @@
-"""Example inputs as data, and their seeded draws: on the CPU in float64, so that device and dtype change nothing."""
+"""Describe example inputs as data, and draw them by seed, on the CPU in float64, independent of device and dtype."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torchwise.workload import Example
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """A floating tensor of mean 0 and variance 1, as normalised images, latents and hidden states have."""
+    """A floating-point tensor of mean 0 and variance 1, like normalised images, latents and hidden states."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An int64 tensor drawn evenly from 0 to `below` − 1: token ids, class labels, time steps."""
+    """An int64 tensor, drawn uniformly from 0 to `below` − 1: token ids, class labels, time steps."""
 
     shape: tuple[int, ...]
     below: int
@@ -27,12 +27,12 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where tensors lie, and how.
+    """The device, dtype and memory layout of tensors.
 
     Attributes:
-        device: such as "cpu" or "cuda".
-        dtype: of floating tensors.
-        channels_last: whether (batch, channels, height, width) lies in memory with its channels side by side.
+        device: the device, such as "cpu" or "cuda".
+        dtype: dtype of floating-point tensors.
+        channels_last: whether tensors (batch, channels, height, width) are contiguous along channels in memory.
     """
 
     device: str
@@ -41,7 +41,7 @@ class Placement:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """What `Tensor.to` and `Module.to` are given."""
+        """The memory format for `Tensor.to` and `Module.to`."""
         return torch.channels_last if self.channels_last else torch.preserve_format
 
 
@@ -49,11 +49,11 @@ def draw(inputs: Any, placement: Placement, seed: int) -> tuple[Example, ...]:
     """Draw one example.
 
     Args:
-        inputs: the positional arguments as a tuple of `Normal` and `Whole`, which tuples may nest.
-        placement: where the tensors end up.
-        seed: of every draw; the global generator is neither read nor moved.
+        inputs: the positional arguments, as a tuple of `Normal` and `Whole`, with nested tuples allowed.
+        placement: placement of the tensors.
+        seed: seed of every draw. The global generator is neither used nor advanced.
     """
-    # Another stream than the weights, which start from the request's seed.
+    # A different random stream from the weights, which start from the request's seed.
     generator = torch.Generator(device="cpu").manual_seed(seed + 1)
     return (Example(_drawn(inputs, placement, generator)),)
 
@@ -64,6 +64,6 @@ def _drawn(node: Any, placement: Placement, generator: torch.Generator) -> Any:
     if isinstance(node, Whole):
         return torch.randint(node.below, node.shape, generator=generator, device="cpu").to(placement.device)
     drawn = torch.randn(node.shape, generator=generator, dtype=torch.float64, device="cpu")
-    # Only images have channels; a format for four dimensions would refuse any other tensor.
+    # Only images have channels. A format for four dimensions would refuse any other tensor.
     memory_format = placement.memory_format if len(node.shape) == 4 else torch.preserve_format
     return drawn.to(placement.device, placement.dtype, memory_format=memory_format)

@@ -12,20 +12,20 @@ Past = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 class PlainOutputs(nn.Module):
-    """Maps token ids to the tensors that a `transformers` model returns, without its dictionary around them."""
+    """Maps token ids to the output tensors of a `transformers` model, without their dictionary."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Map ids (batch, length), int64, to the one tensor returned, or to all of them in the library's order."""
+        """Map ids (batch, length), int64, to the one output tensor, or to all of them in the library's order."""
         found = tuple(value for value in self.model(input_ids=ids).values() if isinstance(value, torch.Tensor))
         return found[0] if len(found) == 1 else found
 
 
 class Prefill(nn.Module):
-    """Reads a text before the first token is generated: its logits, and the past that decoding starts from."""
+    """Reads a text before the first token is generated, and returns logits and the past for decoding."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -38,9 +38,9 @@ class Prefill(nn.Module):
 
 
 class DecodingStep(nn.Module):
-    """One step of generation: from the newest token and what is kept of those before it, to the next one's logits.
+    """One step of generation: from the newest token and the past to the next token's logits.
 
-    Nothing is written in place: the longer keys and values are new tensors, as `DynamicCache` makes them.
+    Nothing is written in place. The longer keys and values are new tensors, as in `DynamicCache`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,7 +54,8 @@ class DecodingStep(nn.Module):
         cache = DynamicCache()
         for keys, values in past:
             layer = DynamicLayer()
-            # Put in place: `update` would join each to an empty tensor first, a copy that no real step makes.
+            # Set directly: `update` would first concatenate each to an empty tensor, a copy that real steps do not
+            # make.
             layer.keys, layer.values = keys, values
             layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
             cache.layers.append(layer)

@@ -1,4 +1,7 @@
-"""What stands after the `@` of a target: `batch=32,dtype=bfloat16,channels_last`. Pure text, no torch."""
+"""Read a target's options after the `@`: `batch=32,dtype=bfloat16,channels_last`.
+
+This module only handles text, and needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a target asks for.
+    """The options of a target.
 
     Attributes:
         target: scheme and name without the options, for messages.
-        numbers: every numeric option of this target, given or by default; None is the model's own figure.
-        flags: the words given without a value.
-        dtype: one of `DTYPES`, or None where none was given.
+        numbers: every numeric option of this target, given or by default. None means the model's own value.
+        flags: the given options without a value.
+        dtype: one of `DTYPES`, or None if not given.
     """
 
     target: str
@@ -35,16 +38,16 @@ class Options:
 
 
 def parse(target: str, text: str, *, numbers: Mapping[str, int | None], flags: Collection[str]) -> Options:
-    """Read `key=value` and plain words, separated by commas; `dtype` is an option of every target.
+    """Read `key=value` options and flags, separated by commas. `dtype` is an option of every target.
 
     Args:
         target: scheme and name, such as "timm:resnet50".
-        text: what follows the `@`; it may be empty.
-        numbers: the numeric options that this target has, with their defaults.
-        flags: the words that this target has.
+        text: the text after the `@`, which may be empty.
+        numbers: the target's numeric options, with their defaults.
+        flags: the target's options without a value.
 
     Raises:
-        TargetError: an option is unknown, given twice, without its value, with a value too many, or out of range.
+        TargetError: an option is unknown, given twice, out of range, or wrongly given with or without a value.
     """
     given: dict[str, str | None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -62,7 +65,7 @@ def parse(target: str, text: str, *, numbers: Mapping[str, int | None], flags: C
 
 
 def near(word: str, known: Collection[str], most: int = 12) -> str:
-    """Return the end of a message about an unknown word: the near misses among `known`, or the first of all."""
+    """Return the end of a message about an unknown word: similar ones among `known`, or the first of all."""
     rest = f" and {len(known) - most} more" if len(known) > most else ""
     return did_you_mean(word, known) or f"; there are {', '.join(list(known)[:most])}{rest}"
 

@@ -1,7 +1,7 @@
-"""Scheme `hf`: language models of the `transformers` library, from its configuration classes and published figures.
+"""Scheme `hf`: language models of the `transformers` library, from its configuration classes and published sizes.
 
-Encoders: BERT (https://arxiv.org/abs/1810.04805), DistilBERT (https://arxiv.org/abs/1910.01108) and the encoder of T5
-(https://arxiv.org/abs/1910.10683). Models that generate: GPT-2 (Radford and others, 2019) and TinyLlama
+The encoders are BERT (https://arxiv.org/abs/1810.04805), DistilBERT (https://arxiv.org/abs/1910.01108) and the encoder
+of T5 (https://arxiv.org/abs/1910.10683). The generating models are GPT-2 (Radford and others, 2019) and TinyLlama
 (https://arxiv.org/abs/2401.02385). A text is random tokens without padding.
 """
 
@@ -35,9 +35,9 @@ class TextModel:
     Attributes:
         config: its configuration class in `transformers`.
         model: its model class.
-        figures: where it differs from the defaults of the configuration class.
-        inner: the name of the width between the two layers of a feed-forward block; None where it follows by itself.
-        generates: whether it predicts the next token, and so can take a decoding step.
+        figures: its differences from the defaults of the configuration class.
+        inner: the name of the width between the two layers of a feed-forward block, or None if the library derives it.
+        generates: whether it predicts the next token, and so supports a decoding step.
     """
 
     config: str
@@ -89,24 +89,24 @@ CATALOGUE: Mapping[str, TextModel] = {
 def load_hf(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, seed: int = 0) -> Workload:
     """Build `name`, which is `MODEL[@OPTIONS]` with a model of `CATALOGUE`.
 
-    It maps token ids (batch, length) to what the library's model returns. Of an encoder that is the last hidden state
-    (batch, length, width), and BERT's pooled state (batch, width) after it. Of a model that generates it is the logits
-    (batch, length, vocabulary) and keys and values, see `Prefill`; with the word `train` the logits alone. With the
-    word `decode` the workload is one step of generation after `length` tokens, see `DecodingStep`.
+    It maps token ids (batch, length) to the outputs of the library's model. An encoder returns the last hidden state
+    (batch, length, width), followed for BERT by the pooled state (batch, width). A generating model returns the logits
+    (batch, length, vocabulary) with keys and values (see `Prefill`), or with the word `train` the logits alone. With
+    the word `decode`, the workload is one step of generation after `length` tokens (see `DecodingStep`).
 
     Args:
-        name: such as "gpt2@decode,batch=1,length=128". `layers`, `width` and `vocabulary` change the model itself; its
+        name: such as "gpt2@decode,batch=1,length=128". `layers`, `width` and `vocabulary` change the model itself. Its
             heads keep their size, and its other widths their proportion.
-        device: where weights and inputs are put; they are drawn on the CPU.
-        dtype: where the options name none; float32 where left out.
-        seed: of weights and inputs.
+        device: device of weights and inputs, which are drawn on the CPU.
+        dtype: dtype if the options name none, by default float32.
+        seed: seed of weights and inputs.
 
     Raises:
-        TargetError: there is no such model or option, the options do not fit the model, or there is no library.
+        TargetError: there is no such model or option, the options do not fit the model, or the library is missing.
     """
     model, _, text = name.partition("@")
     if model not in CATALOGUE:
-        word = model.rpartition("/")[2]  # the Hub puts the owner before its names
+        word = model.rpartition("/")[2]  # names on the Hub begin with the owner
         raise TargetError(f"hf has no model {model!r}{near(word, CATALOGUE)}")
     entry = CATALOGUE[model]
     options = parse(f"hf:{model}", text, numbers=NUMBERS, flags=("decode", "train"))
@@ -129,7 +129,7 @@ def _make(transformers: Any, entry: TextModel, config: Any, options: Options) ->
     model = getattr(transformers, entry.model)(config)
     if "decode" in options.flags:
         return DecodingStep(model)
-    # In training nothing is generated: keys and values that nobody reads would be kept for the backward pass.
+    # Training generates nothing, but the backward pass would keep the unused keys and values.
     return Prefill(model) if entry.generates and "train" not in options.flags else PlainOutputs(model)
 
 
@@ -137,16 +137,16 @@ def _inputs(config: Any, options: Options, batch: int) -> tuple[Any, ...]:
     length = options.number("length")
     if "decode" not in options.flags:
         return (Whole((batch, length), config.vocab_size),)
-    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)  # fewer, where queries share them
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)  # fewer if queries share them
     one = Normal((batch, heads, length, _head_size(config)))
     return (Whole((batch, 1), config.vocab_size), ((one, one),) * config.num_hidden_layers)
 
 
 def _config(transformers: Any, entry: TextModel, options: Options) -> Any:
-    """Make the configuration, with the sizes that the options ask for.
+    """Make the configuration, with the sizes from the options.
 
     Raises:
-        TargetError: the width is no multiple of the size of a head.
+        TargetError: the width is no multiple of the head size.
     """
     config = getattr(transformers, entry.config)(**entry.figures)
     config.use_cache = entry.generates and "train" not in options.flags
@@ -185,7 +185,7 @@ def _check_words(entry: TextModel, options: Options) -> None:
 
 
 def _check_length(config: Any, options: Options) -> None:
-    """Refuse a text that the model has no positions for; T5 has no such limit."""
+    """Refuse a text longer than the model's positions. T5 has no such limit."""
     most = getattr(config, "max_position_embeddings", None)
     new = 1 if "decode" in options.flags else 0
     if most is not None and options.number("length") + new > most:

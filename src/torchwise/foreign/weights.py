@@ -1,8 +1,9 @@
-"""Random weights that keep every part of a model alive, so that a mistake in any part shows in the answer.
+"""Make random weights that keep every part of a model active, so that a mistake in any part changes the output.
 
-A library initialises for training: biases at 0, gains at 1, the last gain of a residual branch at 0 or 1e-6 so that
-the branch starts as nothing (https://arxiv.org/abs/1706.02677, https://arxiv.org/abs/2103.17239). Dropping, swapping or
-miscomputing such a part changes no digit. Trained weights are not like that, and neither are the ones made here.
+Libraries initialise for training: biases are 0, gains are 1, and the last gain of a residual branch is 0 or 1e-6
+(https://arxiv.org/abs/1706.02677, https://arxiv.org/abs/2103.17239). The branch then contributes nothing at first, and
+dropping, swapping or miscomputing such a part changes no digit. Trained weights do not have this problem, nor do the
+weights made here.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 SPREAD = 0.1
 """Standard deviation of gains around their value."""
 OFFSET = 0.02
-"""Standard deviation of what started at zero; the one that transformers initialise with."""
+"""Standard deviation of parameters that started at zero. Transformers are initialised with the same one."""
 FAINT = 0.1
-"""A gain below this was meant to grow during training: it takes the value 1."""
+"""A gain below this was meant to grow in training, and is set to 1."""
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make a module with its library's own initialisation, and spread every parameter that is constant.
 
     Args:
-        make: the library's constructor; it draws from the global generator, which is put back afterwards.
-        seed: of every draw. All are made on the CPU in float32, so that device and dtype change nothing.
+        make: the library's constructor. It draws from the global generator, which is restored afterwards.
+        seed: seed of every draw. All draws are on the CPU in float32, independent of device and dtype.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: `torch.manual_seed` would move those of GPUs
+        torch.default_generator.manual_seed(seed)  # the CPU's only: `torch.manual_seed` would also seed GPUs
         model = make().float()
         for part in model.modules():
             for name, parameter in part.named_parameters(recurse=False):
@@ -40,10 +41,10 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def calibrate(model: nn.Module, args: tuple[Any, ...]) -> None:
-    """Give each BatchNorm the mean and variance of what reaches it when the model is called with `args`.
+    """Set the statistics of each BatchNorm to those of its input in a call of the model with `args`.
 
-    Without that the running statistics are 0 and 1, and the signal grows or dies from layer to layer. One call, and
-    only where there is a BatchNorm; everything else stays as it is in inference.
+    Otherwise the running statistics would be 0 and 1, and the signal would grow or vanish from layer to layer. This
+    takes one call, and only if there is a BatchNorm. All other modules stay in inference mode.
     """
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
     if not norms:
