@@ -1,6 +1,6 @@
-"""A web page for people who would rather look: `torchwise dashboard`.
+"""A web page of the store: `torchwise dashboard`.
 
-Streamlit draws the shell (navigation, choices, forms) and asks again while a search runs; what is shown of records are
-the pages of `torchwise.report`, whose every word is escaped, and which Streamlit sanitises once more. Nothing that the
-store holds is run, or read as Markdown.
+Streamlit draws the frame (navigation, choices, forms) and refreshes it while a search runs. The records are shown by
+the pages of `torchwise.report`, which escape every word, and which Streamlit sanitises again. Contents of the store are
+never run, or read as Markdown.
 """

@@ -1,4 +1,4 @@
-"""What Streamlit runs, once for each look of a visitor: the pages, and where they are."""
+"""The script that Streamlit runs for each view: the pages, and their addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchwise.errors import TorchwiseError
 
 
 def main() -> None:
-    """Show the page that was asked for; what goes wrong with the store is said in its own words."""
+    """Show the requested page, or the store's own error message."""
     st.set_page_config(page_title="Torchwise", layout="wide")
     page = st.navigation(
         [

@@ -1,4 +1,4 @@
-"""The mode toggle: pin, approve or reject a plan of a study, or leave it to the evidence; `apply` respects it."""
+"""The form to pin, approve or reject a plan of a study, or to leave it to the evidence. `apply` respects it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEANINGS = {
 
 
 def rule(study: Study) -> None:
-    """Show what was ruled for the study's target on its kind of machine, and a form, where ruling is permitted."""
+    """Show the approvals for the study's target on its kind of machine, and a form, if changes are permitted."""
     workload, hardware = study.workload, study.environment.hardware
     found = stored.storage().rulings(workload.target, workload.mode, hardware)
     if found:
@@ -41,7 +41,7 @@ def rule(study: Study) -> None:
         standing = st.radio("Standing", list(MEANINGS), captions=list(MEANINGS.values()), index=None)
         reason = st.text_input("Reason")
         by = st.text_input("Your name", _login())
-        st.text(f"It holds for {workload.mode} on {hardware}.")  # text, where a caption would be read as Markdown
+        st.text(f"It holds for {workload.mode} on {hardware}.")  # text, as a caption would be read as Markdown
         if st.form_submit_button("Rule") and plan is not None:
             _store(study, tried[plan].plan, standing, by, reason)
 
@@ -67,6 +67,6 @@ def _store(study: Study, plan: Plan, standing: str | None, by: str, reason: str)
 
 
 def _login() -> str:
-    with contextlib.suppress(OSError, KeyError, ImportError):  # what it raises differs by version and system
+    with contextlib.suppress(OSError, KeyError, ImportError):  # its errors differ by version and system
         return getpass.getuser()
     return ""

@@ -1,4 +1,4 @@
-"""Start Streamlit on `app.py`, by its own command line."""
+"""Start Streamlit on `app.py` by its command line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ READ_ONLY = "--read-only"
 
 
 def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -> None:
-    """Serve the dashboard until it is interrupted.
+    """Serve the dashboard until interrupted.
 
     Args:
-        store: URL or file of the store. It may hold a password, and others see a command's words: so it goes by the
-            environment.
-        host: address to listen at.
-        port: likewise.
-        read_only: whether nobody may rule on plans.
+        store: URL or file of the store. It may hold a password, and other users see a command's arguments, so it is
+            passed by the environment.
+        host: address to listen on.
+        port: port to listen on.
+        read_only: whether approvals cannot be changed.
         browser: whether to open a browser.
 
     Raises:
         UnsupportedError: Streamlit is not installed.
-        InputError: the address cannot be listened at.
+        InputError: the address cannot be used.
     """
     if importlib.util.find_spec("streamlit") is None:
         raise UnsupportedError(
@@ -41,14 +41,14 @@ def serve(store: str, host: str, port: int, *, read_only: bool, browser: bool) -
 
 
 def words(host: str, port: int, *, browser: bool) -> list[str]:
-    """Return what Streamlit is told, so that it reports to nobody, watches no files, and shows what users need."""
+    """Return Streamlit's arguments: no usage reports, no watched files, and a page for users."""
     return [
         "run",
         str(APP),
         f"--server.address={host}",
         f"--server.port={port}",
         f"--server.headless={str(not browser).lower()}",
-        "--server.showEmailPrompt=false",  # or the first start of a user waits for an answer to it
+        "--server.showEmailPrompt=false",  # otherwise a user's first start waits for an answer
         "--server.fileWatcherType=none",
         "--browser.gatherUsageStats=false",
         "--client.toolbarMode=viewer",
@@ -57,7 +57,7 @@ def words(host: str, port: int, *, browser: bool) -> list[str]:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether only programs on this machine reach what listens at `host`."""
+    """Return whether only programs on this machine can reach `host`."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""What the pages read: the store, opened once, and what was drawn of it, kept while it stays the same."""
+"""The pages' access to the store, opened once, and a cache of drawings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchwise.report.template import Theme
 from torchwise.store import Storage, StudySummary, default_url, open_storage
 
 MOST = 200
-"""Studies that a page offers to choose from; older ones are found by their target."""
+"""Maximum number of studies in a choice. Older ones are found by their target."""
 
 
 def storage() -> Storage:
@@ -26,28 +26,28 @@ def _storage(url: str) -> Storage:
 
 
 def is_read_only() -> bool:
-    """Whether nobody may rule on plans here."""
+    """Return whether approvals cannot be changed here."""
     return READ_ONLY in sys.argv[1:]
 
 
 def theme() -> Theme:
-    """Return the theme that the visitor has chosen, or that their system prefers."""
+    """Return the visitor's chosen theme, or their system's."""
     return "dark" if st.context.theme.type == "dark" else "light"
 
 
 def summaries(target: str | None = None) -> list[StudySummary]:
-    """Return the newest studies, of `target` or of any."""
+    """Return the newest studies, of `target` or of all targets."""
     return storage().list_studies(target, limit=MOST)
 
 
 def choose_study(label: str, found: list[StudySummary], parameter: str, default: int = 0) -> Study:
-    """Have the visitor choose a study; the address of the page remembers it, so that it can be passed on.
+    """Let the visitor choose a study. The page's address keeps the choice, so that it can be shared.
 
     Args:
-        label: of the choice.
-        found: studies to choose from, at least one.
-        parameter: of the address, which may name a study that is not among them.
-        default: position of the one that is chosen at first.
+        label: label of the choice.
+        found: the studies to choose from, at least one.
+        parameter: parameter of the address, which may name another study.
+        default: position of the first choice.
     """
     names = {summary.id: name_of(summary) for summary in found}
     asked = st.query_params.get(parameter, "")
@@ -62,7 +62,7 @@ def choose_study(label: str, found: list[StudySummary], parameter: str, default:
 
 
 def name_of(summary: StudySummary) -> str:
-    """Return a study in a few words, for a list to choose from."""
+    """Return a short name of a study, for a choice."""
     found = summary.speedup
     speed = f", {f'{found.mid:.3g}×' if found.is_usable else 'inconclusive'}" if found else ""
     return f"{summary.id}: {summary.target}, {summary.mode} on {summary.device}{speed}"

@@ -1,1 +1,4 @@
-"""The pages, one file each; `show` draws it. Not called `pages`: Streamlit would serve each file of that by itself."""
+"""The pages, one file each, drawn by their `show`.
+
+The folder is not called `pages`, as Streamlit would serve each file of such a folder.
+"""

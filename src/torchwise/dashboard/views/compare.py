@@ -1,4 +1,4 @@
-"""Two studies side by side: of two machines, two versions, or two requests."""
+"""The page of two studies side by side, from two machines, versions or requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchwise.report.beside import render_beside
 
 
 def show() -> None:
-    """Draw the two that the address names, or the newest and the one before it of the same target."""
+    """Draw the two studies in the address, or the newest one and the one before it of the same target."""
     found = stored.summaries()
     if len(found) < 2:
         st.text("The store holds fewer than two studies: torchwise tune TARGET makes one.")

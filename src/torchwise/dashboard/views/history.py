@@ -1,4 +1,4 @@
-"""What became of a target over time: versions of torch, drivers, models."""
+"""The page of a target's history over versions of torch, drivers and models."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torchwise.records import StudyState
 from torchwise.report.history import render_history
 
 MOST = 40
-"""Studies of one target that are drawn; each is read with all its samples."""
+"""Maximum number of studies to draw, as each is read with all its samples."""
 
 
 def show() -> None:
-    """Draw the history of the target that the address names, or of the newest study's."""
+    """Draw the history of the target in the address, or of the newest study's target."""
     targets = list(dict.fromkeys(summary.target for summary in stored.summaries()))
     asked = st.query_params.get("target")
     if asked and asked not in targets:

@@ -1,4 +1,4 @@
-"""Where the time of a target goes: its six stages, its kernels, and what each mend would save."""
+"""The page of a target's time: its six stages, its kernels, and the potential saving of each fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwise.report.facts import when
 
 
 def show() -> None:
-    """Draw the explanation that the address names, or the newest."""
+    """Draw the explanation in the address, or the newest one."""
     found = stored.storage().explanations(limit=stored.MOST)
     if not found:
         st.text("The store holds no explanation yet: torchwise explain TARGET makes one.")

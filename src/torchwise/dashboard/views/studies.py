@@ -1,4 +1,4 @@
-"""All studies, newest first, and how far those are that still run."""
+"""The page of all studies, newest first, with the progress of running ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_S = 5
 
 
 def show() -> None:
-    """Draw the list, and again every few seconds: a search elsewhere may begin at any time."""
+    """Draw the list every few seconds, as a search elsewhere may start at any time."""
     target = st.text_input("Target", placeholder="all targets", help="Show the studies of this target only.") or None
     st.fragment(run_every=EVERY_S)(_list)(target)
 

@@ -1,4 +1,4 @@
-"""One study: its decision, its candidates with their plots, and what people say about its plans."""
+"""The page of one study: its decision, its candidates with plots, and the approvals of its plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_S = 2
 
 
 def show() -> None:
-    """Draw the study that the address names, or the newest; one that runs is drawn as it goes on."""
+    """Draw the study in the address, or the newest one. A running study is redrawn as it progresses."""
     found = stored.summaries()
     if not found:
         st.text("The store holds no study yet: torchwise tune TARGET makes one.")
@@ -39,7 +39,7 @@ def _live(number: int) -> None:
 
 
 def _stamp(study: Study) -> tuple[str, ...]:
-    """Return what changes whenever the page would."""
+    """Return a stamp that changes whenever the page would."""
     decided = study.decision.plan.id if study.decision else ""
     trials = (f"{trial.number} {trial.state} {trial.started_at}" for trial in study.trials)
     return (str(study.id), str(study.created_at), study.state, decided, *trials)
@@ -47,5 +47,5 @@ def _stamp(study: Study) -> tuple[str, ...]:
 
 @st.cache_data(show_spinner=False, max_entries=32, hash_funcs={Study: _stamp})
 def _drawn(study: Study, theme: Theme) -> str:
-    """Return the page of a study; drawing its plots takes a second, so what is drawn is kept."""
+    """Return the page of a study, from the cache, as drawing its plots takes a second."""
     return render_html_part(study, theme)
