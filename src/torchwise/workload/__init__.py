@@ -1,4 +1,4 @@
-"""What to run: targets, example inputs, the shape mix, and what the user wants of it."""
+"""The workload to tune: targets, example inputs, the mix of shapes, and the user's objective."""
 
 from torchwise.workload.spec import DEFAULT_CALLS, Device, Mode, Objective, WorkloadSpec
 from torchwise.workload.workload import Example, Roofline, Workload

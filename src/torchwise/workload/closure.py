@@ -18,14 +18,14 @@ _ATOMS = (bool, int, float, complex, str, bytes, range, types.NoneType, types.El
 
 
 def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
-    """Return a function that closes over copies, as `copy.deepcopy` makes them of all else; any other thing as it is.
+    """Return a function that closes over copies, as `copy.deepcopy` makes them. Return any other object as it is.
 
     Args:
-        thing: perhaps a function.
-        memo: of `copy.deepcopy`: what was copied already is not copied again.
+        thing: any object, perhaps a function.
+        memo: that of `copy.deepcopy`. Objects copied already are not copied again.
 
     Raises:
-        WorkloadError: it closes over what cannot be copied.
+        WorkloadError: it closes over an object that cannot be copied.
     """
     if isinstance(thing, functools.partial):  # itself a copy, but of a function none is made there
         args = [with_copied_closure(value, memo) for value in thing.args]
@@ -35,13 +35,13 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
         thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__
     ):
         return thing
-    if (known := dict.get(memo, id(thing))) is not None:  # and not what a `Memo` would make, which calls this
+    if (known := dict.get(memo, id(thing))) is not None:  # unlike an item that a `Memo` would make, which calls this
         return known
     cells = tuple(types.CellType() for _ in thing.__closure__ or ())
     copied = types.FunctionType(thing.__code__, thing.__globals__, thing.__name__, None, cells)
     memo[id(thing)] = copied  # first, for a function may close over itself
     memo[id(copied)] = copied  # which is not to be copied again
-    # Whoever looks for what a function wraps, as Dynamo does, finds that of the copy.
+    # Code that looks for the wrapped function, as Dynamo does, finds the copy's.
     vars(copied).update({name: with_copied_closure(value, memo) for name, value in vars(thing).items()})
     copied.__qualname__, copied.__module__, copied.__doc__ = thing.__qualname__, thing.__module__, thing.__doc__
     copied.__defaults__ = tuple(closed_copy(value, memo) for value in thing.__defaults__ or ()) or None
@@ -61,12 +61,12 @@ def with_copied_closure(thing: Any, memo: dict[int, Any]) -> Any:
 
 
 def closes_over_state(function: types.FunctionType, opaque: tuple[type, ...]) -> bool:
-    """Whether a function closes over what a deep copy copies; what it finds by global names does not count.
+    """Whether a function closes over objects that a deep copy copies. Objects found by global names do not count.
 
-    PyTorch's own functions, such as compiled ones, hold machinery, and are not looked into.
+    PyTorch's own functions, such as compiled ones, hold machinery and are not searched.
 
     Args:
-        function: any.
+        function: any function.
         opaque: types of objects that do not count either.
     """
     if function.__code__.co_filename.startswith(_torchs_own()):
@@ -111,7 +111,7 @@ def functions_of(thing: Any) -> Iterator[types.FunctionType]:
 
 
 def globals_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return what a function, and what is defined in it, looks up by global names."""
+    """Return the objects that a function, and the functions defined in it, look up by global names."""
     known = function.__globals__
     return {name: known[name] for name in _global_names(function.__code__) if name in known}
 
@@ -124,7 +124,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _content(cell: types.CellType) -> list[Any]:
-    """Return what is in a cell: nothing where its name is not bound yet."""
+    """Return the content of a cell in a list, which is empty if its name is not bound yet."""
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -132,10 +132,10 @@ def _content(cell: types.CellType) -> list[Any]:
 
 
 def closed_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy, with the closures of functions that are handed on in it.
+    """Return a deep copy, with the closures of the functions passed in it.
 
     Raises:
-        WorkloadError: a function closes over what cannot be copied.
+        WorkloadError: a function closes over an object that cannot be copied.
     """
     if isinstance(value, types.FunctionType):
         return with_copied_closure(value, memo)

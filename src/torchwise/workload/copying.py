@@ -42,20 +42,22 @@ def deep_copy(
     convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
     keep: tuple[type, ...] = (),
 ) -> Any:
-    """Copy any object as `copy.deepcopy` does, and what that refuses, too.
+    """Copy any object as `copy.deepcopy` does, and objects that `copy.deepcopy` refuses.
 
-    Tensors are copied whatever their layout, with their strides; the result of a graph becomes a value without one.
-    Tensors that share memory share it in the copy. Random generators are copied with their state. Locks are made anew.
-    What cannot be copied and is no state, such as an open file or a thread, is shared.
+    Tensors of every layout are copied with their strides. The result of a graph becomes a value without one. Tensors
+    that
+    share memory share it in the copy. Random generators are copied with their state. Locks are made anew. Objects that
+    cannot be copied and hold no state, such as an open file or a thread, are shared.
 
     Args:
-        thing: what to copy.
-        memo: that of `copy.deepcopy`: the copy of each object by its id. What is its own copy there is shared.
+        thing: the object to copy.
+        memo: that of `copy.deepcopy`, the copy of each object by its id. An object that is its own copy there is
+            shared.
         convert: makes another tensor of each copy, element by element, such as one in float64.
         keep: types whose objects are shared.
 
     Raises:
-        WorkloadError: something in it cannot be copied; it names the type, and the attribute that leads there.
+        WorkloadError: something in it cannot be copied. The message names the type and the attribute that leads there.
     """
     own = memo if isinstance(memo, Memo) else Memo(memo or {}, convert, keep)
     own.look_through(thing)
@@ -77,9 +79,9 @@ def deep_copy(
 
 
 class Memo(dict[int, Any]):
-    """A memo of `copy.deepcopy` that copies certain objects in its own way once they are asked for.
+    """A memo of `copy.deepcopy` that copies certain objects in its own way when they are looked up.
 
-    That method is not patched, for another thread may be copying; so these objects are found beforehand.
+    `copy.deepcopy` is not patched, as another thread may be copying. So these objects are found beforehand.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Memo(dict[int, Any]):
                 waiting += _held_by(found)
 
     def get(self, key: int, default: Any = None) -> Any:
-        """Return the copy of the object with this id; `dict.get` would not have it made."""
+        """Return the copy of the object with this id, making it if needed, which `dict.get` would not."""
         return self[key] if key in self else default  # noqa: SIM401
 
     def __contains__(self, key: object) -> bool:
@@ -143,17 +145,17 @@ class Memo(dict[int, Any]):
         return _LOCKS.get(kind)
 
     def _reference(self, reference: Any) -> Any:
-        """Refer to the copy of what is copied, and to what it is otherwise."""
+        """Return a weak reference to the copy of the target, or the same reference if the target is not copied."""
         target = reference()
         return weakref.ref(copy.deepcopy(target, self)) if id(target) in self._seen else reference
 
     def _function(self, function: Any) -> Any:
-        """Copy a function with what it closes over; one that closes over what cannot be copied is shared."""
+        """Copy a function with the objects it closes over. Share it if one of those cannot be copied."""
         before = len(self)
         try:
             return with_copied_closure(function, self)
         except Exception:  # objects of any kind copy themselves in their own way
-            while len(self) > before:  # what is half made
+            while len(self) > before:  # half-made copies
                 self.popitem()
             return function
 
@@ -173,7 +175,7 @@ class Memo(dict[int, Any]):
 
 
 def _held_by(found: Any) -> list[Any]:
-    """List what an object holds on to and a copy of it may have to copy."""
+    """List the objects that an object refers to and that a copy of it may have to copy."""
     import torch
 
     if issubclass(type(found), _CLOSED):
@@ -190,7 +192,7 @@ def _itself(thing: Any) -> Any:
 
 
 def _generator(generator: torch.Generator) -> torch.Generator:
-    """Copy a generator with its state; PyTorch's own, which `torch.manual_seed` seeds, stays what it is."""
+    """Copy a generator with its state. Return PyTorch's own, which `torch.manual_seed` seeds, as it is."""
     import torch
 
     if any(generator is known for known in (torch.default_generator, *torch.cuda.default_generators)):
@@ -208,7 +210,7 @@ def _shared_of_torch() -> tuple[type, ...]:
 
 
 def _culprit(thing: Any, memo: Callable[[], Memo], tried: set[int]) -> tuple[str, Any]:
-    """Return what in a thing cannot be copied, as deep as can be, and the path that leads there."""
+    """Return the innermost object in a thing that cannot be copied, and the path that leads there."""
     for name, part in _parts_of(thing):
         if id(part) in tried:
             continue

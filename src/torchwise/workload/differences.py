@@ -1,4 +1,4 @@
-"""In what two models differ, by what their structures are made of (`structure_details`). This loads no torch."""
+"""Describe the differences of two models by the details of their structures (`structure_details`), without torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import json
 import zlib
 
 Details = dict[str, str]
-"""What a structure is made of: a name for each part, and what it is."""
+"""The details of a structure: the name of each part, and its description."""
 CODE = "#"
-"""Begins what stands for code: a digest, which nobody can read."""
+"""Prefix of the values that stand for code. The rest of such a value is a digest, which nobody can read."""
 MODE, TRAINING, EVAL = "'s mode", "training mode", "eval mode"
 MOST_NAMED = 3
 MOST_BYTES = 16 << 20
-"""Of details as they are written down; whatever unpacks to more was not written by Torchwise."""
+"""Maximum size of details as JSON, in bytes. Torchwise never wrote data that unpacks to more."""
 
 
 def packed(details: Details) -> str:
@@ -23,7 +23,7 @@ def packed(details: Details) -> str:
 
 
 def unpacked(word: str) -> Details:
-    """Return what `packed` was given; nothing of what it did not write, as these serve a message alone."""
+    """Return the details given to `packed`. Return no details for other data, as they only serve a message."""
     try:
         unpack = zlib.decompressobj()
         found = json.loads(unpack.decompress(base64.b64decode(word, validate=True), MOST_BYTES))
@@ -34,13 +34,13 @@ def unpacked(word: str) -> Details:
 
 
 def another_model(before: str, now: str) -> str:
-    """Say that a model is another than the one that something was made for, and in what, as far as that was kept."""
+    """Say that the model has changed since something was made for it, and how, as far as details were kept."""
     named = differences(unpacked(before), unpacked(now))
     return "the model's code, mode or structure of weights is another" + (f": {named}" if named else "")
 
 
 def differences(before: Details, now: Details) -> str:
-    """Say in what a model differs; nothing where either is not known, or it does not show there."""
+    """Describe how a model differs. Return "" if either side is unknown, or if details show no difference."""
     if not before or not now:
         return ""
     names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
@@ -53,7 +53,7 @@ def differences(before: Details, now: Details) -> str:
 
 
 def _follows(name: str, names: list[str], whole: list[str]) -> bool:
-    """Whether it follows from what is named: a part's mode from the model's, what is in a part from its coming."""
+    """Whether another difference implies this one: a part's mode by the model's, a part's details by a new part."""
     what, _, path = name.partition(" ")
     if what == "part" and path.endswith(MODE) and "the model's mode" in names:
         return True

@@ -1,4 +1,4 @@
-"""What a caller gave to be run: a live model with its inputs, or a target that brings its own."""
+"""Read the caller's workload: a live model with its inputs, or a target that has its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def given(model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequen
 
 
 def name_of(model: Any) -> str:
-    """Return the target of a workload that somebody gave, a live one by its class or function."""
+    """Return the target of a caller's workload. A live one is named by its class or function."""
     if isinstance(model, str):
         return model
     call = model.call if isinstance(model, Workload) else model
@@ -43,7 +43,7 @@ def name_of(model: Any) -> str:
 
 
 def device_of(workload: Workload) -> str:
-    """Return where a live model and its inputs lie: "cuda" if any of them does, else "cpu"."""
+    """Return the device of a live model and its inputs: "cuda" if any of them is there, else "cpu"."""
     found = [t.device.type for e in workload.examples for t in e.tensors()]
     if workload.module is not None:
         found += [p.device.type for p in workload.module.parameters()]

@@ -1,24 +1,25 @@
-"""What makes two workloads the same, so that what was measured for one holds for the other.
+"""Compute the identity of a workload: measurements of one workload hold for others of the same identity.
 
-In the structure of a callable:
+The structure of a callable covers:
 
-- the source of each function and of each class, bases included, that is neither PyTorch's nor Python's own; where
-  there is no source (typed at a prompt, or sent from `__main__`) its bytecode, names and constants instead;
-- built-in functions, and PyTorch's own classes and functions, by their qualified name;
-- what a function closes over, its defaults, what `functools.partial` binds, and the object of a bound method;
-- of a module: its printed form, the names, shapes and dtypes of parameters and buffers, which parts are in training
-  mode, and the attributes of its parts that are plain values or functions;
-- of the callable itself: the static form that it declares;
-- of a training step: model and loss, the classes of optimizer, schedulers, scaler and averages, the groups of the
-  optimizer with their flags, what is trained, autocast, accumulation and clipping.
+- the source of each function and of each class, bases included, unless it is PyTorch's or Python's own. Code without
+  source (typed at a prompt, or sent from `__main__`) counts by its bytecode, names and constants instead.
+- built-in functions, and PyTorch's own classes and functions, by their qualified name.
+- the objects that a function closes over, its defaults, the arguments that `functools.partial` binds, and the object
+  of a bound method.
+- for a module: its printed form, the names, shapes and dtypes of parameters and buffers, which parts are in training
+  mode, and the attributes of its parts that are plain values or functions.
+- for the callable itself: the static form that it declares.
+- for a training step: model and loss, the classes of optimizer, schedulers, scaler and averages, the groups of the
+  optimizer with their flags, the trained parameters, autocast, accumulation and clipping.
 
-In the identity, besides: shapes, dtypes and strides of the inputs and how they share memory, plain input values, the
+The identity also covers shapes, dtypes and strides of the inputs, the memory they share, plain input values, the
 weights of the mix, and the mode.
 
-Never: the values of weights or tensors, learning rates and other numbers of an optimizer, the name of the target or of
-the module that code lies in, the seed, the number of calls, the machine (`Environment` has that). Neither do globals
-that a function reads, hooks, nor what lists and dicts hold. Source and bytecode of the same code differ: a live model's
-structure is taken in its own process.
+Neither covers the values of weights or tensors, nor learning rates and other numbers of an optimizer. They leave out
+the name of the target and of the module that holds the code, the seed and the number of calls. The machine is left to
+`Environment`. Globals that a function reads, hooks, and the contents of lists and dicts do not count either. Source
+and bytecode of the same code differ. So a live model's structure is taken in its own process.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     import torch
 
 MEMORY = "; memory: "
-"""What a description of inputs says before it says how they share memory."""
+"""Separates the inputs from the memory they share in a description of inputs."""
 Attributes = Mapping[int, Mapping[str, str | None]]
-"""By the identity of a module: the printed form of attributes by name; None for one that is not there."""
+"""The printed form of attributes by name, or None for a missing attribute, for each module by its `id`."""
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _OF_THE_INTERPRETER = (
@@ -63,9 +64,9 @@ def identity(workload: Workload, mode: str, structure_digest: str | None = None)
     """Return 16 hex digits of SHA-256 over everything the module docstring lists.
 
     Args:
-        workload: what is run.
+        workload: the workload.
         mode: "inference" or "training".
-        structure_digest: `structure` of the callable where it was taken elsewhere, such as in the user's own process.
+        structure_digest: `structure` of the callable if it was taken elsewhere, such as in the user's own process.
     """
     inputs = [[float(example.weight), describe_example(example)] for example in workload.examples]
     if structure_digest is None:
@@ -74,11 +75,11 @@ def identity(workload: Workload, mode: str, structure_digest: str | None = None)
 
 
 def structure(call: Callable[..., Any], attributes: Attributes | None = None) -> str:
-    """Return 16 hex digits for the model alone: what must be equal for a plan to fit it, whatever the inputs.
+    """Return 16 hex digits for the model alone. They must be equal for a plan to fit it, with any inputs.
 
     Args:
         call: the model.
-        attributes: taken in the place of those that its parts have.
+        attributes: replacements for the attributes of its parts.
     """
     return Describer(attributes).of(call)[:16]
 
@@ -90,7 +91,7 @@ def describe_example(example: Example) -> str:
 
 
 def _describe_memory(leaves: list[tuple[str, Any]]) -> str:
-    """Say how far each tensor begins behind another one that it overlaps with; nothing where all lie apart."""
+    """Say how far each tensor begins behind another one that it overlaps with, or "" if none overlap."""
     import torch
 
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -120,7 +121,7 @@ def _describe_leaf(leaf: Any) -> str:
 
 
 class Describer:
-    """Describes one callable, and what hangs on it, as digests; nothing is described twice, and cycles end."""
+    """Describes a callable and the objects reachable from it as digests, each once, without following cycles."""
 
     def __init__(self, attributes: Attributes | None = None) -> None:
         self._given = attributes or {}
@@ -168,7 +169,7 @@ class Describer:
         return ["object", self.of(type(thing)), text_of(thing) if _is_torchs(type(thing)) else self._attributes(thing)]
 
     def value(self, value: Any) -> str:
-        """Describe what is bound to a name, such as a closure's variable: by content where that is plain or code."""
+        """Describe the value of a name, such as a closure's variable: by content if it is plain or code."""
         import torch
 
         if isinstance(value, torch.nn.Module):
@@ -207,15 +208,16 @@ class Describer:
         return ["step", parts, groups, trained, numbers]
 
     def _form(self, thing: Any) -> list[str]:
-        """Describe the static form that what is run declares, as a plan may run it instead; of nothing that hangs on
-        it, for that form is never taken, and a form may declare forms without end.
+        """Describe the static form that the callable declares, as a plan may run it instead.
+
+        The forms that parts declare are left out: they are never taken, and a form may declare forms without end.
         """
         declared = getattr(thing, "static_form", None)
         if len(self._open) > 1 or not callable(declared):
             return []
         try:
             form = declared()
-        except Exception as error:  # the user's own code may raise anything; the plan that takes the form says so
+        except Exception as error:  # the user's code may raise anything, and the plan that takes the form reports it
             return [f"static form: {type(error).__name__}"]
         return [] if form is thing else [self.of(form)]
 
@@ -231,7 +233,7 @@ class Describer:
         if (source := _class_source(cls)) is not None:
             functions = {name: value for name, value in vars(cls).items() if isinstance(value, types.FunctionType)}
             own = [cls.__qualname__, source, [self._closure(function) for function in functions.values()]]
-            written = f"{cls.__qualname__}."  # what is not was put there, and the source does not tell of it
+            written = f"{cls.__qualname__}."  # all others were added later, and the source does not mention them
             others = [[n, self.of(f)] for n, f in sorted(functions.items()) if not f.__qualname__.startswith(written)]
             return [*own, others] if others else own
         members = {name: value for name, value in vars(cls).items() if name not in _OF_THE_INTERPRETER}
@@ -255,7 +257,7 @@ class Describer:
     def _closure(self, function: types.FunctionType) -> list[str]:
         found = []
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if name == "__class__":  # what `super()` needs
+            if name == "__class__":  # for `super()`
                 continue
             try:
                 found.append(f"{name} {self.value(cell.cell_contents)}")
@@ -265,7 +267,7 @@ class Describer:
 
 
 def attributes_of(thing: Any) -> list[tuple[str, Any]]:
-    """List the attributes that are plain values, functions or modules; others may change from call to call."""
+    """List the attributes that are plain values, functions or modules. Others may change from call to call."""
     import torch
 
     found = [
@@ -282,13 +284,13 @@ def attributes_of(thing: Any) -> list[tuple[str, Any]]:
 def _of_every_module() -> frozenset[str]:
     import torch
 
-    # `torch.compile(model)` leaves a mark on the model, though another object is what it compiles.
+    # `torch.compile(model)` leaves a mark on the model, though it compiles another object.
     marks = {*vars(torch.nn.Module()), "_is_torch_compile"}
     return frozenset({*marks, *(n for n in dir(torch.nn.Module) if n.startswith("_"))})
 
 
 def code_digest(function: types.FunctionType) -> str:
-    """Return a digest of what a function does, whatever it is bound to."""
+    """Return a digest of a function's code, whichever objects it is bound to."""
     return _digest(_body(function.__code__))[:8]
 
 
@@ -306,7 +308,7 @@ def _is_torchs(thing: Any) -> bool:
 
 
 def _is_pythons(cls: type) -> bool:
-    """Say whether a class is the standard library's; one that `exec` makes may only claim to be."""
+    """Say whether a class is the standard library's. A class made by `exec` may only claim to be."""
     known = vars(sys.modules.get(cls.__module__, types)).get(cls.__qualname__.partition(".")[0])
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names and known is not None
 
@@ -322,14 +324,14 @@ def text_of(thing: Any) -> str:
 
 
 def kind_of(part: torch.nn.Module) -> type:
-    """Return the class of a module; one for all of TorchScript, as a copy of a traced module is a scripted one."""
+    """Return the class of a module, but one for all of TorchScript: a copy of a traced module is a scripted one."""
     import torch
 
     return torch.jit.ScriptModule if isinstance(part, torch.jit.ScriptModule) else type(part)
 
 
 def script_of(part: torch.nn.Module) -> list[list[str]]:
-    """Return the code of a module of TorchScript, whose class says nothing; without what a process numbers anew."""
+    """Return the code of a TorchScript module, whose class says nothing, without numbers that each process assigns."""
     import torch
 
     if not isinstance(part, torch.jit.ScriptModule) or not hasattr(part, "forward"):
@@ -350,7 +352,7 @@ def describe_state(tensor: torch.Tensor) -> str:
 
 
 def _class_source(cls: type) -> str | None:
-    """Return the source of a class, or None where the file found is not the one that it was made from."""
+    """Return the source of a class, or None if the file found is not the one that defined the class."""
     try:
         file, source = inspect.getsourcefile(cls), inspect.getsource(cls)
     except (OSError, TypeError):
@@ -362,7 +364,7 @@ def _class_source(cls: type) -> str | None:
 
 
 def bytecode(code: types.CodeType) -> list[Any]:
-    """Return what code does, without where it is written: the same in every process of one Python."""
+    """Return the behaviour of code without its location: the same in every process of one Python."""
     names = [list(code.co_names), list(code.co_varnames), list(code.co_freevars)]
     return [code.co_code.hex(), names, [_constant(constant) for constant in code.co_consts]]
 

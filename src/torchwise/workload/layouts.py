@@ -22,7 +22,7 @@ def _is_packed(tensor: torch.Tensor) -> bool:
 
 
 def layout_of(tensor: torch.Tensor) -> str:
-    """Name a tensor's layout, with what the strided tensors in it do not show."""
+    """Name a tensor's layout, with the facts that its strided parts do not show."""
     name = str(tensor.layout).removeprefix("torch.").removeprefix("_")
     if tensor.is_nested:
         return "nested"
@@ -31,9 +31,9 @@ def layout_of(tensor: torch.Tensor) -> str:
 
 
 def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """List the strided tensors that it consists of, by name; an ordinary tensor is its own and only part, named "".
+    """List the strided tensors that make up a tensor, by name. An ordinary tensor is its own only part, named "".
 
-    Where it requires a gradient, so do the parts that hold its numbers. They share its memory where that can be.
+    If it requires a gradient, so do the parts that hold its numbers. They share its memory if that is possible.
     """
     import torch
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def loss_of(outputs: Any) -> torch.Tensor | None:
-    """Return the sum over floating outputs of their mean square; None where no output depends on a parameter.
+    """Return the sum over floating outputs of their mean square, or None if no output depends on a parameter.
 
-    A lone scalar output is taken for a loss already, and returned as it is.
+    A lone scalar output counts as a loss already and is returned as it is.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Which tensors of a call lie in the same memory, and how: what is written to one of them may be read by another."""
+"""Find the tensors of a call that share memory, and how: a write to one of them may be read through another."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ if TYPE_CHECKING:
     import torch
 
 MOST_PLACES = 1000
-"""Differences followed at once where it is worked out whether two tensors meet; with more they are said to."""
+"""Maximum number of differences followed at once to decide whether two tensors overlap. Beyond it, they count as such.
+"""
 
 
 class Overlap(tuple[tuple[int, int], ...]):
-    """How the tensors of a call lie to each other.
+    """The positions of a call's tensors relative to each other in memory.
 
-    For each of them in order: the position of the first one of those that it overlaps with, and how many bytes behind
-    that it begins.
+    It has an entry for each tensor, in order: the position of the first tensor that it overlaps with, and the distance
+    in
+    bytes at which it begins behind that one.
     """
 
     __slots__ = ()
 
 
 def overlap_of(tensors: Sequence[torch.Tensor]) -> Overlap | None:
-    """Return how tensors lie to each other; None where they are apart, as views of other columns of a matrix are.
+    """Return how tensors overlap, or None if they are apart, as views of other columns of a matrix are.
 
-    What is no ordinary memory (of the meta device, sparse, nested, wrapped by `torch.func`) lies apart from all.
+    A tensor without ordinary memory (on the meta device, sparse, nested, wrapped by `torch.func`) overlaps with none.
     """
     if len(tensors) < 2:
         return None
@@ -49,7 +51,7 @@ def _lie_in_other_storages(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def are_apart(starts: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether ranges of addresses share none: each but the first then begins where as many have ended."""
+    """Whether ranges of addresses share none: sorted, each one then begins at or after the end of the one before."""
     return all(map(le, sorted(map(add, starts, lengths)), sorted(starts)[1:]))
 
 
@@ -63,7 +65,7 @@ Box = tuple[int, Shape]
 
 
 def _box(tensor: torch.Tensor) -> Box | None:
-    """Return where a tensor's memory begins, and its shape, strides and bytes per element; None where it has none."""
+    """Return the start of a tensor's memory with its shape, strides and bytes per element, or None without memory."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_nested:

@@ -1,4 +1,4 @@
-"""What the user asked for, as pure data: which model, for how many calls, on what, to what end."""
+"""The user's request as pure data: the model, the number of calls, the device and the objective."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ LIVE = "live:"
 """Prefix of a target that is an object in a Python program, which no command line can load."""
 
 SEEDS = 2**63
-"""From -SEEDS up to, not with it: to PyTorch, those above are the negative ones. Those beside a seed are drawn from."""
+"""Seeds lie in [-SEEDS, SEEDS). PyTorch takes larger ones for negative ones. Further seeds are drawn from this range.
+"""
 DEFAULT_CALLS = 100_000
-"""Calls assumed where the user gives none: an afternoon of a service, a few epochs of a small job.
+"""Number of calls assumed by default: an afternoon of a service, or a few epochs of a small job.
 
-Large enough that a compile of seconds pays for any gain worth having, small enough that minutes of autotuning
-must earn their keep. The break-even point is always shown, so a wrong guess is visible.
+It is large enough that a compile of seconds pays for any gain worth having. It is small enough that minutes of
+autotuning must earn their keep. The break-even point is always shown, so a wrong guess is visible.
 """
 
 
@@ -29,16 +30,16 @@ class WorkloadSpec:
     """One request to tune, without any tensor or model in it.
 
     Attributes:
-        target: what to run, as `torchwise.workload.target` reads it, or `live:<name>` for a Python object.
-        device: where to run it.
-        mode: "inference" runs the callable under `torch.no_grad()`; "training" adds a backward pass.
-        objective: "latency" waits for each call, "throughput" issues calls back to back, "memory" minimises
-            peak memory among the plans that are not slower than eager.
+        target: the target, in the form that `torchwise.workload.target` reads, or `live:<name>` for a Python object.
+        device: the device to run on.
+        mode: "inference" runs the callable under `torch.no_grad()`. "training" adds a backward pass.
+        objective: "latency" waits for each call. "throughput" issues calls back to back. "memory" minimises peak memory
+            among the plans that are not slower than eager.
         calls: calls expected in total over the lifetime the decision is made for (at least 1).
         restarts: process starts over that lifetime, each of which pays the warm compile again (at least 1).
         seed: seed of the weights and inputs that the target's factory draws.
-        memory_limit: bytes that a call may take at its peak, beyond what is held before it (weights, optimizer state,
-            inputs); plans that take more are not decided for. None for no limit.
+        memory_limit: bytes that a call may take at its peak, beyond those in use before it (weights, optimizer state,
+            inputs), or None for no limit. Plans that take more are not chosen.
     """
 
     target: str
@@ -67,7 +68,7 @@ class WorkloadSpec:
 
 
 def _same(spec: WorkloadSpec) -> str:
-    """Name the seed in bounds that is the same to PyTorch, where there is one."""
+    """Name the seed in bounds that means the same to PyTorch, if there is one."""
     if isinstance(spec.seed, int) and SEEDS <= spec.seed < 2 * SEEDS:
         return f"; PyTorch draws the same numbers from {spec.seed - 2 * SEEDS}"
     return ""

@@ -1,10 +1,10 @@
-"""All that a call may change beside its answer: found, kept, compared and put back.
+"""Find, keep, compare and restore all state that a call may change beside its answer.
 
-State hangs anywhere: in buffers and attributes of modules, in lists, dicts and objects that these hold or that a call
-is given (the cache of a language model), in what a function closes over, in global variables that it names, on a class.
-It is found by following references from the callable and its inputs, and told by comparing before and after.
+State can be in buffers and attributes of modules. Lists, dicts and objects that these hold, or that a call receives,
+may have it (such as the cache of a language model). So may closures, global variables that a function names, and
+classes. The search follows references from the callable and its inputs. A comparison before and after finds changes.
 
-Everything is put back in its own place: the values of a tensor in its memory, which somebody may know by its address,
+Everything is restored in its own place: the values of a tensor in its memory, whose address other code may know, and
 the items of a list in that list. Tensors that share memory go on sharing it.
 """
 
@@ -20,18 +20,18 @@ from torchwise.workload.state_looks import contents_of
 from torchwise.workload.state_places import MAX_KEPT, MISSING, Place, TensorPlace, holds_same
 
 GONE = "gone"
-"""What `State.changes` says of something that was removed."""
+"""The entry of `State.changes` for an object that was removed."""
 
 
 class State:
-    """What can be reached from some things, as it is when this is made.
+    """The objects reachable from some things, with their values at construction.
 
     Args:
-        things: what each is called in messages ("" for the model itself), and where the search begins.
-        without: things that somebody else keeps, and that are not looked into.
+        things: the objects to start from, by their names in messages ("" for the model itself).
+        without: objects that other code restores. They are not searched.
 
     Attributes:
-        window: how many items the longest deque of a bounded length holds at most; 0 where there is none.
+        window: the largest `maxlen` of the deques of bounded length, or 0 if there is none.
     """
 
     def __init__(self, things: Mapping[str, Any], without: Iterable[Any] = ()) -> None:
@@ -47,11 +47,11 @@ class State:
 
     @classmethod
     def of(cls, call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> State:
-        """Keep the state of a callable, and of what a call of it is given."""
+        """Keep the state of a callable, and of the arguments of a call."""
         return cls({"input ": (args, dict(kwargs or {})), "": call})
 
     def changes(self) -> dict[str, Any]:
-        """Return what is other than it was, by path: the very tensor, array or value that is there now, or `GONE`."""
+        """Return the differences by path: the very tensor, array or value that is there now, or `GONE`."""
         now, before = self._explore(), self._leaves
         found = {path: leaf for path, leaf in now.items() if not _is_same(before.get(path, MISSING), leaf)}
         return {**found, **{path: GONE for path in before if path not in now}}
@@ -67,15 +67,15 @@ class State:
         return self._explore()
 
     def changed(self) -> bool:
-        """Whether anything is other than it was, what is compared by no value included, such as an iterator."""
+        """Whether anything differs from the kept state, objects without a comparable value (iterators) included."""
         return any(place.changed() for place in self._places)
 
     def restore(self) -> None:
-        """Put back what changed, and write to nothing else, so that counts of writes stay.
+        """Restore changed state and write to nothing else, so that counts of writes stay.
 
         Raises:
-            WorkloadError: something changed that cannot be put back, such as a generator that went on; all else is put
-                back nevertheless.
+            WorkloadError: something changed that cannot be restored, such as a generator that went on. All else is
+                restored.
         """
         import torch
 
@@ -91,7 +91,7 @@ class State:
             raise failed
 
     def restore_values(self) -> None:
-        """Put back the values of the tensors that lie where they lay, and nothing else that changed."""
+        """Restore the values of the tensors that are still in their memory, and no other change."""
         import torch
 
         with torch.no_grad():
@@ -100,9 +100,9 @@ class State:
                     place.put_back()
 
     def narrowed(self) -> Callable[[], None]:
-        """Return what puts back the places that are other than they were by now, and looks at no others.
+        """Return a function that restores the places that have changed by now, and looks at no others.
 
-        It is for calls that are timed: each begins from the same state, and little is spent on it.
+        It is for timed calls: each begins from the same state, and restoring it takes little time.
         """
         import torch
 
@@ -124,12 +124,13 @@ class State:
         return put_back
 
     def _explore(self, places: list[Place] | None = None) -> dict[str, Any]:
-        """Follow all references; return tensors and values by path, containers by the path that led there first.
+        """Follow all references. Return tensors and values by path, and containers by the path that led there first.
 
-        A tensor is listed wherever it hangs, as a compiler may well make one of two that are equal, or two of one.
+        A tensor is listed under each of its paths, as a compiler may well make one of two that are equal, or two of
+        one.
 
         Args:
-            places: is given every place that a call may write to.
+            places: receives every place that a call may write to.
         """
         import torch
 
@@ -158,7 +159,7 @@ class State:
 
 @contextmanager
 def kept_state(call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Iterator[State]:
-    """Put the state of a callable, and of what it is given, back afterwards."""
+    """Restore the state of a callable, and of its arguments, on exit."""
     state = State.of(call, args, kwargs)
     try:
         yield state
@@ -169,13 +170,13 @@ def kept_state(call: Any, args: Any = (), kwargs: Mapping[str, Any] | None = Non
 def from_one_state(
     call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], Any]:
-    """Return a call that begins from the state of now each time it is made, for a model whose calls change it.
+    """Return a call that begins from the present state each time, for a model whose calls change its state.
 
     Args:
-        call: what is called: the model itself, or what a plan made of it.
-        original: the model, whose state it moves.
-        args: of the call; they may hold state, too.
-        kwargs: likewise.
+        call: the model itself, or a plan's form of it.
+        original: the model, whose state it changes.
+        args: positional arguments, which may hold state, too.
+        kwargs: keyword arguments, which may hold state, too.
     """
     state: State | None = State.of(original, args, kwargs)
     put_back: Callable[[], None] | None = None
@@ -195,16 +196,16 @@ def from_one_state(
 def going_on(
     call: Callable[..., Any], original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], Any]:
-    """Return a call that goes on from state to state as a program does, and starts over where it cannot go on.
+    """Return a call that goes on from state to state as a program does, and starts over if it cannot go on.
 
-    That is, where a cache is full; the arguments are as for `from_one_state`.
+    It cannot go on if a cache is full, say. The arguments are as for `from_one_state`.
     """
     state = State.of(original, args, kwargs)
 
     def go_on() -> Any:
         try:
             return call(*args, **kwargs)
-        except Exception:  # a model may raise anything; what it raises again is its caller's affair
+        except Exception:  # a model may raise anything, and errors of the second attempt are its caller's affair
             if not state.changed():
                 raise
             state.restore()
@@ -221,7 +222,7 @@ def kept_generators(device: str) -> AbstractContextManager[None]:
 
 
 def _kept(leaf: Any) -> Any:
-    """Copy what changes in place: tensors and arrays."""
+    """Copy values that change in place: tensors and arrays."""
     import torch
 
     if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What each kind of thing holds, for a search for state: where a call may write, and where to look next."""
+"""List the contents of each kind of object for a search for state: where a call may write, and where to look next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Children = list[tuple[str, Any]]
 Look = Callable[[str, Any], "Contents"]
 
 _SKIPPED = frozenset({"_torchwise", "_dispatcher", "_compiled_call_impl"})
-"""Attributes that hold what Torchwise or PyTorch made of a thing, which is no state of it."""
+"""Attributes that Torchwise or PyTorch added to an object, which are no state of it."""
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _SCRIPT_ATTRIBUTE = re.compile(r'prim::[GS]etAttr\[name="(\w+)"\]')
 _LIBRARIES = frozenset({"torch", "torchwise", "numpy", *sys.stdlib_module_names}) - {"__main__"}
@@ -39,12 +39,12 @@ _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, 
 
 @dataclass(slots=True)
 class Contents:
-    """What one thing is to a search for state.
+    """The contents of one object, for a search for state.
 
     Attributes:
-        leaf: what it is compared by; `MISSING` where its children say everything.
-        places: where a call may write.
-        children: what it leads to.
+        leaf: the value to compare it by, or `MISSING` if its children say everything.
+        places: the places where a call may write.
+        children: the objects that it leads to.
     """
 
     leaf: Any
@@ -53,22 +53,22 @@ class Contents:
 
 
 def contents_of(path: str, thing: Any) -> Contents:
-    """Look into one thing.
+    """Return the contents of one object.
 
     Args:
-        path: what it is called.
+        path: its name.
         thing: anything but plain data (`trees.PLAIN`).
     """
     return next((look for kinds, look in _looks() if isinstance(thing, kinds)), _any)(path, thing)
 
 
 def _any(path: str, thing: Any) -> Contents:
-    """Look at an object of any other kind, unless PyTorch made it of code and keeps caches on it (an operator, say)."""
+    """List the contents of any other object, unless PyTorch made it of code and keeps caches on it (an operator)."""
     return Contents(MISSING, [], []) if _is_code(type(thing).__module__) else _object(path, thing)
 
 
 def _object(path: str, thing: Any) -> Contents:
-    """Look at the attributes of an object, and at what its class keeps for all of them."""
+    """List the attributes of an object, and those that its class keeps for all of its objects."""
     found = Contents(MISSING, [], [])
     own = getattr(thing, "__dict__", None)
     if isinstance(own, dict):
@@ -121,7 +121,7 @@ def _set_of(_: str, thing: Any) -> Contents:
 
 
 def _module(path: str, thing: Any) -> Contents:
-    """Look at a module, and at the functions that a call of it runs, which may name global variables."""
+    """List the contents of a module, and the functions that a call of it runs, which may name global variables."""
     if getattr(thing, "has_uninitialized_params", bool)():
         return Contents(MISSING, [], [])  # a lazy module, which its first call makes for good
     found = _object(path, thing)
@@ -133,7 +133,7 @@ def _module(path: str, thing: Any) -> Contents:
 
 
 def _script(path: str, thing: Any) -> Contents:
-    """Look at the tensors of a TorchScript module, and at the attributes that its code names: they are not Python's."""
+    """List the tensors of a TorchScript module, and the attributes that its code names: they are not Python's."""
     tensors = [*thing.named_parameters(), *thing.named_buffers()]
     found = Contents(MISSING, [], [(_joined(path, name), tensor) for name, tensor in tensors])
     if not hasattr(thing, "forward"):
@@ -150,7 +150,7 @@ def _script(path: str, thing: Any) -> Contents:
 
 
 def _function(path: str, thing: types.FunctionType) -> Contents:
-    """Look at what a function closes over, its defaults and attributes, and the global variables that it names."""
+    """List a function's closure, defaults and attributes, and the global variables that it names."""
     found = Contents(MISSING, [], [])
     known = thing.__globals__
     if _is_library(str(known.get("__name__"))):
@@ -183,7 +183,7 @@ def _partial(path: str, thing: functools.partial[Any]) -> Contents:
 
 
 def _class(path: str, thing: type) -> Contents:
-    """Look at what a class of the program's own keeps for all of its objects."""
+    """List the attributes that a class of the program's own keeps for all of its objects."""
     found = Contents(MISSING, [], [])
     for base in thing.__mro__:
         for name, value in () if _is_library(base.__module__) else [*vars(base).items()]:
@@ -215,14 +215,14 @@ def _bytes(_: str, thing: Any) -> Contents:
 
 
 def _by(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Look:
-    """Return the look at things that say by themselves where they are, and can be told."""
+    """Return a function that lists the contents of objects with a state that can be read and set."""
     return lambda _, thing: Contents(
         read(thing), [ContentPlace(functools.partial(read, thing), functools.partial(write, thing))], []
     )
 
 
 def _generator(path: str, thing: types.GeneratorType[Any, Any, Any]) -> Contents:
-    """Look at where a generator is: the instruction, what its variables hold, and the iterator that it yields from."""
+    """List the state of a generator: the instruction, its variables, and the iterator that it yields from."""
 
     def read() -> tuple[Any, ...]:
         frame, inner = thing.gi_frame, thing.gi_yieldfrom
@@ -235,7 +235,7 @@ def _generator(path: str, thing: types.GeneratorType[Any, Any, Any]) -> Contents
 
 
 def _iterator(path: str, thing: Any) -> Contents:
-    """Look at an iterator over a list or the like, which is set to where it was, unless it came to its end."""
+    """List the position of an iterator over a list or the like. It can be reset unless the iterator came to its end."""
 
     def read() -> tuple[Any, ...]:
         return tuple(state if type(state) in trees.PLAIN else None for state in thing.__reduce__()[2:])
@@ -254,7 +254,7 @@ def _nothing(_: str, __: Any) -> Contents:
 
 @functools.cache
 def _looks() -> list[tuple[Any, Look]]:
-    """Return how each kind of thing is looked at; the first that fits counts, and any other is an object."""
+    """Return the function for each kind of object. The first that fits counts, and all others are plain objects."""
     import numpy
     import torch
 

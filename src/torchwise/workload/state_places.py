@@ -1,4 +1,4 @@
-"""The places where state can be: how what is there is kept, compared and put back."""
+"""The places that can hold state: how to keep, compare and restore their contents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 MAX_KEPT = 2**28
 """Bytes of parameters whose values are kept: a write to one beyond them is noticed, and cannot be put back."""
 MISSING = object()
-"""What stands for a name that is not bound, and for the value of what is not compared by one."""
+"""Stands for a name that is not bound, and for the value of an object that has none to compare by."""
 _ITERATORS = (itertools.count, itertools.cycle, itertools.repeat)
 """Iterators that nothing sets, and that are put back by a copy in their place."""
 
 
 class TensorPlace:
-    """A tensor: where and how it lies in memory, and its values once they are kept."""
+    """A tensor: its position and layout in memory, and its values once they are kept."""
 
     def __init__(self, path: str, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -39,7 +39,7 @@ class TensorPlace:
         return self._memory.shape
 
     def keep(self, parameters: int) -> int:
-        """Keep its values, unless it is a parameter of more bytes than `parameters`; return how many are left."""
+        """Keep its values unless it is a parameter of more than `parameters` bytes. Return the bytes left of these."""
         import torch
 
         left = parameters - size_of(self.tensor) if isinstance(self.tensor, torch.nn.Parameter) else parameters
@@ -102,11 +102,11 @@ class TensorPlace:
 
 
 class ContentPlace:
-    """Anything else that changes in place: what it holds, how that is read, and how it is written.
+    """Any other place that changes in place, with functions that read and write its contents.
 
     Args:
-        read: returns what it holds now, in a container of its own.
-        write: has it hold that again.
+        read: returns its present contents, in a container of their own.
+        write: restores such contents.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
@@ -118,10 +118,10 @@ class ContentPlace:
         return not holds_same(self._read(), self._kept)
 
     def put_back(self) -> None:
-        """Have it hold what it held.
+        """Restore its contents.
 
         Raises:
-            WorkloadError: that went by and cannot come again; the message names it.
+            WorkloadError: they cannot come again, such as those of an iterator. The message names it.
         """
         self._write(self._kept)
 
@@ -130,9 +130,9 @@ Place = TensorPlace | ContentPlace
 
 
 def holds_same(one: Any, other: Any) -> bool:
-    """Whether two readings of a place hold the very same things, plain values by what they are.
+    """Whether two readings of a place hold the very same objects, or equal plain values.
 
-    What lies deeper is read in places of its own: two lists that hold the same are two lists.
+    Contents at a deeper level have places of their own: two lists that hold the same are two lists.
     """
     kind = type(one)
     if kind is not type(other):
@@ -175,11 +175,11 @@ class ItemsPlace(ContentPlace):
 
 
 class SlotPlace(ContentPlace):
-    """What one name is bound to.
+    """The value of one name.
 
     Args:
-        get: returns it, or raises where nothing is bound.
-        put: binds it to something, or to nothing where it is given `MISSING`.
+        get: returns the value, or raises if the name is not bound.
+        put: binds the name to a value, or unbinds it for `MISSING`.
     """
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:

@@ -1,7 +1,7 @@
 """A whole training step: forward, loss, backward, clipping, the optimizer's update, the scheduler, averaged weights.
 
-Written once as it is written everywhere (PyTorch's notes "Automatic Mixed Precision examples" for scaling, accumulation
-and clipping), with its parts open to be run otherwise: what a plan changes is `Parts`, and nothing else.
+It follows PyTorch's notes "Automatic Mixed Precision examples" for scaling, accumulation and clipping. A plan can run
+its parts in other ways: it changes `Parts` and nothing else.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How the parts of a step are run.
+    """How to run the parts of a step.
 
     Attributes:
         loss: takes the batch, `(inputs, *targets)`, and returns the loss.
         update: the optimizer's update.
-        pieces: into how many parts the batch is cut, one after another, whose gradients add up.
-        autocast: the dtype that forward and loss run in where that is safe; None for none.
+        pieces: number of pieces of a batch. They run one after another, and their gradients add up.
+        autocast: the dtype of forward and loss in operations where it is safe, or None.
         scaler: scales the loss, so that small gradients survive in float16.
     """
 
@@ -61,34 +61,38 @@ class TrainStep:
         for x, y in loader:
             loss = step(x, y)
 
-    The first item of a batch goes to the model: a tensor, a tuple or list of positional arguments, or a dict of keyword
-    arguments, a `transformers.BatchEncoding` included. The others go to the loss, behind the model's outputs. By itself
-    a step runs as written; `tune`, `apply` and `optimize` take it as they take a model.
+    The first item of a batch goes to the model. It is a tensor, a tuple or list of positional arguments, or a dict of
+    keyword arguments, a `transformers.BatchEncoding` included. The others go to the loss, behind the model's outputs.
+    By
+    itself a step runs as written. `tune`, `apply` and `optimize` take it as they take a model.
 
-    In this order: gradients are cleared, forward and loss run under autocast, backward, gradients are unscaled and
-    clipped, the optimizer and the scaler step, then the scheduler and the averaged weights. A step that the scaler
-    skips, for its gradients are not finite, changes no parameter; the scheduler steps all the same.
+    A step clears gradients, runs forward and loss under autocast, then backward, and unscales and clips gradients. Then
+    the optimizer and the scaler step, then the scheduler and the averaged weights. If gradients are not finite, the
+    scaler
+    skips the update, which changes no parameter. The scheduler steps all the same.
 
     Args:
-        model: what is trained; distributed wrappers included.
-        loss: takes `(outputs, *targets)` and returns a scalar, the mean over the batch where it is cut into pieces.
-            None where the model returns the loss itself, or something that has it as `loss`.
+        model: the model to train, in a distributed wrapper or not.
+        loss: takes `(outputs, *targets)` and returns a scalar, the mean over the batch if that is cut into pieces. None
+            if
+            the model returns the loss itself, or an object that has it as `loss`.
         optimizer: any of `torch.optim`, or of the same interface.
         scheduler: one or several, stepped once after each step.
         scaler: for float16.
-        autocast: torch.bfloat16 or torch.float16; None for the model's own precision.
-        accumulate: into how many pieces of equal size a batch is cut along the first dimension of its tensors.
+        autocast: torch.bfloat16 or torch.float16, or None for the model's own precision.
+        accumulate: number of equal pieces that a batch is cut into along the first dimension of its tensors.
         clip_norm: the largest norm that all gradients together may have.
         clip_value: the largest value that an element of a gradient may have.
-        ema: averaged weights (`torch.optim.swa_utils.AveragedModel`) that follow after each step.
+        ema: averaged weights (`torch.optim.swa_utils.AveragedModel`) to update after each step.
 
     Raises:
-        WorkloadError: an argument is of the wrong kind, or the optimizer trains what is in neither model nor loss; (on
-            call) there is no loss, or the batch cannot be cut into equal pieces.
+        WorkloadError: an argument is of the wrong kind, or the optimizer trains parameters that are in neither model
+            nor
+            loss. On a call: there is no loss, or the batch cannot be cut into equal pieces.
     """
 
     _left_hooks = False
-    """Whether it is a copy of what has hooks of parameters, which copies and pickles leave behind."""
+    """Whether it is a copy of a step whose parameters have hooks, which copies and pickles leave behind."""
 
     def __init__(
         self,
@@ -127,7 +131,7 @@ class TrainStep:
         return Parts(self.loss_of, self.optimizer.step, self.accumulate, self.autocast, self.scaler)
 
     def taken_by(self, model: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """Return what takes this very step as written, but calls `model`, such as a compiled form, for its own."""
+        """Return a function that takes this step as written, but with `model`, such as a compiled form, for its own."""
 
         def take(*batch: Any) -> torch.Tensor:
             found = self.compute(replace(self.parts(), loss=self.loss_by(model)), *batch)
@@ -141,7 +145,7 @@ class TrainStep:
         return self.loss_by(self.model)(inputs, *targets)
 
     def loss_by(self, model: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """Return what gives the loss of a batch, with its graph, where `model` is called for the step's own."""
+        """Return a function for the loss of a batch, with its graph, that calls `model` in place of the step's own."""
 
         def loss(inputs: Any, *targets: Any) -> torch.Tensor:
             return self.loss_from(self.outputs_of(model, inputs), *targets)
@@ -156,10 +160,10 @@ class TrainStep:
         return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
     def loss_from(self, outputs: Any, *targets: Any) -> torch.Tensor:
-        """Return the loss of what the model returned.
+        """Return the loss of the model's outputs.
 
         Raises:
-            WorkloadError: there is no loss in it, or it is no scalar; or nothing takes the targets.
+            WorkloadError: there is no loss in them, it is no scalar, or nothing takes the targets.
         """
         import torch
 
@@ -185,7 +189,7 @@ class TrainStep:
         return loss
 
     def compute(self, parts: Parts, *batch: Any) -> torch.Tensor:
-        """Run forward, backward, clipping and the update with `parts`; return the loss, detached."""
+        """Run forward, backward, clipping and the update with `parts`. Return the loss, detached."""
         import torch
 
         check_inputs(batch)
@@ -197,7 +201,7 @@ class TrainStep:
         return loss
 
     def _gradients(self, parts: Parts, batch: tuple[Any, ...]) -> torch.Tensor:
-        """Run forward and backward, piece by piece; return the loss, detached."""
+        """Run forward and backward, piece by piece. Return the loss, detached."""
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
@@ -257,7 +261,7 @@ class TrainStep:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def modules(self) -> dict[str, torch.nn.Module]:
-        """Return the modules by name: the model, and the loss and the averaged weights where those are modules."""
+        """Return the modules by name: the model, and the loss and the averaged weights if they are modules."""
         import torch
 
         found = {"model": unwrapped(self.model), "loss": self.loss, "ema": self.ema}
@@ -265,28 +269,28 @@ class TrainStep:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether functions are hung on parameters that are called with their gradients, here or where it came from."""
+        """Whether parameters, here or in the step that this is a copy of, have hooks called with their gradients."""
         return self._left_hooks or are_hooked(p for module in self.modules().values() for p in module.parameters())
 
     def copy(self) -> TrainStep:
-        """Return a step of the same state that shares nothing with this one; `check_loss` says which cannot."""
+        """Return a step of the same state that shares nothing with this one. `check_loss` refuses some losses."""
         copied: TrainStep = deep_copy(self)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
-        """Copy all of it, what the loss closes over included."""
+        """Copy all of it, including the objects that the loss closes over."""
         if not isinstance(memo, Memo):
             whole: TrainStep = deep_copy(self, memo)
             return whole
         check_loss(self)
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        loss = closed_copy(self.loss, memo)  # first, and where that cannot be it is said
+        loss = closed_copy(self.loss, memo)  # first, as its error says why a loss cannot be copied
         copied.__setstate__({**copy.deepcopy(self.__getstate__(), memo), "loss": loss})
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        """Bring along what copying leaves behind of an optimizer, such as LBFGS's list of its parameters."""
+        """Include the attributes that copies of an optimizer leave behind, such as LBFGS's list of its parameters."""
         return {**vars(self), "_lost": lost_attributes(self.optimizer), "_left_hooks": self.has_hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -296,7 +300,7 @@ class TrainStep:
         vars(self.optimizer).update(lost)
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy all that a step changes; return what puts it back, in place and bit by bit."""
+        """Copy all state that a step changes. Return a function that restores it, in place and bit by bit."""
         return StepState(self).snapshot()
 
     def state_dict(self) -> dict[str, Any]:
@@ -309,9 +313,9 @@ class TrainStep:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a result of `state_dict`.
 
-        A scaler's state is loaded where there is a scaler on both sides: a plan may have one of its own.
+        A scaler's state is loaded if there is a scaler on both sides: a plan may have one of its own.
 
         Raises:
             WorkloadError: it holds other parts than this step has.
@@ -362,7 +366,7 @@ def _piece(count: int, number: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module inside DistributedDataParallel; any other as it is."""
+    """Return the module inside DistributedDataParallel, or any other module as it is."""
     from torch.nn.parallel import DistributedDataParallel
 
     return model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,4 +1,4 @@
-"""What a training step may not be made of."""
+"""Refuse arguments that make no training step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(step: TrainStep) -> None:
-    """Refuse what cannot be a step.
+    """Refuse arguments that make no step.
 
     Raises:
         WorkloadError: with the value, the rule and the way out.
@@ -66,7 +66,7 @@ def check(step: TrainStep) -> None:
 
 
 def check_inputs(batch: tuple[Any, ...]) -> None:
-    """Refuse a mapping for the model that cannot be looked into: it would be taken whole where a batch is cut.
+    """Refuse a mapping for the model if its tensors cannot be found: it would stay whole when a batch is cut.
 
     Raises:
         WorkloadError: with its type and the way out.

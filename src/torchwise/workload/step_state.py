@@ -1,4 +1,4 @@
-"""All that a training step changes: where it lies, and how to put it back."""
+"""The state that a training step changes: its places, and how to restore it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 FORM = ("foreach", "fused", "capturable")
-"""What groups say of how an optimizer steps, which no step changes, though a plan does."""
+"""Options of groups for how an optimizer steps, which no step changes, though a plan does."""
 HUNG = {"step", "zero_grad", "add_param_group"}
 """Methods that others, and plans, wrap on the very optimizer."""
 
@@ -27,9 +27,9 @@ HUNG = {"step", "zero_grad", "add_param_group"}
 class StepState:
     """The parameters, buffers, optimizer state, schedules, scales, averages and all other state of a training step.
 
-    What is copied and put back: values in place, so that whoever knows a tensor's address (a CUDA graph) still does;
-    state that an optimizer made since is forgotten. The form of an optimizer stays as it is by then: a plan may have
-    changed it meanwhile, and with it where steps are counted and whether a rate is a tensor. Gradients are not part of
+    Values are restored in place, so that code that knows a tensor's address (a CUDA graph) still does. State that an
+    optimizer made since is forgotten. The form of an optimizer stays as it is at the time of restoring. A plan may have
+    changed it meanwhile, and with it the place of step counts and whether a rate is a tensor. Gradients are not part of
     it: a step begins by clearing them.
     """
 
@@ -37,7 +37,7 @@ class StepState:
         self._step = step
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy it; return what puts it back."""
+        """Copy the state. Return a function that restores it."""
         import torch
 
         step = self._step
@@ -77,8 +77,10 @@ class StepState:
         return restore
 
     def _others(self, parameters: list[_Tensor]) -> State:
-        """Keep what else the parts of a step hold: buffers and attributes of modules, what a loss closes over, what an
-        optimizer or a scheduler of somebody's own counts on itself.
+        """Keep all other state of the step's parts.
+
+        It is in buffers and attributes of modules, in objects that a loss closes over, and in the counts that a custom
+        optimizer or scheduler keeps on itself.
         """
         step, optimizer = self._step, self._step.optimizer
         known = _kept_otherwise(optimizer)
@@ -90,7 +92,7 @@ class StepState:
         return State(things, without=[*apart, *usual, step.scaler, step])
 
     def move_to(self, device: str) -> None:
-        """Move what the optimizer keeps to `device`; step counts stay where their optimizer wants them."""
+        """Move the optimizer's state to `device`. Step counts stay on the device that their optimizer needs."""
         import torch
 
         for group in self._step.optimizer.param_groups:
@@ -112,9 +114,11 @@ def _kept_otherwise(optimizer: Any) -> frozenset[str]:
 
 
 def lost_attributes(optimizer: Any) -> dict[str, Any]:
-    """Return the attributes that an optimizer has in no copy: its own way to be copied knows of three alone.
+    """Return the attributes that an optimizer has in no copy, as its own way to be copied covers three alone.
 
-    Left out are what `torch.optim` itself makes anew, and what schedulers and plans wrap: it belongs to the original.
+    Attributes that `torch.optim` itself makes anew are left out. So are those that schedulers and plans wrap: they
+    belong
+    to the original.
     """
     if not hasattr(optimizer, "__getstate__"):
         return {}
@@ -153,7 +157,7 @@ def forget_scaling(scaler: Any, optimizer: Any) -> None:
 
 
 def without_tensor_rates(schedule: Any) -> Any:
-    """Return a scheduler's state with the learning rates that it last set as numbers, as they are where no plan is."""
+    """Return a scheduler's state with the learning rates that it last set as numbers, as they are without a plan."""
     if isinstance(schedule, list):
         return [without_tensor_rates(part) for part in schedule]
     if not isinstance(schedule, dict):
@@ -181,7 +185,7 @@ def _kept(value: Any) -> Any:
 
 
 def _put_back(now: Any, kept: Any) -> Any:
-    """Return what was kept: in the tensor, or the dict, that is there now, which somebody may watch."""
+    """Return the kept value, written into the present tensor or dict, as other code may refer to that."""
     import torch
 
     if isinstance(kept, _Tensor):

@@ -1,7 +1,7 @@
-"""What a structure is made of, part by part, so that a message can name what differs where its digest does.
+"""Describe a structure part by part, so that a message can name the differences of two models.
 
-A digest says that a model is another, and not in what. So a decision keeps these beside it: its classes and functions,
-the form of each weight, the mode and the plain attributes of each part. Code stands as a short digest of its own.
+A digest says that a model differs, but not how. So a decision keeps these details beside it: its classes and
+functions, the form of each weight, the mode and the plain attributes of each part. Code has a short digest of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST = 60
 
 
 def details_of(call: Callable[..., Any]) -> Details:
-    """Return what the structure of a callable is made of: a name for each part, and what it is."""
+    """Return the details of a callable's structure: the name of each part, and its description."""
     found: Details = {}
     _Details(found).add("", call)
     return found
@@ -43,7 +43,7 @@ class _Details:
         self._open: set[int] = set()
 
     def add(self, path: str, thing: Any) -> None:
-        """Add what a thing is made of; `path` is where it hangs, "" for what is run itself."""
+        """Add the details of an object. `path` leads to it, and is "" for the callable itself."""
         import torch
 
         if id(thing) in self._open:
@@ -67,7 +67,7 @@ class _Details:
             self._note(f"{path} {type(thing).__qualname__}".strip(), CODE + self._describer.of(thing)[:8])
 
     def _note(self, name: str, value: str) -> None:
-        """Keep a fact; of two that have one name, such as classes of two modules, the second gets a number."""
+        """Keep a fact. If two have one name, such as classes of two modules, the second gets a number."""
         number, kept = 2, name
         while self._found.get(kept, value) != value:
             kept, number = f"{name} ({number})", number + 1
@@ -91,7 +91,7 @@ class _Details:
         self._note(f"the code of {function.__qualname__}", CODE + code_digest(function))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not bound yet
-                if name != "__class__":  # what `super()` needs
+                if name != "__class__":  # for `super()`
                     self._value(f"{name} in {function.__qualname__}", cell.cell_contents)
         defaults = (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))
         if defaults:

@@ -1,8 +1,8 @@
-"""From a target string to a loaded workload.
+"""Load a workload from a target string.
 
 A target is `SCHEME:name[@size]` with a scheme that a plug-in provides (entry-point group `torchwise.targets`, such as
-`zoo`), `package.module:factory`, or `path/file.py:factory`. A factory is called with those of the keywords
-`device`, `dtype` and `seed` that its signature names.
+`zoo`), `package.module:factory`, or `path/file.py:factory`. A factory is called with those of the keywords `device`,
+`dtype` and `seed` that its signature names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchwise.errors import TargetError, TorchwiseError, WorkloadError, did_you
 from torchwise.workload.workload import Workload, check_device
 
 _NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen ")
-"""Where the files of Torchwise and of Python's import system lie, whose lines say nothing of a user's mistake."""
+"""Folders of Torchwise and of Python's import system, whose lines say nothing of a user's mistake."""
 
 FORMS = (
     "use zoo:family.name[@size], timm:NAME, torchvision:NAME, hf:NAME or diffusers:NAME[@options], "
@@ -39,7 +39,7 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
 
     Raises:
         TargetError: the target is malformed, or its file, module or factory does not exist or does not import.
-        WorkloadError: the factory raises, or returns something that is no workload; or there is no such device.
+        WorkloadError: the factory raises, or returns no workload, or there is no such device.
     """
     import torch
 
@@ -52,7 +52,7 @@ def load(target: str, *, device: str = "cpu", seed: int = 0) -> Workload:
         raise
     except SystemExit as error:
         raise WorkloadError(f"the factory of {target} called {_exit(error)}") from error
-    except Exception as error:  # a user's factory may raise anything; it is reported with its own line
+    except Exception as error:  # a user's factory may raise anything, which is reported with its own line
         raise WorkloadError(f"the factory of {target} raised {_summary(error)}{_is_given(error)}") from error
     return Workload.of(result, name=target).to(device)
 
@@ -61,7 +61,7 @@ def check_form(target: str) -> None:
     """Refuse a target that no form fits, without importing or running anything.
 
     Raises:
-        TargetError: naming what was found, and the forms there are.
+        TargetError: naming the target and the possible forms.
     """
     head, colon, name = split(target)
     if not (head and colon and name):
@@ -71,9 +71,9 @@ def check_form(target: str) -> None:
 
 
 def split(target: str) -> tuple[str, str, str]:
-    """Return a target in three, as `str.partition` does: the scheme, module or file, the colon, and the name in it.
+    """Split a target in three, as `str.partition` does: the scheme, module or file, the colon, and the name in it.
 
-    The first colon divides; before the name in a file it is the last, as a path may hold colons of its own.
+    The first colon divides. For a name in a file it is the last one, as a path may hold colons of its own.
     """
     first, last = target.partition(":"), target.rpartition(":")
     is_file = last != first and last[0].endswith(".py") and first[0] not in _schemes()
@@ -81,10 +81,10 @@ def split(target: str) -> tuple[str, str, str]:
 
 
 def find_factory(target: str) -> Callable[..., Any]:
-    """Return the factory that `target` names, importing what that takes.
+    """Return the factory that `target` names, importing its module.
 
     Raises:
-        TargetError: nothing is found there; near misses are named.
+        TargetError: nothing is found there. Near misses are named.
     """
     check_form(target)
     head, _, name = split(target)
@@ -140,7 +140,7 @@ def _import(name: str, target: str, schemes: dict[str, Any]) -> ModuleType:
 
 
 def _import_one(name: str, target: str) -> ModuleType | None:
-    """Import a module whose parent package is imported already; return None where there is none."""
+    """Import a module whose parent package is imported already. Return None if there is none."""
     if name not in sys.modules:
         try:
             found = importlib.util.find_spec(name)
@@ -186,7 +186,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _exit(error: SystemExit) -> str:
-    """Return what was called, and from where: "sys.exit(1) (model.py:12)"."""
+    """Return the exit call and its place: "sys.exit(1) (model.py:12)"."""
     return f"sys.exit({'' if error.code is None else repr(error.code)}){_where(error)}"
 
 
@@ -196,7 +196,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_given(error: Exception) -> str:
-    """Say what a factory is given, where the call itself was refused: nothing of the factory ran."""
+    """Name the arguments of a factory if the call itself was refused, so that nothing of the factory ran."""
     is_refused = isinstance(error, TypeError) and error.__traceback__ is not None and not error.__traceback__.tb_next
     return "; a factory is given device, dtype and seed, those that it names, and nothing else" if is_refused else ""
 

@@ -1,4 +1,4 @@
-"""Copies of tensors, of whatever layout, that share memory where their originals do."""
+"""Copies of tensors of any layout that share memory if their originals do."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TensorCopies:
         self._memory: dict[tuple[int, Any], torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Hear of a tensor that may be asked for: the memory that it lies in is copied as far as all of them reach."""
+        """Announce a tensor that may be copied: its memory is copied as far as all announced tensors reach."""
         if place := self._place_of(tensor):
             start, end = _span(tensor)
             known = self._ends.get(place, (start, end))
             self._ends[place] = min(start, known[0]), max(end, known[1])
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy it; what a graph led to becomes a value without one."""
+        """Copy it. The result of a graph becomes a value without one."""
         import torch
 
         with torch.no_grad():
@@ -42,9 +42,9 @@ class TensorCopies:
             return made.requires_grad_(needs) if made.requires_grad is not needs else made
 
     def _place_of(self, tensor: torch.Tensor) -> tuple[int, Any] | None:
-        """Name the memory that a tensor lies in; None where it has none of the usual kind, or holds its own negative.
+        """Name the memory of a tensor, or return None if it has none of the usual kind, or holds its own negative.
 
-        Where tensors are converted, those of one dtype have theirs.
+        If tensors are converted, those of one dtype have a memory of their own.
         """
         import torch
 
@@ -80,7 +80,7 @@ class TensorCopies:
         return made.conj() if tensor.is_conj() else made
 
     def _copied(self, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Copy bytes of the memory that a tensor lies in: as bytes, or in its dtype where it is converted."""
+        """Copy a range of a tensor's memory: as bytes, or in its dtype if it is converted."""
         import torch
 
         size = tensor.element_size() if self._convert else 1
@@ -90,7 +90,7 @@ class TensorCopies:
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """Whether it is a tensor or a parameter, and of no class that somebody derived."""
+    """Whether it is a tensor or a parameter, and of no derived class."""
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -1,7 +1,7 @@
 """Nested containers of tensors, walked the way PyTorch itself walks them.
 
-All use of `torch.utils._pytree` sits here. Dataclasses that nobody registered with it are walked field by field, and
-kinds of dict such as `transformers.BatchEncoding` item by item, so that models of them need no preparation.
+All use of `torch.utils._pytree` is here. Dataclasses that are not registered with it are walked field by field, and
+kinds of dict such as `transformers.BatchEncoding` item by item. So models of them need no preparation.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _is_array(leaf: Any) -> bool:
 
 
 def named_leaves(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """List every leaf with its path, such as `("[0]['logits']", tensor)`; a lone leaf has the path ""."""
+    """List every leaf with its path, such as `("[0]['logits']", tensor)`. A lone leaf has the path ""."""
     from torch.utils import _pytree
 
     found: list[tuple[str, Any]] = []
     try:
         leaves = _pytree.tree_flatten_with_path(tree)[0]
-    except ValueError:  # a class in it is registered without what names its parts
+    except ValueError:  # a class in it is registered without names for its parts
         return [pair for name, part in _named_parts(tree) for pair in named_leaves(part, prefix + name)]
     for path, leaf in leaves:
         name = prefix + _pytree.keystr(path)
@@ -184,7 +184,7 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write(into: torch.Tensor, values: torch.Tensor) -> None:
-    """Write `values` into a tensor of the same layout; one whose dimensions are expanded is written through its base.
+    """Write `values` into a tensor of the same layout. A tensor with expanded dimensions is written through its base.
 
     Autograd does not see it. (`Tensor.copy_` refuses an expanded tensor, and may refuse other layouts.)
     """
@@ -192,7 +192,7 @@ def write(into: torch.Tensor, values: torch.Tensor) -> None:
 
     if not layouts.is_strided(into):
         with torch.no_grad():
-            into.copy_(values)  # and not into what `detach` gives of a COO tensor, which gets memory of its own
+            into.copy_(values)  # and not into `detach()` of a COO tensor, which gets memory of its own
         return
     into, values = into.detach(), values.detach()
     for dim, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
@@ -202,7 +202,7 @@ def write(into: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Say whether two tensors agree in layout, dtype, shape and every value; NaN equals NaN."""
+    """Say whether two tensors agree in layout, dtype, shape and every value. NaN equals NaN."""
     import torch
 
     if (a.layout, a.dtype, a.is_nested) != (b.layout, b.dtype, b.is_nested):
@@ -225,10 +225,11 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def held_by(leaf: Any) -> dict[Any, Any] | None:
-    """Return what is in a leaf that is walked here: the fields of a dataclass, the items of a kind of dict; or None.
+    """Return a leaf's contents if it is walked here: a dataclass's fields, or the items of a kind of dict. Else None.
 
-    Kinds of dict alone, for a copy whose items are set anew is like them. Of other mappings a copy may share what holds
-    the items, and one that has its tensors as attributes, too, would keep the old ones there.
+    It covers kinds of dict alone, as a copy whose items are set anew is like them. A copy of another mapping may share
+    the
+    object that holds the items. A mapping that also has its tensors as attributes would keep the old ones there.
     """
     import torch
 
@@ -244,7 +245,7 @@ def held_by(leaf: Any) -> dict[Any, Any] | None:
 
 def beside_items(leaf: Any) -> dict[str, Any]:
     """Return the public attributes that a kind of dict has beside its items, and that a model may read."""
-    if dataclasses.is_dataclass(leaf):  # whose attributes are what it holds
+    if dataclasses.is_dataclass(leaf):  # its attributes are its contents
         return {}
     found = getattr(leaf, "__dict__", {})
     held = "data" if isinstance(leaf, UserDict) else ""
@@ -252,10 +253,10 @@ def beside_items(leaf: Any) -> dict[str, Any]:
 
 
 def _with(leaf: Any, held: dict[Any, Any]) -> Any:
-    """Copy what is walked here with other values in it.
+    """Copy a leaf that is walked here, with other values in it.
 
-    A dataclass that is made anew would compute its `__post_init__` and defaults once more. What a cached property holds
-    was computed from the old values, and is left behind.
+    A dataclass made anew would compute its `__post_init__` and defaults once more. A cached property holds a value
+    computed from the old values, and is left out.
     """
     copied, params = copy.copy(leaf), getattr(leaf, "__dataclass_params__", None)
     write: Callable[[Any, Any, Any], None] = operator.setitem

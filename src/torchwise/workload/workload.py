@@ -24,8 +24,8 @@ class Example:
     """One set of inputs, and how often it occurs relative to the others.
 
     Attributes:
-        args: positional arguments; tensors may sit in nested tuples, lists, dicts, named tuples, dataclasses.
-        kwargs: keyword arguments, likewise.
+        args: positional arguments. Tensors may be in nested tuples, lists, dicts, named tuples, dataclasses.
+        kwargs: keyword arguments, with the same containers.
         weight: relative frequency of this shape in the mix, above 0.
     """
 
@@ -77,7 +77,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What one call must do at the least: floating-point operations, and bytes read plus bytes written."""
+    """The least work of one call: floating-point operations, and bytes read plus bytes written."""
 
     flops: float
     bytes: float
@@ -85,13 +85,13 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A callable and its example inputs; what a factory returns when a tuple is not enough.
+    """A callable and its example inputs. A factory returns it if a tuple is not enough.
 
     Attributes:
         call: an `nn.Module` or any function of tensors.
-        examples: at least one; several describe a shape mix.
-        name: what reports call it.
-        roofline: least work per call of the first example, where known.
+        examples: at least one. Several describe a shape mix.
+        name: its name in reports.
+        roofline: least work per call of the first example, if known.
         reseed: builds the inputs anew from another seed, for verification on several draws.
     """
 
@@ -109,10 +109,10 @@ class Workload:
 
     @classmethod
     def of(cls, result: Any, name: str = "model") -> Workload:
-        """Read what a factory returned: a `Workload`, `(callable, args)` or `(callable, args, kwargs)`.
+        """Read the result of a factory: a `Workload`, `(callable, args)` or `(callable, args, kwargs)`.
 
         Raises:
-            WorkloadError: it is none of these; the message says what it is and what is needed.
+            WorkloadError: it is none of these. The message names its type and the types needed.
         """
         if isinstance(result, cls):
             return result
@@ -129,14 +129,14 @@ class Workload:
 
     @property
     def step(self) -> TrainStep | None:
-        """The training step that it runs, where it is one."""
+        """The training step, if the callable is one."""
         from torchwise.workload.step import TrainStep
 
         return self.call if isinstance(self.call, TrainStep) else None
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The model, where it is a module; that of a training step."""
+        """The model if it is a module, or a training step's model."""
         import torch
 
         model = self.step.model if self.step else self.call
@@ -164,7 +164,7 @@ class Workload:
 
 
 def check_device(device: str) -> None:
-    """Refuse a CUDA device where PyTorch sees none.
+    """Refuse a CUDA device if PyTorch sees none.
 
     Raises:
         WorkloadError: saying why there is none, and the way out.
@@ -207,7 +207,7 @@ def as_kwargs(kwargs: Any) -> dict[str, Any]:
 
 
 def _moved(examples: tuple[Example, ...], device: str) -> tuple[Example, ...]:
-    """Move the tensors of examples, those in objects too; what is there already stays the very same."""
+    """Move the tensors of examples, those in objects too. Tensors that are there already stay the very same."""
     import torch
 
     def moved(example: Example) -> Example:
