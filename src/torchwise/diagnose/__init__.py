@@ -1,1 +1,1 @@
-"""Say why a model is slow, recompiles, breaks or answers differently: where, at which price, and what mends it."""
+"""Say why a model is slow, recompiles, breaks or gives wrong answers: where, at which cost, and how to fix it."""

@@ -1,4 +1,4 @@
-"""`analyze`: one plan looked at in full, phase by phase, each in processes of its own."""
+"""`analyze`: one plan examined in full, phase by phase, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchwise.workload.given import given
 
 
 class Analysis:
-    """What was found about one plan; shows itself on a terminal and as a page in a notebook.
+    """The findings about one plan, which shows itself on a terminal and as a page in a notebook.
 
     Attributes:
         record: everything, as `to_json` writes it.
@@ -32,7 +32,7 @@ class Analysis:
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What follows, the most important first."""
+        """The advice, the most important first."""
         return self.record.advice
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def analyze(
     store: str | None = None,
     progress: bool = True,
 ) -> Analysis:
-    """Look at one plan in full: baseline, compile cost, consistency, economics, memory, correctness, scaling.
+    """Examine one plan in full: baseline, compile cost, consistency, economics, memory, correctness, scaling.
 
-    Everything runs in processes of their own; nothing is compiled in this one, and the model is not changed.
+    Everything runs in separate processes. Nothing is compiled in this one, and the model is not changed.
 
     Args:
         model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
@@ -95,18 +95,19 @@ def analyze(
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`.
         plan: a plan or a decision, "eager", a mode of `torch.compile` such as "max-autotune", a plan as JSON, or the id
-            of a plan that was decided for; by default what `torch.compile` does.
-        calls: calls expected over the lifetime that economics are worked out for.
+            of a plan that was decided for. The default is plain `torch.compile`.
+        calls: calls expected over the lifetime for which economics are calculated.
         restarts: process starts over that lifetime.
         effort: "quick", "standard" or "thorough".
         mode: "inference" or "training" (with a backward pass).
         objective: "latency", or "throughput" to issue calls back to back.
-        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
+        device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
+            available.
         batches: batch sizes to try the plan on as well, each compiled for itself.
-        batch_dim: the dimension of the batch, the same in every input; by default it is found.
+        batch_dim: the dimension of the batch, the same in every input. By default it is found.
         limit: seconds after which one phase is ended.
-        store: URL or file of the store, for the id of a plan; by default in the user's data directory.
-        progress: whether to show what is being done.
+        store: URL or file of the store, for the id of a plan, by default in the user's data directory.
+        progress: whether to show the progress.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
@@ -123,7 +124,7 @@ def analyze(
     request = AnalyzeRequest(spec, plan_of(plan, store), effort, tuple(batches), batch_dim, limit)
     shown: AbstractContextManager[Any] = AnalyzeProgress() if progress else nullcontext(Silent())
     with sent(workload, spec.target) as file, shown as listener:
-        # The structure is worked out here, where the model's source code is.
+        # The structure is found here, where the model's source code is.
         made = structure(workload.call) if workload else None
         request = replace(request, source=file.source, settings=file.settings, structure=made)
         return Analysis(run_analysis(request, ProcessLauncher(), listener))

@@ -22,7 +22,7 @@ _PLEA = re.compile(r"^(Please (report|file) an issue|This graph break may have b
 
 
 def read(text: str) -> Break | None:
-    """Return the graph break that a record `dynamo_graph_break_reason` tells of; None where it tells of no place."""
+    """Return the graph break of a record `dynamo_graph_break_reason`, or None if it names no place."""
     skipped = text.startswith(_SKIPPED)
     reason = _reason(text, skipped)
     stack = _stack(text)
@@ -50,12 +50,12 @@ def read(text: str) -> Break | None:
 
 
 def key(found: Break) -> tuple[str, int, str, Frame | None]:
-    """What makes two breaks the same one: the line and PyTorch's code, and the line of the library beneath it."""
+    """Return the identity of a break: the line and PyTorch's code, and the library's line beneath it."""
     return (found.file, found.line, found.code or found.reason, found.library)
 
 
 def _reason(text: str, skipped: bool) -> str:
-    """PyTorch's message without what stands around it; where the function was skipped, it is the error's."""
+    """Return PyTorch's message without the text around it, or the error's message if the function was skipped."""
     if skipped:
         return _cut(_RAISED.split(text)[-1])
     return _cut(_PREAMBLE.sub("", text.partition("Graph Break Reason: ")[2]))
@@ -66,7 +66,7 @@ def _cut(text: str) -> str:
 
 
 def _stack(text: str) -> tuple[Frame, ...]:
-    """The frames down to the break; where there is no traceback, the place that the first line names."""
+    """Return the frames down to the break, or the place in the first line if there is no traceback."""
     hits = list(_STACK.finditer(text))
     frames = places.read(text[hits[-1].end() :].partition(_ERROR)[0]) if hits else ()
     place = _PLACE.match(text)
@@ -76,7 +76,7 @@ def _stack(text: str) -> tuple[Frame, ...]:
 
 
 def _parts(reason: str) -> dict[str, list[str]]:
-    """The sections of a message: its first line as "reason", and lists of the others by name."""
+    """Return the sections of a message: its first line as "reason", and lists of the others by name."""
     parts: dict[str, list[str]] = {name: [] for name in ("reason", "Explanation", "Hint", "Developer debug context")}
     pieces = _PART.split(reason)
     parts["reason"].append(pieces[0].strip().partition("\n")[0])

@@ -1,4 +1,4 @@
-"""Whether a call can be one CUDA graph, by what was seen and by what was tried."""
+"""Whether a call can be one CUDA graph, judged from the evidence and from trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def capturable(evidence: Evidence, found: Iterable[Finding], failures: Mapping[P
     Args:
         evidence: of the run.
         found: findings, of which one may have had the capture tried.
-        failures: how mends that were tried failed, by plan.
+        failures: how the tried fixes failed, by plan.
     """
     reasons = [f"{wait.place}: {wait.what}" for wait in evidence.observed.waits]
     reasons += [one.what for one in evidence.watched.fallbacks if one.kind is FallbackKind.CUDAGRAPH_SKIP]

@@ -1,4 +1,4 @@
-"""Compilations and what they left uncompiled, read from the metrics and the code in PyTorch's structured trace."""
+"""Compilations and their uncompiled parts, read from the metrics and the code in PyTorch's structured trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _CALL = re.compile(r"= torch\.ops\.aten\.(?P<op>\w+)")
 
 
 def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
-    """Return a compilation from PyTorch's metrics of it; `known` is its function, where the metrics name none."""
+    """Return a compilation from PyTorch's metrics.
+
+    `known` is its function if the metrics name none.
+    """
     named = metrics.get("co_name")
     where = known or Frame("", 0)
     if named:
@@ -48,14 +51,14 @@ def read(metrics: Mapping[str, Any], known: Frame | None) -> Compilation:
 
 
 def fallbacks(metrics: Mapping[str, Any], made: Compilation) -> list[Fallback]:
-    """Return what the metrics of a compilation say runs otherwise than compiled."""
+    """Return the parts of a compilation that do not run compiled, according to its metrics."""
     found = []
     if reason := metrics.get("cudagraph_skip_reason"):
         found.append(_fallback(FallbackKind.CUDAGRAPH_SKIP, str(reason).strip(), made))
     if _LIMIT in made.failed:
         what = "compiled too often: every call that no compiled version fits runs eagerly from now on"
         found.append(_fallback(FallbackKind.RECOMPILE_LIMIT, what, made))
-    elif made.failed and metrics.get("fail_type") not in _EXPECTED:  # those are graph breaks, and told of as such
+    elif made.failed and metrics.get("fail_type") not in _EXPECTED:  # those are graph breaks, and reported as such
         said = first_line(f"{metrics.get('fail_type')}: {made.failed}")
         found.append(_fallback(FallbackKind.ERROR, said, made))
     return found

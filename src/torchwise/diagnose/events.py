@@ -21,9 +21,9 @@ class Artefact:
             "after_joint_graph", "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
             "fx_graph_runnable", "fx_graph_cache_hit" and "…_miss", "aotautograd_cache_hit" and "…_miss",
             "dynamo_cpp_guards_str", …
-        compile_id: of the compilation that it belongs to, such as "0/0"; empty where there is none.
-        text: itself.
-        path: of the file that it is a copy of, for generated code; else empty.
+        compile_id: of the compilation that it belongs to, such as "0/0", or empty if there is none.
+        text: the text itself.
+        path: for generated code, the file that it is a copy of, or empty otherwise.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Artefact:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One step of one compilation on the clock: PyTorch's name of it ("bytecode_tracing", "backend_compile", …)."""
+    """One timed step of one compilation, by PyTorch's name of it ("bytecode_tracing", "backend_compile", …)."""
 
     name: str
     compile_id: str
@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(slots=True)
 class _Lowered:
-    """What is known of one graph until its compilation ends: whether it is complex, and what runs as in eager."""
+    """The facts about one graph until its compilation ends: whether it is complex, and its operators left to eager."""
 
     is_complex: bool = False
     complex_operators: frozenset[str] | None = None
@@ -52,14 +52,14 @@ class _Lowered:
 
     @property
     def left(self) -> list[str]:
-        """Complex operators that run as in eager. A graph from a cache is not printed; then all that do are named."""
+        """Complex operators that run as in eager, or all such operators of a cached graph, which is not printed."""
         known = self.complex_operators
         return sorted(op for op in self.eager_operators if self.is_complex and (known is None or op in known))
 
 
 @dataclass(slots=True)
 class _Unfinished:
-    """What has been heard of a compilation that has not ended."""
+    """The events so far of a compilation that has not ended."""
 
     failures: tuple[recompiles.Failed, ...] = ()
     lowered: _Lowered = field(default_factory=_Lowered)
@@ -68,7 +68,7 @@ class _Unfinished:
 
 
 class Events:
-    """What was heard so far; for one thread at a time."""
+    """All events so far, for one thread at a time."""
 
     def __init__(self, artefacts: bool | Collection[str], spans: bool) -> None:
         self.breaks: dict[object, Break] = {}
@@ -79,7 +79,7 @@ class Events:
         self.spans: list[Span] = []
         self.notes: list[str] = []
         self.trace_seconds: dict[str, float] = {}
-        """What PyTorch has said that its trace took, by compilation: it adds up whatever had the same name."""
+        """The seconds of PyTorch's trace by compilation, as PyTorch reports them: it adds up all of the same name."""
         self._keeps = artefacts if isinstance(artefacts, bool) else frozenset(artefacts)
         self._keeps_spans = spans
         self._begun: dict[tuple[str, str], float] = {}
@@ -110,7 +110,7 @@ class Events:
             self._add_fallback(Fallback(FallbackKind.CUDAGRAPH_SKIP, what, count=count - told))
 
     def lost(self) -> int:
-        """Return how many compilations captured a graph, but have not said that they ended."""
+        """Return how many compilations captured a graph, but have not reported their end."""
         return sum(one.captured for one in self._unfinished.values())
 
     def _hear_text(self, name: str, unfinished: _Unfinished, text: str) -> None:
@@ -162,7 +162,7 @@ class Events:
             self._add_fallback(Fallback(FallbackKind.COMPLEX, what, made.function, made.file, made.line))
 
     def _with_its_own_seconds(self, made: Compilation) -> Compilation:
-        """Take away what an earlier compilation of this name took: a backward's forward, or one before a reset."""
+        """Subtract the time of an earlier compilation of this name: a backward's forward, or one before a reset."""
         key = "/".join(made.compile_id.split("/")[-2:])
         before, self.trace_seconds[key] = self.trace_seconds.get(key, 0.0), made.trace_s
         return replace(made, trace_s=max(0.0, made.trace_s - before))
@@ -189,7 +189,10 @@ class Events:
         self.fallbacks[same] = replace(found, count=before.count + found.count) if before else found
 
     def _hear_step(self, text: str) -> None:
-        """Take the beginning ("B") or the end ("E") of a step; they are nested, and the innermost ends first."""
+        """Take the beginning ("B") or the end ("E") of a step.
+
+        They are nested, and the innermost ends first.
+        """
         if not self._keeps_spans:
             return
         step = json.loads(text)

@@ -1,4 +1,4 @@
-"""The worker's side of `explain`: compile with PyTorch's trace open, time it, look at it, price what is found."""
+"""The worker's side of `explain`: compile with PyTorch's trace open, time, profile, and measure potential savings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from torchwise.workload import Workload
 MOST_SETTLING_CALLS = 10
 """Further calls while each compiles something: two more than PyTorch's limit for one function."""
 CALLS = 25
-"""Calls of one example by which its time is known, where there are several."""
+"""Calls of one example that time it, if there are several examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def examine(inquiry: Inquiry, stage: Callable[[str], None]) -> Explanation:
 
 
 def _arena(inquiry: Inquiry) -> Arena:
-    """Load the workload and run it once as it is.
+    """Load the workload and run it once unchanged.
 
     Raises:
         InputError: it cannot be loaded.
@@ -122,19 +122,19 @@ def _arena(inquiry: Inquiry) -> Arena:
         refuse_step(workload, "explain")
         with torch.set_grad_enabled(spec.mode == "training"):
             once = run_plainly(workload, spec.mode)
-        del workload  # what is explained is loaded anew, in the state that it has then
+        del workload  # the explained run loads its model anew, in the state that it has then
         return Arena(replace(inquiry.job, traits=once.traits), goes_on=True)
     except TorchwiseError:
         raise
     except Exception as error:  # the user's model may raise anything
-        check_plainly(load(inquiry.job))  # which raises where it is the model's own
+        check_plainly(load(inquiry.job))  # which raises if the model itself fails
         raise InternalError(f"Torchwise failed, and not the model: {raised(error)}") from error
 
 
 def _compile(inquiry: Inquiry, arena: Arena) -> tuple[Calls, _Compiled]:
-    """Compile as the plan says, and listen to it until nothing is compiled any more.
+    """Compile as the plan says, and listen until nothing is compiled any more.
 
-    What a model changes in itself, such as a count of its calls, has it compiled again until PyTorch's limit.
+    State that a model changes, such as a count of its calls, causes recompilations up to PyTorch's limit.
     """
     run, seen = arena.runners(_call(inquiry, arena)), -1
     with Trace(artefacts=tuple(FILES), spans=True) as trace:
@@ -205,7 +205,7 @@ def _is_timed(measured: Measurement) -> bool:
 
 
 def _known_work(arena: Arena, compiled: _Compiled, observed: Observed) -> KnownWork:
-    """Return what kernels have to do: further examples have operators of further shapes."""
+    """Return the known work of kernels: further examples have operators of further shapes."""
     code = [artefact.text for artefact in compiled.artefacts if artefact.name == "inductor_output_code"]
     further = [observe(call, arena.device).work for call in arena.eager[1:]] if observed.operators else []
     return KnownWork(
@@ -214,7 +214,7 @@ def _known_work(arena: Arena, compiled: _Compiled, observed: Observed) -> KnownW
 
 
 def _profile(arena: Arena, run: Calls, call_s: float, limits: Limits | None, known: KnownWork) -> kernels.Profiled:
-    """Profile a call of each example; together they take what a call of their mix was timed to take."""
+    """Profile a call of each example, scaled together to the time of a call of their mix."""
     if len(run) == 1:
         return kernels.profile(run[0], arena.device, call_s, limits, known)
     weights = mix_of(run, arena.workload).weights
@@ -228,7 +228,7 @@ def _profile(arena: Arena, run: Calls, call_s: float, limits: Limits | None, kno
 
 
 def _dtype(workload: Workload) -> torch.dtype:
-    """Return the dtype of the model's numbers, which its rate of FLOPs depends on."""
+    """Return the dtype of the model's numbers, which determines its peak rate of FLOPs."""
     found = workload.examples[0].tensors()
     if isinstance(workload.call, torch.nn.Module):
         found = [*workload.call.parameters(), *found]

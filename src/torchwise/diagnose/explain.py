@@ -1,4 +1,4 @@
-"""`explain`: have a worker run a model, and say where its time goes and what would save some. This loads no torch."""
+"""`explain`: have a worker run a model, and say where its time goes and how to save some. This loads no torch."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ if TYPE_CHECKING:
     from torchwise.trial.launcher import OnStage
 
 BUDGET_S = 45.0
-"""Seconds for pricing; compiling and measuring the run itself come on top, and a mend that is begun is finished."""
+"""Seconds for measuring potential savings.
+
+Compiling, measuring the run and finishing a begun fix come on top.
+"""
 EFFORT = replace(EFFORTS["quick"], half_width=0.01, measure_s=4.0)
-"""A price is a small difference of two times: each must be known well, or the price is noise."""
+"""A potential saving is a small difference of two times: each must be known well, or the saving is noise."""
 LIMIT_S = 900.0
-"""Seconds after which the worker is ended, whatever it does."""
+"""Seconds after which the worker is ended, in any state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry(AroundJob):
-    """What a worker is told.
+    """The order for a worker.
 
     Attributes:
         job: workload, settings and caches.
-        plan: to be explained; None for `torch.compile` with its defaults.
-        budget_s: seconds for pricing.
-        folder: where artefacts go; "" for nowhere.
+        plan: to be explained, or None for `torch.compile` with its defaults.
+        budget_s: seconds for measuring potential savings.
+        folder: where artifacts go, or "" for nowhere.
     """
 
     job: Job
@@ -65,28 +68,29 @@ def explain(
     launcher: Launcher | None = None,
     on_stage: OnStage | None = None,
 ) -> Explanation:
-    """Say why `model` is as slow as it is when compiled, where, and what each mend would save.
+    """Say why compiled `model` takes its time, where, and how much each fix would save.
 
-    It runs in a process of its own with empty caches; nothing is compiled in this one, and the model is not changed.
+    It runs in a process of its own with empty caches. Nothing is compiled in this one, and the model is not changed.
 
     Args:
         model: an `nn.Module`, a function, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
         args: example arguments, a tuple (or one tensor).
         kwargs: example keyword arguments.
-        examples: several example inputs with weights, in place of `args`; recompilations over them are found.
+        examples: several example inputs with weights, in place of `args`. Their recompilations are found.
         plan: explain this instead of `torch.compile` with its defaults.
-        calls: expected in each process: seconds that are saved once count as so many parts of a call.
+        calls: expected in each process. Seconds that are saved once are divided by it.
         mode: "inference" or "training" (with a backward pass).
-        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
-        budget: seconds for pricing: no further mend is tried after them.
+        device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
+            available.
+        budget: seconds for measuring potential savings. No further fix is tried after them.
         artefacts: folder for graphs before and after optimisation, generated code and guards.
         launcher: where the worker runs.
-        on_stage: told what it does.
+        on_stage: told of each stage.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
         BaselineError: the model raises on its own inputs.
-        UnsupportedError: it cannot be compiled, or its worker ended; the message says how.
+        UnsupportedError: it cannot be compiled, or its worker ended. The message says how.
     """
     if not budget >= 0:
         raise InputError(f"budget is {budget!r} s, but must be at least 0")
@@ -119,7 +123,7 @@ def _ended(failure: Failure) -> str:
 
 
 def _made(artefacts: str | Path | None) -> str:
-    """Make the folder here, so that one that cannot be made is refused before anything runs.
+    """Make the folder here, so that an unusable one is refused before anything runs.
 
     Raises:
         InputError: it is a file, or cannot be made.

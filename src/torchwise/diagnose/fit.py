@@ -1,4 +1,4 @@
-"""`torchwise.fit_batch`: the largest batch that fits, and the one that gets most done in a second."""
+"""`torchwise.fit_batch`: the largest batch that fits, and the one with the highest throughput."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def fit_batch(
     effort: str = "quick",
     launcher: Launcher | None = None,
 ) -> BatchFit:
-    """Look for the largest batch that fits under a plan, and for the one that gets most done in a second.
+    """Find the largest batch that fits under a plan, and the one with the highest throughput.
 
-    From the size given the batch is doubled until it fails or passes the limit, and then the gap is halved a few times.
-    Each size runs in a process of its own, on the given inputs repeated: it is compiled, proven and timed.
+    The batch starts at its given size and doubles until it fails or passes the limit. Then the gap is halved a few
+    times. Each size runs in a process of its own, on repeated inputs: it is compiled, verified and timed.
 
     Args:
         model: a `TrainStep`, an `nn.Module`, a function or a `Workload`.
-        args: an example batch; the batch is the first dimension of every tensor in it.
+        args: an example batch, along the first dimension of every tensor in it.
         plan: as `torchwise.analyze` takes it.
-        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs; None for what
-            the device has.
+        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs, or None for the
+            device's memory.
         largest: no larger batch is tried.
-        effort: how carefully each is looked at: "quick", "standard" or "thorough".
-        launcher: where the workers run; processes of this machine by default.
+        effort: how carefully each size is measured: "quick", "standard" or "thorough".
+        launcher: where the workers run, by default processes of this machine.
 
     Raises:
         InputError: an argument cannot be used, or the inputs have no batch.

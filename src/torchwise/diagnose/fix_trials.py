@@ -1,6 +1,6 @@
-"""Fixes against compiling anew, each tried on a copy of the model: how often it is compiled, and what it answers.
+"""Fixes against recompilation, each tried on a copy of the model: its compilations, and its answers.
 
-What is printed is what is run: a mark, a setting, a buffer in the place of a number are executed as they are written.
+The printed code is the code that runs: a mark, a setting, or a buffer in the place of a number are executed as written.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torchwise.verify import Observation, mismatch, observation_of
 from torchwise.workload import Example, trees
 
 ROUNDS = 12
-"""Calls of each example at the most: some more than PyTorch's limit of compilations for one function."""
+"""Calls of each example at most: some more than PyTorch's limit of compilations for one function."""
 QUIET_ROUNDS = 4
-"""Calls of each example without a compilation after which no more are made: what counts the calls shows by then."""
+"""Calls of each example without a compilation after which calling ends: a call counter has had its effect by then."""
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
 
 
@@ -53,7 +53,7 @@ class Settled:
 
     @property
     def in_words(self) -> str:
-        """What was seen of it."""
+        """The observations, in words."""
         times = f"compiled {self.compilations} time{'s' * (self.compilations != 1)}"
         if self.given_up:
             return f"{times}, and then given up as well"
@@ -66,9 +66,9 @@ def settle(fix: Fix, arena: Arena) -> Settled:
     """Call a copy of the model under a fix, beside another that runs as written, until nothing is compiled any more.
 
     Raises:
-        Exception: whatever the model raises under the fix.
+        Exception: any error of the model under the fix.
     """
-    private.forget_what_varied()  # in the run that is explained: a program that has the fix does not have that run
+    private.forget_what_varied()  # in the explained run: a program that has the fix does not have that run
     model, plain = fresh_copy(arena.workload.call), fresh_copy(arena.workload.call)
     setting = patched(fix.code) if fix.kind == "setting" else contextlib.nullcontext()
     with setting, Trace() as trace:
@@ -110,17 +110,20 @@ def _compiled(fix: Fix, model: Callable[..., Any], arena: Arena) -> Callable[...
 
 
 def _asks_for(guard: Any, sources: tuple[str, ...]) -> bool:
-    """Whether a guard asks for one of these, or for what it holds; the form of tensors is asked for all the same."""
+    """Return whether a guard checks one of these, or its contents.
+
+    The form of tensors is checked in any case.
+    """
     name = _LOCAL.sub(r"\1", guard.name)
     within = any(name == source or name.startswith((f"{source}.", f"{source}[")) for source in sources)
     return within and guard.guard_type != "TENSOR_MATCH"
 
 
 def _make_tensor(fix: Fix, model: Callable[..., Any]) -> None:
-    """Put a tensor in the place of a number, by the code that is printed, in every part that has the function.
+    """Put a tensor in the place of a number, by the printed code, in every part that has the function.
 
     Raises:
-        UnsupportedError: no part of the model is what holds the number.
+        UnsupportedError: no part of the model holds the number.
     """
     root, _, path = fix.code.partition(".register_buffer(")[0].partition(".")
     name = fix.code.partition("(")[2].partition(",")[0].strip("'\"")
@@ -140,7 +143,7 @@ def _make_tensor(fix: Fix, model: Callable[..., Any]) -> None:
 
 
 def _marking(compiled: Callable[..., Any], code: str, model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a call so that its inputs are marked before it, by the code that is printed; each only once."""
+    """Wrap a call so that the printed code marks its inputs before it, each only once."""
     mark = compile(code, "<the marks>", "exec")
     marked: list[Any] = []
 
@@ -154,7 +157,7 @@ def _marking(compiled: Callable[..., Any], code: str, model: Callable[..., Any])
 
 
 def named_inputs(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return inputs by the names that the model's code has for them; none where it does not say."""
+    """Return inputs by the names that the model's code has for them, or none if it names none."""
     try:
         return dict(inspect.signature(getattr(model, "forward", model)).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):

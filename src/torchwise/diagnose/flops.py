@@ -1,7 +1,8 @@
-"""How many floating-point operations an operator makes, by PyTorch's own counter and the formulas that it lacks.
+"""Count an operator's floating-point operations, by PyTorch's own counter and the formulas that it lacks.
 
-An addition and a multiplication count as one each, as in `torch.utils.flop_counter`; of complex numbers they are four
-real ones each. What is added to a product on its way, such as a bias or an activation, is left out, as it is there.
+An addition and a multiplication count as one each, as in `torch.utils.flop_counter`. For complex numbers they count as
+four real ones each. Terms added to a product on its way, such as a bias or an activation, are left out, as they are
+there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Shape = tuple[int, ...]
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float | None:
-    """Return the operations of one call of an operator; None where they are unknown."""
+    """Return the operations of one call of an operator, or None if unknown."""
     if (name := func._schema.name) in VIEWS or name in MOVES:
         return 0.0
     if (count := flop_registry.get(func._overloadpacket)) is None:
@@ -46,17 +47,17 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     is_complex = any(isinstance(each, torch.Tensor) and each.is_complex() for each in args)
     try:
         return float(count(*args, **kwargs, out_val=result)) * (COMPLEX_FACTOR if is_complex else 1)
-    except Exception:  # formulas are PyTorch's, and take no nested tensors, among others: then it is not known
+    except Exception:  # PyTorch's formulas take no nested tensors, among others: then the count is unknown
         return None
 
 
 def is_counted(func: Any) -> bool:
-    """Whether there is a formula for an operator as a whole."""
+    """Return whether there is a formula for an operator as a whole."""
     return func._overloadpacket in flop_registry
 
 
 def product_flops(name: str, shapes: tuple[Shape, ...], is_complex: bool) -> float | None:
-    """Return the operations of a matrix product, whose shapes say it all; None where it is none."""
+    """Return the operations of a matrix product from its shapes, or None for another operator."""
     given = shapes[: 3 if "add" in name else 2]
     try:
         return float(flop_registry[_PRODUCTS[name]](*given)) * (COMPLEX_FACTOR if is_complex else 1)
@@ -65,7 +66,7 @@ def product_flops(name: str, shapes: tuple[Shape, ...], is_complex: bool) -> flo
 
 
 def _register(*names: str, get_raw: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add a formula for operators that this PyTorch has, and has none for."""
+    """Add a formula for operators that this PyTorch has without a formula."""
     packets = [getattr(torch.ops.aten, name, None) for name in names]
     missing = [packet for packet in packets if packet is not None and packet not in flop_registry]
     return register_flop_formula(missing, get_raw=get_raw)
@@ -97,7 +98,7 @@ def _attention(query: Shape, key: Shape, value: Shape, *_args: Any, **_kwargs: A
 
 @_register("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _attention_backward(_grad: Shape, query: Shape, key: Shape, value: Shape, *_args: Any, **_kwargs: Any) -> int:
-    """The scores once more, and the gradients of four products: five products in place of two."""
+    """Count the scores once more, and the gradients of four products: five products in place of two."""
     return int(sdpa_flop_count(query, key, value)) * 5 // 2
 
 
@@ -108,7 +109,7 @@ def _multi_head(query: Shape, key: Shape, _value: Shape, width: int, _heads: int
 
 @_register("_transformer_encoder_layer_fwd")
 def _encoder_layer(src: Shape, width: int, *args: Any, **_kwargs: Any) -> int:
-    """Attention, and a feed-forward part of two products."""
+    """Count attention, and a feed-forward part of two products."""
     batch, length, inner = math.prod(src[:-2]), src[-2], int(args[_FEED_FORWARD][0])
     return _multi_head_count(batch, length, length, width) + 4 * batch * length * width * inner
 
@@ -134,13 +135,13 @@ def _rnn_backward(x: Shape, weights: Any, *_args: Any, **_kwargs: Any) -> int:
 
 
 def _multi_head_count(batch: int, queries: int, keys: int, width: int) -> int:
-    """The four projections, the scores, and their product with the values."""
+    """Count the four projections, the scores, and their product with the values."""
     projections = 2 * width * width * (2 * queries + 2 * keys)
     return batch * (projections + 4 * queries * keys * width)
 
 
 def _rnn_count(x: Shape, weights: Any) -> int:
-    """Every weight of a matrix is used once at each step of each sequence."""
+    """Count every weight of a matrix once at each step of each sequence."""
     used: int = sum(math.prod(shape) for shape in weights if len(shape) == 2)
     return 2 * math.prod(x[:-1]) * used
 

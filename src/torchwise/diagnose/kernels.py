@@ -1,7 +1,7 @@
-"""What runs in one call: kernels with their time, bytes, FLOPs and share of the roofline, and the host's time.
+"""The activity of one call: kernels with their time, bytes, FLOPs and share of the roofline, and the host's time.
 
-On a CPU the outermost operators are the kernels, and the functions that Inductor wrote, which report themselves where
-`PROFILED` is set. On a GPU they are what ran there, however it was launched.
+On a CPU the kernels are the outermost operators and Inductor's functions, which report themselves if `PROFILED` is set.
+On a GPU they are the kernels that ran there, with any kind of launch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from torchwise.measure.peaks import bandwidth, matrix_rate
 from torchwise.records.explanation import Kernel, Limits, is_rough
 
 PROFILED = "cpp.enable_kernel_profile"
-"""Inductor's option with which generated C++ reports itself to the profiler; it costs nothing that can be measured."""
+"""Inductor's option that makes generated C++ report itself to the profiler.
+
+Its cost is too small to measure.
+"""
 CALLS = 5
-"""Calls that are profiled; the one that took closest to the timed call stands for it, as the others were disturbed."""
+"""Profiled calls.
+
+The call closest to the timed call stands for it, as the others were disturbed.
+"""
 LIMITS_S = 0.25
 """Seconds for each of the two limits."""
 _CALL = "torchwise.call"
@@ -33,10 +39,12 @@ _REGION = "Torch-Compiled Region"
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What the profiler saw in one call; all seconds are on the scale of the timed call.
+    """The profiler's view of one call.
+
+    All seconds are on the scale of the timed call.
 
     Attributes:
-        kernels: the longest first; they share the time in which several run.
+        kernels: the longest first. When several run at a time, they share that time.
         busy_s: seconds in which a kernel ran: the sum of theirs.
         guards_s: seconds of Dynamo's look-up and guards.
         lookups: how many of them there were.
@@ -54,7 +62,10 @@ class Profiled:
 
 @dataclass
 class _Sum:
-    """What kernels of one name do: their work is known where that of each is."""
+    """The sum of all kernels of one name.
+
+    Its work is known if the work of each is.
+    """
 
     calls: int = 0
     seconds: float = 0.0
@@ -76,9 +87,9 @@ def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits 
     Args:
         call: warm already.
         device: "cpu" or "cuda".
-        call_s: seconds that the call takes by the clock, with nobody looking.
-        limits: of the hardware; None where the call could not be timed, so that no kernel has a share of them.
-        known: what kernels and operators have to do.
+        call_s: seconds of the call by the clock, without a profiler.
+        limits: of the hardware. None if the call could not be timed: no kernel then has a share of them.
+        known: the known work of kernels and operators.
     """
     window, events = _closest(_events(call, device), call_s)
     if window is None:
@@ -87,7 +98,7 @@ def profile(call: Callable[[], Any], device: str, call_s: float, limits: Limits 
     works = [event for event in events if (_ran_on_gpu(event) if on_gpu else _is_outermost(event))]
     works = [event for event in works if event.name not in VIEWS]
     busy = _covered_s(works) / call_s
-    inflation = max(busy, 1.0) if on_gpu else host  # a GPU times its kernels itself, whatever holds up the host
+    inflation = max(busy, 1.0) if on_gpu else host  # a GPU times its kernels itself, even if something delays the host
     sums = (_sums_on_gpu if on_gpu else _sums_on_cpu)(works, events, known)
     total_s = sum(found.seconds for found in sums.values())
     scale = busy * call_s / total_s / inflation if total_s else 0.0
@@ -142,7 +153,7 @@ def _mixed_kernel(row: list[tuple[float, Kernel]]) -> Kernel:
 
 
 def measured_limits(device: str, dtype: torch.dtype) -> Limits:
-    """Measure what the hardware can do in a call of this dtype, for about half a second."""
+    """Measure the hardware's limits in a call of this dtype, for about half a second."""
     exact = dtype if dtype.is_floating_point else torch.float32
     with turns.alone():
         return Limits(bandwidth(device, LIMITS_S), matrix_rate(exact, device, LIMITS_S))
@@ -191,7 +202,7 @@ def _sums_on_gpu(works: Iterable[Any], events: Iterable[Any], known: KnownWork) 
     for event in works:
         sums[event.name].calls += 1
         sums[event.name].seconds += event.time_range.elapsed_us() / 1e6
-    for event in events:  # what an operator does counts for the longest kernel that it launched
+    for event in events:  # an operator's work counts for the longest kernel that it launched
         launched = _launched(event) if event.device_type.name == "CPU" and _is_outermost(event) else []
         longest = max(launched, key=lambda kernel: kernel.duration, default=None)
         if longest is not None and longest.name in sums:
@@ -200,7 +211,7 @@ def _sums_on_gpu(works: Iterable[Any], events: Iterable[Any], known: KnownWork) 
 
 
 def _covered_s(events: Iterable[Any]) -> float:
-    """Return the seconds in which at least one of the events goes on."""
+    """Return the seconds in which at least one of the events is active."""
     covered = end = 0.0
     for span in sorted((event.time_range for event in events), key=lambda span: span.start):
         covered += max(span.end - max(span.start, end), 0.0)
@@ -217,7 +228,7 @@ def _ran_on_gpu(event: Any) -> bool:
 
 
 def _is_outermost(event: Any) -> bool:
-    """Whether an event is an operator or a generated kernel, and not a part of one."""
+    """Return whether an event is an operator or a generated kernel, and not a part of one."""
     return is_operator(event.name) and not (event.cpu_parent is not None and _has_work(event.cpu_parent))
 
 
@@ -226,7 +237,10 @@ def _has_work(event: Any) -> bool:
 
 
 def _kernel(name: str, found: _Sum, scale: float, limits: Limits | None) -> Kernel:
-    """Return a row of the table; without limits, as the profile is rough, it has no share."""
+    """Return a row of the table.
+
+    Without limits, as the profile is rough, it has no share.
+    """
     seconds = found.seconds * scale
     nbytes = found.nbytes if found.with_bytes == found.calls else None
     flops = found.flops if found.with_flops == found.calls else None

@@ -1,4 +1,4 @@
-"""One call of the plain model, watched operator by operator: the FLOPs of each, and where the host waits for data."""
+"""Watch one call of the plain model, operator by operator: the FLOPs of each, and where the host waits for data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ WAITING = {
     "aten::repeat_interleave": "repeat_interleave() with a tensor of repeats",
 }
 READS_ONE = "aten::_local_scalar_dense"
-"""The operator by which Python reads one number; all others tell it how many there are, or whether."""
-"""Operators whose answer, or whose output's size, lies in the data: the host must have it to go on."""
+"""The operator by which Python reads one number.
+
+The others return a count, or yes or no.
+"""
+"""Operators whose answer or output size lies in the data: the host needs it to go on."""
 _MACHINERY = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, torchwise.__file__))
 _ZOO = str(Path(torchwise.__file__).parent / "zoo") + os.sep
 
@@ -42,11 +45,11 @@ class Wait:
     """A place at which the host waits for data.
 
     Attributes:
-        what: makes it wait.
+        what: the cause of the wait.
         place: the line.
         times: in one call.
-        reads: what Python is told there: "yes or no", "how many" (a whole number, or a size), "number" (of float32 or
-            float64), or something else, "".
+        reads: the kind of answer: "yes or no", "how many" (a whole number, or a size), "number" (of float32 or
+            float64), or "" for something else.
     """
 
     what: str
@@ -57,7 +60,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Bytes of the tensors that an operator is given and returns, and its FLOPs; None where they are unknown."""
+    """Bytes of the tensors that an operator takes and returns, and its FLOPs, or None if unknown."""
 
     nbytes: float | None
     flops: float | None = None
@@ -65,11 +68,11 @@ class Work:
 
 @dataclass
 class Observed:
-    """What was seen.
+    """The observations of one call.
 
     Attributes:
         work: by operator and the shapes of its tensors.
-        waits: by what and where.
+        waits: by cause and place.
         complex_operators: how many operators had complex numbers.
         operators: how many there were.
     """
@@ -81,7 +84,7 @@ class Observed:
 
 
 def observe(call: Callable[[], Any], device: str) -> Observed:
-    """Run `call` once and watch it; only data that lie on `device` are waited for."""
+    """Run `call` once and watch it; only waits for data on `device` count."""
     watching = _Watching(device)
     with answering(watching.asked, watching.read), watching:
         call()
@@ -91,7 +94,7 @@ def observe(call: Callable[[], Any], device: str) -> Observed:
 
 
 def users_place() -> Place | None:
-    """Return the innermost line outside PyTorch and this package, but for its zoo, that is being run."""
+    """Return the innermost running line outside PyTorch and this package, except for its zoo."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -108,10 +111,10 @@ class _Watching(TorchDispatchMode):
         self.seen = Observed()
         self.waits: dict[tuple[str, str, Place], int] = {}
         self._device = device
-        self._reads = ""  # what Python has just asked for, of the operator that comes next
+        self._reads = ""  # the question Python has just put, which the next operator answers
 
     def asked(self, _tensor: torch.Tensor) -> Any:
-        """Note that Python asks yes or no, and leave the answer to PyTorch."""
+        """Note that Python asks for yes or no, and leave the answer to PyTorch."""
         self._reads = "yes or no"
         return NotImplemented
 
@@ -139,7 +142,7 @@ class _Watching(TorchDispatchMode):
         return result
 
     def _within(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that is made of others, so that those are seen: inference mode hands it on as a whole."""
+        """Run the parts of a composite operator, so that they are seen: inference mode hands it on as a whole."""
         if not torch.is_inference_mode_enabled() or is_counted(func):
             return NotImplemented
         with self:
@@ -163,5 +166,5 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> Shapes:
-    """Return the shapes of tensors, without those of single numbers, which a profiler does not tell from none."""
+    """Return the shapes of tensors, without those of single numbers, which look like none to a profiler."""
     return tuple(tuple(t.shape) for t in tensors if t.dim())

@@ -1,4 +1,4 @@
-"""Whose code a frame is: the user's, an installed library's, or the compiler's own."""
+"""Tell whose code a frame is: the user's, an installed library's, or the compiler's own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _RESUMED = re.compile(r"^(torch_dynamo_resume_in_)+(?P<function>.+?)(_at_\d+)+$"
 def read(text: str) -> tuple[Frame, ...]:
     """Return the frames of a traceback as Python writes it, without the compiler's, the outermost first.
 
-    A function that goes on after a graph break appears twice in PyTorch's stack: where it broke before, and where it is
-    now. The first of these is left out.
+    A function that goes on after a graph break appears twice in PyTorch's stack: at its earlier break, and at its
+    present line. The first of these is left out.
     """
     found = [
         Frame(hit["file"], int(hit["line"]), (hit["function"] or "").strip())
@@ -39,29 +39,29 @@ def read(text: str) -> tuple[Frame, ...]:
 
 
 def plain_name(function: str) -> str:
-    """Return the function that one goes on with after a graph break: "f" for "torch_dynamo_resume_in_f_at_3"."""
+    """Return the name of the function that continues after a graph break: "f" for "torch_dynamo_resume_in_f_at_3"."""
     hit = _RESUMED.match(function)
     return plain_name(hit["function"]) if hit else function
 
 
 def innermost_users(frames: Iterable[Frame]) -> Frame | None:
-    """Return the innermost frame that is the user's own code; None where all are libraries'."""
+    """Return the innermost frame of the user's own code, or None if all are libraries'."""
     return next((frame for frame in reversed(tuple(frames)) if not is_library(frame.file)), None)
 
 
 def is_compiler(file: str) -> bool:
-    """Whether it is the compiler's: its frames say nothing about the program."""
+    """Return whether it is the compiler's: its frames say nothing about the program."""
     return _within(file, _compiler())
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Whether it is installed code (torch, site-packages, the standard library), or Torchwise's but for its zoo."""
+    """Return whether it is installed code: torch, site-packages, the standard library, or Torchwise except its zoo."""
     return _within(file, _libraries()) and not _within(file, (str(Path(torchwise.__file__).parent / "zoo"),))
 
 
 def excerpt(frame: Frame) -> str:
-    """Return the source line, without its indent; empty where it cannot be read."""
+    """Return the source line, without its indent, or empty if it cannot be read."""
     return linecache.getline(frame.file, frame.line).strip()
 
 

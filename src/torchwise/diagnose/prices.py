@@ -1,4 +1,4 @@
-"""What a mend saves: the run with and without it, in alternation, in the same process."""
+"""Measure the saving of a fix: the run with and without it, in alternation, in the same process."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from torchwise.records.watched import Break
 from torchwise.trial.arena import Arena, Calls
 
 BREAKS = 2
-"""Graph breaks in the function on which the cost of one is measured."""
+"""Graph breaks in the function that measures the cost of one."""
 
 
 class PairedPrices:
-    """Times mends against the run that is explained; see `findings.evidence.Prices`.
+    """Times fixes against the explained run.
+
+    See `findings.evidence.Prices`.
 
     Attributes:
-        notes: why something has no price.
-        failures: those of the notes that say how a mend failed, by the mend.
+        notes: why a saving is unknown.
+        failures: those notes that say how a fix failed, by the fix.
 
     Args:
         arena: with the workload.
-        run: the calls that are explained, compiled already.
-        call_s: seconds that a call of them takes, which savings are parts of.
-        budget_s: seconds after which no further mend is tried.
-        stage: told what is tried.
+        run: the explained calls, compiled already.
+        call_s: seconds that a call of them takes, of which savings are parts.
+        budget_s: seconds after which no further fix is tried.
+        stage: told of each trial.
         suggested: the code that was run against graph breaks.
     """
 
@@ -64,31 +66,31 @@ class PairedPrices:
         self._break: list[Interval | None] = []
 
     def of_plan(self, plan: Plan) -> Price | None:
-        """Return what this plan saves over the run."""
+        """Return the plan's saving over the run."""
         return self._price(plan, lambda: self._planned(plan))
 
     def without_module_guards(self) -> Price | None:
-        """Return what the same code saves where PyTorch asks nothing about modules and their weights.
+        """Return the same code's saving without guards on modules and their weights.
 
-        Both are compiled as a user would: beside code that reports to the profiler, which takes longer itself, a saving
+        Both are compiled as a user would. Beside code that reports to the profiler, which takes longer itself, a saving
         of some microseconds came out half as large again.
         """
         skip = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         return self._price("no guards of modules", lambda: self._plain(guard_filter_fn=skip), self._plain)
 
     def under(self, setting: str) -> Price | None:
-        """Return what compiling under a setting of PyTorch saves."""
+        """Return the saving from compiling under a setting of PyTorch."""
         return self._price(setting, lambda: self._set(setting))
 
     def of_line(self, found: Break) -> Price | None:
-        """Return what the model saves with the line that a break's mend gives."""
+        """Return the model's saving with the line that a break's fix gives."""
         copied = self._suggested.rewritten.get(found)
         if copied is None or found.mend is None:
             return None
         return self._price(place_of_line(found), lambda: self._plain(copied, **self._profiled))
 
     def tried(self, fix: Fix) -> Tried | None:
-        """Try a fix on a copy of the model; None where the budget was spent."""
+        """Try a fix on a copy of the model, or return None if the budget is spent."""
         if fix not in self._tried:
             self._tried[fix] = None if self._is_over(fix.code) else self._try(fix)
         return self._tried[fix]
@@ -108,7 +110,7 @@ class PairedPrices:
     def _price(
         self, mend: Plan | str, make: Callable[[], Calls], base: Callable[[], Calls] | None = None
     ) -> Price | None:
-        """Return what a mend saves over `base`; over the run where there is none."""
+        """Return the saving of a fix over `base`, or over the run if `base` is None."""
         if mend not in self._known:
             words = f"plan {mend}" if isinstance(mend, Plan) else mend
             self._known[mend] = None if self._is_over(words) else self._measured(mend, words, make, base)
@@ -127,15 +129,16 @@ class PairedPrices:
         try:
             with _more_compilations():
                 mended, run = make(), base() if base else self._run
-            # Under PyTorch's own limit again: what would be compiled anew on every call runs in eager, as for the user.
+            # Under PyTorch's own limit again: code that would be recompiled on every call runs in eager, as for the
+            # user.
             return self._timed(mended, run, words)
-        except Exception as error:  # what a mend does to somebody's model may raise anything: it then has no price
+        except Exception as error:  # with a fix, somebody's model may raise anything: the saving is then unknown
             self.failures[mend] = f"{words}: not priced, because it failed with {first_line(raised(error))}"
             self.notes.append(self.failures[mend])
             return None
 
     def _timed(self, mended: Calls, run: Calls, words: str) -> Price:
-        """Return what calls save over others, which were compiled alike but for the mend."""
+        """Return the saving of calls over others, which were compiled alike except for the fix."""
 
         def price(found: Measurement) -> Price:
             how = f"timed in alternation, {len(found.candidate_s)} rounds: {words}"
@@ -154,12 +157,12 @@ class PairedPrices:
             if not settled.is_steady:
                 return Tried(fix.code, False, settled.in_words, compilations=settled.compilations)
             price = self._timed(settled.calls, self._run, fix.code)
-        except Exception as error:  # what a fix does to somebody's model may raise anything: it then does not help
+        except Exception as error:  # with a fix, somebody's model may raise anything: the fix then does not help
             return Tried(fix.code, False, f"failed with {first_line(raised(error))}")
         return Tried(fix.code, settled.is_alike, settled.in_words, price, settled.compilations)
 
     def _planned(self, plan: Plan) -> Calls:
-        """Return the calls of a plan, by the way that `torchwise.apply` takes for them."""
+        """Return the calls of a plan, made in the same way as by `torchwise.apply`."""
         arena, workload = self._arena, self._arena.workload
         profiled = plan if not profiles(plan, arena.device) else plan.with_choice("options", (PROFILED, True))
         made = realize(twin(workload.call), profiled, workload.examples[0], device=arena.device, mode=arena.mode)
@@ -175,7 +178,7 @@ class PairedPrices:
 
     @property
     def _profiled(self) -> dict[str, Any]:
-        """Options with which what is generated reports to the profiler, as the run's does."""
+        """Options that make generated code report to the profiler, as the run's does."""
         return {PROFILED: True} if self._arena.device == "cpu" else {}
 
     def _settled(self, calls: Calls) -> Calls:
@@ -189,15 +192,15 @@ class PairedPrices:
 
 
 def profiles(plan: Plan, device: str) -> bool:
-    """Whether what a plan generates can report itself to the profiler, so that it shares its code with the run."""
+    """Return whether a plan's generated code can report to the profiler, and so share its code with the run."""
     return device == "cpu" and plan.backend == "inductor"
 
 
 def cost_of_a_break(device: str) -> Interval | None:
-    """Measure what a graph break costs: a chain of small operators, compiled with breaks between them and without.
+    """Measure the cost of a graph break: a chain of small operators, compiled with breaks between them and without.
 
     Returns:
-        Seconds of each break; None where the machine was too busy to tell.
+        Seconds of each break, or None if the machine was too busy to tell.
     """
 
     def chain(x: torch.Tensor) -> torch.Tensor:
@@ -205,7 +208,7 @@ def cost_of_a_break(device: str) -> Interval | None:
 
     def broken(x: torch.Tensor) -> torch.Tensor:
         x = x.sin()
-        torch._dynamo.graph_break()  # written out: in a loop, a break has the whole function run in eager
+        torch._dynamo.graph_break()  # written out: in a loop, a break makes the whole function run in eager
         x = x.sin()
         torch._dynamo.graph_break()
         return x.sin()
@@ -235,7 +238,7 @@ def _pair(candidate: Callable[[], Any], baseline: Callable[[], Any], device: str
 
 
 def _more_compilations() -> Any:
-    """Let one code object be compiled as often as there are mends: all of them count towards one limit."""
+    """Raise the limit of compilations for one code object: all fixes count towards it."""
     return importlib.import_module("torch._dynamo.config").patch(
         recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16
     )

@@ -1,4 +1,4 @@
-"""The names of torch that the diagnosis needs and that torch does not promise to keep: looked up here alone."""
+"""Private names of torch, without a promise of stability, that the diagnosis needs: looked up here alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WHO = "watching the compiler"
 
 
 def trace_logger() -> logging.Logger:
-    """Return the logger that PyTorch's structured trace is written to.
+    """Return the logger of PyTorch's structured trace.
 
     Raises:
         UnsupportedError: this version has no such name.
@@ -40,7 +40,7 @@ def trace_seconds() -> dict[str, float]:
 
 
 def forget_what_varied() -> None:
-    """Have PyTorch forget which sizes and numbers it saw vary: what is compiled next makes none of them dynamic.
+    """Have PyTorch forget which sizes and numbers it saw vary: the next compilation makes none of them dynamic.
 
     Raises:
         UnsupportedError: this version has no such name.

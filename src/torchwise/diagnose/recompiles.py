@@ -1,4 +1,4 @@
-"""Recompilations: the guard that failed, and what varies from call to call, read from PyTorch's reasons."""
+"""Recompilations: the failed guard, and the value that varies from call to call, read from PyTorch's reasons."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Failed:
 
     Attributes:
         guard: as PyTorch writes it.
-        source: the expression that it looks at; empty where that cannot be told.
-        subject: what varies, in words.
-        want: the value that the compiled code was made for; empty where the guard names none.
-        got: the value that came; empty where PyTorch does not say.
+        source: the expression that it checks, or empty if that is unknown.
+        subject: the varying value, in words.
+        want: the value that the compiled code was made for, or empty if the guard names none.
+        got: the value that came, or empty if PyTorch does not say.
         stack: the code that the guard was made for.
         function: around that code.
     """
@@ -38,14 +38,14 @@ class Failed:
 
 
 def read(payload: str) -> tuple[Failed, ...]:
-    """Return what failed for each of the compiled versions that did not fit, the one used last first."""
+    """Return the failed guard of each compiled version that did not fit, the one used last first."""
     reasons = json.loads(payload) if payload.startswith("[") else payload
     texts = [reasons] if isinstance(reasons, str) else [str(reason) for reason in reasons]
     return tuple(_failed(text) for text in texts)
 
 
 def varies(failures: Sequence[Failed]) -> str:
-    """Say what varies and between which values, from every version that failed over the same thing as the first."""
+    """Name the varying value and its range, from every version that failed over the same value as the first."""
     first = failures[0]
     same = [failed for failed in reversed(failures) if failed.subject == first.subject]
     wanted = list(dict.fromkeys(failed.want for failed in same if failed.want))
@@ -64,7 +64,7 @@ def _failed(text: str) -> Failed:
 
 
 def _explain(guard: str) -> tuple[str, str, str, str]:
-    """Return what a guard looks at, what varies in words, the value wanted, and the value that came."""
+    """Return a guard's expression, the varying value in words, the value wanted, and the value that came."""
     for pattern, words in _WORDS:
         if hit := pattern.match(guard):
             found = hit.groupdict()
@@ -128,4 +128,7 @@ _WORDS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
         lambda hit: f"{hit['source']}, so that this no longer holds: {hit.string}",
     ),
 )
-"""How a guard reads, and what varies then; the first that fits counts."""
+"""Forms of guards, each with its varying value.
+
+The first that fits counts.
+"""

@@ -1,4 +1,4 @@
-"""A line of a program written otherwise, in a copy of the model: so that advice can be run before it is given."""
+"""Rewrite a line of a program in a copy of the model, so that advice can be run before it is given."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from torchwise.diagnose.twin import fresh_copy
 
 Found = tuple[str, int, str]
-"""Where a code object comes from: its file, first line and name."""
+"""The origin of a code object: its file, first line and name."""
 
 
 def rewritten(call: Callable[..., Any], file: str, line: int, statement: str) -> Callable[..., Any] | None:
-    """Return a copy of a callable in which a line reads otherwise; None where that line is in no method of its own.
+    """Return a copy of a callable with one line rewritten, or None if that line is in no method of its own.
 
     Args:
         call: a module or a function.
-        file: that the line stands in.
-        line: counted from 1; a statement must begin there.
+        file: the file of the line.
+        line: counted from 1. A statement must begin there.
         statement: to stand in its place.
 
     Raises:
-        Exception: whatever reading and compiling the file raises.
+        Exception: any error from reading and compiling the file.
     """
     new = _compiled(file, line, statement)
     if new is None:
@@ -64,7 +64,7 @@ def _found(code: types.CodeType) -> Found:
 
 
 def _compiled(file: str, line: int, statement: str) -> types.CodeType | None:
-    """Compile a file with a line written otherwise; return the code of the function around it."""
+    """Compile a file with one line rewritten, and return the code of the function around it."""
     tree = ast.parse(Path(file).read_text(encoding="utf-8"), file)
     place = _Place(line)
     place.visit(tree)

@@ -1,4 +1,4 @@
-"""What a caller of a diagnosis gave, on its way to the workers."""
+"""Send the arguments of a diagnosis to its workers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from torchwise.workload.given import device_of, name_of
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Where workers find a live model, and the settings that it is run under; both None for a target."""
+    """The file of a live model for the workers, and the settings it runs under.
+
+    Both are None for a target.
+    """
 
     source: str | None = None
     settings: ProcessSettings | None = None
 
 
 def specified(model: Any, workload: Workload | None, device: str | None, **asked: Any) -> WorkloadSpec:
-    """Return what is to be run.
+    """Return the specification of the run.
 
     Args:
         model: as it was given.
-        workload: of a live model; None for a target.
-        device: by default where a live model and its inputs lie; for a target, as on the command line.
+        workload: of a live model, or None for a target.
+        device: by default the device of a live model and its inputs. For a target, as on the command line.
         **asked: other fields of the spec.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Settings of PyTorch as they are printed, held for a while."""
+"""Settings of PyTorch in their printed form, and set for a while."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SETTING = re.compile(
 
 
 def argument(setting: str) -> str:
-    """Return what a setting such as "torch._dynamo.config.x.add(print)" adds to a set; "" for one that is a flag."""
+    """Return the value that a setting such as "torch._dynamo.config.x.add(print)" adds to a set, or "" for a flag."""
     hit = _SETTING.match(setting)
     return (hit["added"] or "") if hit else ""
 
 
 @contextlib.contextmanager
 def patched(setting: str, names: dict[str, Any] | None = None) -> Iterator[None]:
-    """Hold a setting of PyTorch, as "torch._dynamo.config.x = True" or "torch._dynamo.config.x.add(print)".
+    """Apply a setting of PyTorch, such as "torch._dynamo.config.x = True" or "torch._dynamo.config.x.add(print)".
 
     Args:
         setting: as it is printed.
-        names: what it may name beside Python's own.
+        names: the names that it may use beside Python's own.
 
     Raises:
-        ValueError: it is not written so.
+        ValueError: it has another form.
     """
     hit = _SETTING.match(setting)
     if hit is None:

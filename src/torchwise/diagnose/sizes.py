@@ -1,8 +1,8 @@
-"""How many bytes each generated kernel is given, read from the Python that Inductor writes around its kernels.
+"""Count the bytes of each generated kernel's tensors, read from the Python that Inductor writes around its kernels.
 
-The profiler knows the shapes of a library's calls, but not of generated ones. The code that calls those allocates every
-buffer with its size (`empty_strided_cpu(...)`), asserts the size of what a library returns (`assert_size_stride(...)`),
-and ends with inputs to try it on (`rand_strided(...)`).
+The profiler knows the shapes of a library's calls, but not of generated ones. The Python code around those allocates
+every buffer with its size (`empty_strided_cpu(...)`) and asserts the size of a library's results
+(`assert_size_stride(...)`). It ends with inputs to try it on (`rand_strided(...)`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ _KEEPS_DTYPE = re.compile(r"^extern_kernels\.|attention")
 _BUFFER = re.compile(r"buf\d+$")
 
 Buffer = tuple[float, int]
-"""Elements, and bytes of each; not a number of elements where a size is symbolic or unknown."""
+"""Number of elements, and bytes of each.
+
+The number is NaN if a size is symbolic or unknown.
+"""
 UNKNOWN: Buffer = (math.nan, 0)
 
 
 def bytes_of_kernels(sources: Iterable[str]) -> dict[str, float]:
-    """Return the bytes of the tensors that each kernel is given, each tensor once, by the kernel's name.
+    """Return the bytes of each kernel's tensors, each tensor once, by the kernel's name.
 
-    A kernel that is called several times counts with the mean of its calls; one of whose tensors a size is symbolic or
-    unknown is left out.
+    A kernel that is called several times counts with the mean of its calls. A kernel is left out if a size of its
+    tensors is symbolic or unknown.
     """
     calls: dict[str, list[float]] = {}
     for source in sources:
@@ -43,7 +46,7 @@ def _calls(source: str) -> Iterator[tuple[str, float]]:
     """Yield each call of a generated kernel in one file."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # C++ where the wrapper is C++, too: nothing is known then
+    except SyntaxError:  # with a C++ wrapper, the code is C++, too: nothing is known then
         return
     nodes = sorted((n for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.Expr))), key=lambda n: n.lineno)
     # The inputs' sizes come last in the file, but every call needs them.
@@ -65,7 +68,7 @@ def _bytes(call: ast.Call, buffers: dict[str, Buffer]) -> float:
 
 
 def _asserted(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
-    """Return the name and size of a buffer of which the code asserts the size, where its dtype is known."""
+    """Return the name and size of a buffer whose size the code asserts, if its dtype is known."""
     if not isinstance(call.func, ast.Name) or call.func.id != ASSERTION or len(call.args) < 2:
         return None
     name, size = call.args[:2]
@@ -75,7 +78,7 @@ def _asserted(call: ast.Call, buffers: dict[str, Buffer]) -> tuple[str, Buffer] 
 
 
 def _made(node: ast.stmt, buffers: dict[str, Buffer]) -> tuple[str, Buffer] | None:
-    """Return the name and size of a buffer that a statement makes: anew, or of another one."""
+    """Return the name and size of a buffer that a statement makes: anew, or from another one."""
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
         return None
     name, value = node.targets[0].id, node.value

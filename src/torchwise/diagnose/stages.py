@@ -1,7 +1,7 @@
-"""The six stages between a call and its kernels: how long each took, and what went in and came out.
+"""The six stages between a call and its kernels: the time of each, its input and its output.
 
-Times come from the spans of PyTorch's own trace. They lie inside each other, so each counts without what lies in it,
-for the stage that its name belongs to; a name that belongs to none counts for the stage around it.
+Times come from the spans of PyTorch's own trace. They are nested, so that each counts without the spans inside it, for
+the stage that its name belongs to. A name that belongs to no stage counts for the stage around it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ FILES = {
     "inductor_output_code": (GENERATION, "kernels"),
     "dynamo_cpp_guards_str": (EXECUTION, "guards"),
 }
-"""Artefacts that are kept: the stage that each belongs to, and how its file's name begins."""
+"""Artifacts that are kept: the stage of each, and the beginning of its file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What one file of generated code calls.
+    """The calls in one file of generated code.
 
     Attributes:
         generated: kernels that the compiler wrote.
@@ -64,7 +64,7 @@ class Code:
 
 
 def code_of(artefacts: Iterable[Artefact]) -> Code:
-    """Return what all generated code calls."""
+    """Return the calls in all generated code."""
     text = "\n".join(artefact.text for artefact in artefacts if artefact.name == "inductor_output_code")
     return Code(len(_GENERATED.findall(text)), Counter(_EXTERN.findall(text)), Counter(_FALLBACK.findall(text)))
 
@@ -78,16 +78,16 @@ def stages(
     backend: str,
     files: dict[str, tuple[str, ...]],
 ) -> tuple[Stage, ...]:
-    """Return the six stages of what was compiled.
+    """Return the six stages of all compilations.
 
     Args:
         spans: of all compilations.
         artefacts: likewise.
-        watched: what was seen besides.
+        watched: the other events.
         execution: of a steady call.
         kernels: that run in it.
-        backend: that was chosen, in words.
-        files: of each stage, where artefacts were written.
+        backend: the chosen one, in words.
+        files: of each stage, if artifacts were written.
     """
     seconds, code = times(spans), code_of(artefacts)
     captured, before, after = (
@@ -125,7 +125,7 @@ def stages(
 
 
 def times(spans: Iterable[Span]) -> dict[str, float]:
-    """Return seconds by stage: each span without those inside it. Those of other threads run beside."""
+    """Return seconds by stage: each span without those inside it. Spans of other threads run beside."""
     seconds: dict[str, float] = {}
     around: list[tuple[float, str]] = []
     for span in sorted((s for s in spans if s.compile_id), key=lambda s: (s.start_s, -s.seconds)):
@@ -151,7 +151,7 @@ def nodes(artefacts: Iterable[Artefact], name: str) -> int:
 
 
 def write(artefacts: Iterable[Artefact], folder: Path) -> dict[str, tuple[str, ...]]:
-    """Write artefacts to `folder`, a file each; return their names by stage."""
+    """Write artifacts to `folder`, a file each, and return their names by stage."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[str]] = {}
     for number, artefact in enumerate(a for a in artefacts if a.name in FILES):

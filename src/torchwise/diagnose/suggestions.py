@@ -1,7 +1,7 @@
-"""Code that is suggested against graph breaks, run on a copy of the model before anybody is told of it.
+"""Suggested code against graph breaks, run on a copy of the model before it is shown.
 
-What stands on the line at hand decides whether a suggestion fits: `torch.where(c, a, b)` takes no Python bool and no
-None, and a number that is kept a tensor may be the end of a loop further down.
+The values on the line decide whether a suggestion fits: `torch.where(c, a, b)` takes no Python bool and no None. A
+number that is kept a tensor may be the end of a loop further down.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torchwise.trial.arena import Arena
 from torchwise.verify import mismatch, observation_of
 
 ROUNDS = 3
-"""Calls of each example beside the model as it is."""
+"""Calls of each example beside the unchanged model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Breaks whose mends hold no code that was not run.
+    """Breaks whose fixes contain only code that was run.
 
     Attributes:
         breaks: in their order.
-        rewritten: copies of the model with the line that a break's mend gives.
-        names: what the code around a break can name, for settings that name some of it.
+        rewritten: copies of the model with the line that a break's fix gives.
+        names: the names within reach of a break's code, for settings that use some of them.
     """
 
     breaks: tuple[Break, ...]
@@ -47,7 +47,7 @@ NOTHING = Checked(())
 
 
 def checked(breaks: tuple[Break, ...], arena: Arena) -> Checked:
-    """Run what the mends of these breaks say of their lines, and leave out what does not do."""
+    """Run the lines that the fixes of these breaks suggest, and leave out those that do not work."""
     derived = [one for one in breaks if one.mend and (one.mend.line or one.mend.condition or _is_call(one.mend))]
     if not derived:
         return Checked(breaks)
@@ -76,12 +76,15 @@ def checked(breaks: tuple[Break, ...], arena: Arena) -> Checked:
 
 
 def _is_call(mend: Mend) -> bool:
-    """Whether the setting adds something to a set, which must be named."""
+    """Return whether the setting adds a value to a set.
+
+    It needs a name for that value.
+    """
     return bool(argument(mend.setting))
 
 
 def _can_name(setting: str, names: dict[str, Any]) -> bool:
-    """Whether what a setting adds can be named where a program sets it, which is at the top of a module."""
+    """Return whether the added value can be named at the top of a module, where a program makes the setting."""
     try:
         return callable(eval(argument(setting), dict(names)))
     except Exception:  # somebody's names may be missing there, or be of any kind
@@ -90,14 +93,14 @@ def _can_name(setting: str, names: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a line had at hand: global names, and which conditions were tensors that answer as the line does."""
+    """The values within reach of a line: global names, and which conditions were tensors with the line's own answer."""
 
     names: dict[str, Any] = field(default_factory=dict)
     conditions: set[str] = field(default_factory=set)
 
 
 def _looked_at(breaks: list[Break], arena: Arena) -> dict[tuple[str, int], _Seen]:
-    """Run a copy of the model as it is, and ask on each line, when it is come to first, what is suggested for it."""
+    """Run a copy of the unchanged model, and check the suggestion for each line when it is first reached."""
     found: dict[tuple[str, int], _Seen] = {}
     asked = {(one.file, one.line): one for one in breaks}
 
@@ -130,7 +133,7 @@ def _traced(wanted: Callable[[CodeType], bool], trace: Callable[..., Any]) -> It
 
 
 def _answers(condition: str, asked: str, frame: FrameType) -> bool:
-    """Whether a condition is a tensor in a frame, and says what the line's own says."""
+    """Return whether a condition is a tensor in a frame, with the same answer as the line's own."""
     try:
         names = {**frame.f_globals, **frame.f_locals, "torch": torch}
         value = eval(condition, names)
@@ -140,7 +143,7 @@ def _answers(condition: str, asked: str, frame: FrameType) -> bool:
 
 
 def _tried(found: Break, arena: Arena) -> Callable[..., Any] | None:
-    """Return a copy of the model with the line of a mend, where it answers as before and no longer breaks there."""
+    """Return a copy of the model with the fixed line, if it answers as before and no longer breaks there."""
     assert found.mend is not None
     try:
         copied, plain = _rewritten(found, arena), fresh_copy(arena.workload.call)

@@ -1,8 +1,8 @@
-"""PyTorch's structured trace, listened to in a live process: what the compiler did, as typed events.
+"""PyTorch's structured trace, listened to in a live process: the compiler's actions as typed events.
 
-PyTorch writes what its compiler does to the logger `torch.__trace` (the source of TORCH_TRACE and tlparse:
-https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A handler of our own reads it there: no
-environment variable, no `torch._dynamo.reset`, and whatever else listens goes on. Nothing is written in a call that
+PyTorch logs its compiler's actions to `torch.__trace` (the source of TORCH_TRACE and tlparse:
+https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html). A handler of our own reads it there. It needs
+no environment variable and no `torch._dynamo.reset`, and other listeners go on. Nothing is written in a call that
 compiles nothing.
 """
 
@@ -23,17 +23,16 @@ __all__ = ["Artefact", "Break", "Compilation", "Fallback", "Frame", "Recompile",
 
 
 class Trace:
-    """Collects what the compiler does, in any thread of this process, from `start` to `stop`.
+    """Collects the compiler's actions, in any thread of this process, from `start` to `stop`.
 
-        with Trace() as trace:
-            model(x)
+        with Trace() as trace: model(x)
         trace.breaks
 
-    Several may listen at once, nested or not; each has all events of its own time. Whatever goes wrong in here stays in
-    here: it is told in `notes`, and the program goes on.
+    Several may listen at once, nested or not. Each has all events of its own time. An error in here stays in here:
+    `notes` reports it, and the program goes on.
 
     Args:
-        artefacts: names of artefacts to keep, or True for all. They may take many megabytes, so that none is kept by
+        artefacts: names of artifacts to keep, or True for all. They may take many megabytes, so that none is kept by
             default.
         spans: keep the steps of each compilation with their times.
     """
@@ -46,7 +45,9 @@ class Trace:
         self._ended: float | None = None
 
     def start(self) -> Self:
-        """Begin to listen; a second call does nothing.
+        """Begin to listen.
+
+        A second call does nothing.
 
         Raises:
             UnsupportedError: this version of torch has no structured trace.
@@ -62,7 +63,10 @@ class Trace:
         return self
 
     def stop(self) -> None:
-        """Stop listening; a second call does nothing. What was collected stays."""
+        """Stop listening.
+
+        A second call does nothing. The collected events stay.
+        """
         if self._logger is None or self._ended is not None:
             return
         self._ended = time.perf_counter()
@@ -81,7 +85,7 @@ class Trace:
 
     @property
     def breaks(self) -> tuple[Break, ...]:
-        """Graph breaks, each place and code once, with a mend where one is known."""
+        """Graph breaks, each place and code once, with a fix if one is known."""
         with self._handler.events() as events:
             return tuple(events.breaks.values())
 
@@ -99,19 +103,19 @@ class Trace:
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """What runs otherwise than compiled, each once."""
+        """The parts of the program that do not run compiled, each once."""
         with self._handler.events() as events:
             return tuple(events.fallbacks.values())
 
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
-        """The artefacts that were asked for, in order."""
+        """The requested artifacts, in order."""
         with self._handler.events() as events:
             return tuple(events.artefacts)
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The steps of all compilations, in the order in which they ended, where asked for."""
+        """The steps of all compilations, in the order in which they ended, if requested."""
         with self._handler.events() as events:
             return tuple(events.spans)
 
@@ -122,7 +126,7 @@ class Trace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What speaks against the completeness of it all."""
+        """Reasons why the collection may be incomplete."""
         with self._handler.events() as events:
             return tuple(dict.fromkeys(events.notes))
 
@@ -140,7 +144,10 @@ class Trace:
         )
 
     def _note_if_deaf(self) -> None:
-        """Say so where the program's own logging keeps PyTorch's trace from us; it is the program's to decide."""
+        """Add a note if the program's own logging keeps PyTorch's trace from us.
+
+        That is the program's to decide.
+        """
         logger = self._logger
         if logger is None:
             return
@@ -155,7 +162,10 @@ class Trace:
 
 
 class _Handler(logging.Handler):
-    """Hands every record on; its lock guards the events."""
+    """Hands every record on.
+
+    Its lock guards the events.
+    """
 
     def __init__(self, events: Events) -> None:
         super().__init__(logging.DEBUG)
@@ -181,8 +191,8 @@ class _Handler(logging.Handler):
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
-    # A new list, and ours at its head: a logger walks its list as it stands, and PyTorch's own handler takes itself out
-    # while it is walked, so that the next one would be passed over.
+    # A new list, with ours at its head: a logger walks its list while it may change. PyTorch's own handler removes
+    # itself during the walk, so that the next handler would be skipped.
     with _handlers:
         logger.handlers = [handler, *logger.handlers]
 

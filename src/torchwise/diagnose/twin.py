@@ -1,7 +1,7 @@
-"""A callable's twin: the same in all but its outermost code object, which Dynamo hangs what it compiled on.
+"""A callable's twin: the same except for its outermost code object, to which Dynamo attaches compiled code.
 
-Two ways of compiling one code object would answer each other's calls, or be looked up one behind the other. Where a
-graph breaks inside of an inner function, that one's code is shared all the same.
+Two ways of compiling one code object would answer each other's calls, or be looked up one behind the other. If a graph
+breaks inside an inner function, the two still share that function's code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from torchwise.workload.copying import deep_copy
 
 
 def twin(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a twin of a module, which shares its parameters, or of a function; anything else as it is."""
+    """Return a twin of a module, which shares its parameters, or of a function.
+
+    Anything else is returned unchanged.
+    """
     if isinstance(call, types.FunctionType):
         return _copied(call)
     if not isinstance(call, torch.nn.Module) or "forward" in vars(call):
@@ -32,7 +35,7 @@ def twin(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fresh_copy(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a module with its state and its parts' code, which shares its parameters; a function's twin.
+    """Return a copy of a module with its state and its parts' code, which shares its parameters, or a function's twin.
 
     Raises:
         WorkloadError: something in it cannot be copied.

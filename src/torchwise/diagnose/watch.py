@@ -1,4 +1,4 @@
-"""`torchwise.watch()`: what PyTorch's compiler does while a program runs, and one summary at its end."""
+"""`torchwise.watch()`: PyTorch's compiler at work in a running program, and one summary at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from torchwise.report.watched import print_watched
 
 
 class Watch:
-    """A watch over the compiler; `torchwise.watch()` makes one that has begun."""
+    """A watch over the compiler.
+
+    `torchwise.watch()` makes one that has begun.
+    """
 
     def __init__(self, *, print_summary: bool = True) -> None:
         self._trace = Trace()
@@ -37,7 +40,7 @@ class Watch:
         return self
 
     def stop(self) -> Watched:
-        """End, print the summary (the first time), and return what was seen."""
+        """End, print the summary (the first time), and return the record."""
         with self._lock:
             first, self._stopped = not self._stopped, True
         if first:
@@ -49,18 +52,18 @@ class Watch:
 
     @property
     def seen(self) -> Watched:
-        """What was seen up to now."""
+        """The record up to now."""
         return self._trace.watched()
 
     def summary(self) -> str:
-        """Return the summary of what was seen up to now, as plain text."""
+        """Return the summary up to now, as plain text."""
         console = Console(width=120, color_system=None, file=None)
         with console.capture() as captured:
             print_watched(self.seen, console)
         return captured.get()
 
     def to_json(self) -> str:
-        """Return what was seen up to now, in schema `torchwise.watched/1`."""
+        """Return the record up to now, in schema `torchwise.watched/1`."""
         return self.seen.to_json()
 
     def __enter__(self) -> Self:
@@ -81,21 +84,20 @@ class Watch:
 
 
 def watch(*, print: bool = True) -> Watch:
-    """Watch what PyTorch's compiler does from now on, in every thread of this process.
+    """Watch PyTorch's compiler from now on, in every thread of this process.
 
-        with torchwise.watch():
-            train()
+        with torchwise.watch(): train()
 
-    or, where there is no block to put it around::
+    or, without a block::
 
         seen = torchwise.watch()
         ...
         seen.stop()
 
-    It collects graph breaks with what mends them, recompilations with the guard that failed and what varies, the
-    seconds of every compilation, and what runs uncompiled although nobody said so. It changes nothing in PyTorch and
-    sets no environment variable; a call that compiles nothing does no more than before. One summary goes to stderr when
-    it is stopped, or when the process ends.
+    It collects graph breaks with their fixes, and recompilations with the failed guard and the varying value. It also
+    collects the seconds of every compilation, and the parts that run uncompiled unintentionally. It changes nothing in
+    PyTorch and sets no environment variable. A call that compiles nothing does no more than before. One summary goes to
+    stderr when it is stopped, or when the process ends.
 
     Args:
         print: whether to print the summary. `summary()`, `to_json()` and `seen` have it in any case.

@@ -1,4 +1,4 @@
-"""What an event of a profile has to do: its bytes and FLOPs, by what was seen of the plain model and by its shapes."""
+"""The work of a profile's event: its bytes and FLOPs, from the observed plain model and from its shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """What is known before anything is profiled.
+    """The facts known before profiling.
 
     Attributes:
         nbytes: of generated kernels, by name.
@@ -35,7 +35,7 @@ class KnownWork:
     operators: Mapping[tuple[str, Shapes], Work]
 
     def of(self, event: Any) -> Work:
-        """Return what a generated kernel or an operator has to do, or what the operators within it have."""
+        """Return the work of a generated kernel or an operator, or the work of the operators within it."""
         if generated := generated_name(event.name):
             return Work(self.nbytes.get(generated), None)
         if event.name in VIEWS:
@@ -47,9 +47,10 @@ class KnownWork:
         return Work(found.nbytes, within.flops) if found else within
 
     def _seen(self, event: Any) -> Work | None:
-        """Return what the plain model's operator of this name and shapes did.
+        """Return the work of the plain model's operator of this name and shapes.
 
-        One that writes to a given output has that as one tensor more, and a compiled convolution none for its bias.
+        An operator that writes to a given output has that as one tensor more, and a compiled convolution has none for
+        its bias.
         """
         shapes = _shapes(event)
         for count in range(len(shapes), 0, -1):
@@ -62,18 +63,20 @@ class KnownWork:
 
 
 def is_operator(name: str) -> bool:
-    """Whether an event is an operator or a generated kernel."""
+    """Return whether an event is an operator or a generated kernel."""
     return bool(_GENERATED.match(name)) or ("::" in name and " " not in name)
 
 
 def generated_name(name: str) -> str | None:
-    """Return the name of a generated kernel without the graph's number; None of what is none."""
+    """Return the name of a generated kernel without the graph's number, or None for another event."""
     hit = _GENERATED.match(name)
     return hit[1] if hit else None
 
 
 def _sum(parts: list[Work], only_moves: bool) -> Work:
-    """Put together what the parts of an operator do; those that are not seen may compute anything but products.
+    """Add up the work of an operator's parts.
+
+    Unseen parts may compute anything but products.
 
     Beside products the other operations are few, and PyTorch's counter leaves them out as well.
     """
@@ -93,7 +96,7 @@ def _shapes(event: Any) -> Shapes:
 
 
 def _given_bytes(event: Any, count: int) -> float | None:
-    """Return the bytes of the first tensors that an event is given, by their shapes and dtypes; None where unknown."""
+    """Return the bytes of the first tensors of an event, by their shapes and dtypes, or None if unknown."""
     dtypes = getattr(event, "input_dtypes", None) or ()
     given = [(shape, _ITEM_BYTES.get(dtype)) for shape, dtype in zip(event.input_shapes, dtypes, strict=False) if shape]
     if len(given) < count or any(item is None for _, item in given[:count]):
@@ -102,7 +105,7 @@ def _given_bytes(event: Any, count: int) -> float | None:
 
 
 def _in_place(event: Any) -> Work | None:
-    """Return the bytes of an operator that writes to its first tensor; None of any other."""
+    """Return the bytes of an operator that writes to its first tensor, or None for another one."""
     if not event.name.endswith("_") or not _shapes(event):
         return None
     given, written = _given_bytes(event, len(_shapes(event))), _given_bytes(event, 1)
@@ -112,7 +115,7 @@ def _in_place(event: Any) -> Work | None:
 
 
 def _product(event: Any) -> Work | None:
-    """Return the work of a matrix product, which its shapes and its dtype tell."""
+    """Return the work of a matrix product from its shapes and its dtype."""
     shapes, dtype = _shapes(event), next(iter(getattr(event, "input_dtypes", None) or ()), "")
     flops = product_flops(event.name, shapes, "complex" in dtype)
     if flops is None:

@@ -1,1 +1,1 @@
-"""The phases of an analysis: what the workers are told, what they look at, and what follows from it."""
+"""The phases of an analysis: the workers' orders, their measurements, and the advice that follows."""

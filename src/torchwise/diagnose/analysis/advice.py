@@ -1,4 +1,4 @@
-"""What follows from an analysis, in words: each rule looks at one thing, and speaks with its figures or not at all."""
+"""The advice of an analysis, in words: each rule covers one topic, and speaks with its figures or not at all."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from torchwise.report import format as show
 from torchwise.report.why import own_fault
 
 Rule = Callable[[Analysis], str]
-"""Returns a sentence or two; empty where there is nothing to say."""
+"""Returns a sentence or two, or an empty text if there is nothing to say."""
 
 DRIFTED, TAILED = 0.10, 1.5
-"""Relative drift, and 99th percentile over median from which each is worth a word."""
+"""Relative drift, and ratio of 99th percentile to median, from which each is worth a word."""
 WARM_SAVES, SECONDS_WORTH = 0.7, 1.0
-"""Share of the cold cost that a warm start may have to be praised, and the cold seconds that are worth a word."""
+"""Share of the cold cost up to which a warm start is praised, and the cold seconds that are worth a word."""
 MORE_MEMORY = 0.1
-"""Share of eager's peak from which a difference is worth a word."""
+"""Share of eager's peak from which a memory difference is worth a word."""
 WAITS = 0.3
-"""Share of a call in which the GPU waits for the host that is worth a word."""
+"""Share of a call from which the GPU's waiting for the host is worth a word."""
 SHORTER = 0.9
-"""Share of a smaller batch's time under which a larger one's cannot be the batch's doing."""
+"""Share of a smaller batch's time below which a larger batch's time cannot be due to the batch."""
 GROWS = 1.1
-"""Gain in throughput from one batch size to the next under which it no longer grows."""
+"""Gain in throughput from one batch size to the next below which it no longer grows."""
 
 
 def advise(analysis: Analysis) -> tuple[Advice, ...]:
-    """Return what follows; the first says whether to use the plan at all. From what cannot be told, nothing follows."""
+    """Return the advice.
+
+    The first sentence says whether to use the plan at all.
+
+    Unknown figures lead to no advice.
+    """
     if analysis.answer is Answer.INCONCLUSIVE:
         return (Advice(use.__name__, use(analysis)),)
     found = ((rule.__name__, rule(analysis)) for rule in RULES)
@@ -76,7 +81,7 @@ def _worth(analysis: Analysis, name: str) -> str:
 
 
 def _at_least(analysis: Analysis, name: str, speed: Interval) -> str:
-    """Say what is sure of a plan whose speed-up is no figure."""
+    """Give the certain part of a plan's speed-up when there is no single figure for it."""
     calls = show.counted(analysis.workload.calls, "call")
     if analysis.answer is Answer.NO:
         return f"Leave the model alone for {calls}: {name} is faster, but does not pay for its compiling so soon."
@@ -98,7 +103,7 @@ def few_calls(analysis: Analysis) -> str:
 
 
 def warm_start(analysis: Analysis) -> str:
-    """Say what keeping the compile caches saves at each start."""
+    """Say how much keeping the compile caches saves at each start."""
     costs = analysis.trial.costs
     if costs is None or costs.warm_s is None or costs.cold_s < SECONDS_WORTH:
         return ""
@@ -112,7 +117,7 @@ def warm_start(analysis: Analysis) -> str:
 
 
 def tail(analysis: Analysis) -> str:
-    """Say that some calls take much longer than most, and whether that is the plan's doing."""
+    """Say that some calls take much longer than most, and whether the plan causes that."""
     if analysis.calls is None:
         return ""
     own, eager = analysis.calls
@@ -132,7 +137,7 @@ def tail(analysis: Analysis) -> str:
 
 
 def drift(analysis: Analysis) -> str:
-    """Say that calls of the plan became slower or faster meanwhile, and eager's did not."""
+    """Say that calls of the plan became slower or faster during the measurement, while eager's did not."""
     if analysis.steady is None or abs(moved := analysis.steady.plan.drift) < DRIFTED:
         return ""
     if abs(analysis.steady.baseline.drift) >= DRIFTED:  # the machine's clock or load changed
@@ -144,7 +149,7 @@ def drift(analysis: Analysis) -> str:
 
 
 def memory(analysis: Analysis) -> str:
-    """Say what to reserve, and what the plan needs beyond eager."""
+    """Say how much memory to reserve, and how much the plan needs beyond eager."""
     if analysis.steady is None or (reserve := analysis.steady.memory.reserve) is None:
         return ""
     held, more = analysis.steady.memory, ""
@@ -156,7 +161,7 @@ def memory(analysis: Analysis) -> str:
 
 
 def waits(analysis: Analysis) -> str:
-    """Say that the GPU waits for the host, and what helps."""
+    """Say that the GPU waits for the host, and how to avoid that."""
     timed = analysis.trial.measurement
     if timed is None or timed.launch_share < WAITS or analysis.plan.capture != "none":
         return ""
@@ -167,7 +172,7 @@ def waits(analysis: Analysis) -> str:
 
 
 def batches(analysis: Analysis) -> str:
-    """Say what a larger batch costs, and where throughput ceases to grow."""
+    """Say how much a larger batch costs, and where throughput ceases to grow."""
     timed = analysis.batch_figures
     if len(timed) < 2 or not all(figures.speedup.is_usable for figures in timed):
         return ""
@@ -189,7 +194,7 @@ def batches(analysis: Analysis) -> str:
 
 
 def batches_lost(analysis: Analysis) -> str:
-    """Name the batch sizes at which the plan is surely slower than eager, where it is not at the others."""
+    """Name the batch sizes at which the plan is certainly slower than eager, if it is not at the others."""
     timed = analysis.batch_figures
     slower = [figures for figures in timed if figures.speedup.high < 1]
     if not slower or len(slower) == len(timed):
@@ -199,7 +204,7 @@ def batches_lost(analysis: Analysis) -> str:
 
 
 def _stops_growing(timed: Sequence[BatchFigures]) -> BatchFigures | None:
-    """Return the first batch size from which on every larger one gains less than a tenth on the one before."""
+    """Return the first batch size from which on every larger one gains less than a tenth over the one before."""
     growing = [later.throughput >= GROWS * one.throughput for one, later in pairwise(timed)]
     if growing and not growing[-1]:
         last = max((place + 1 for place, grows in enumerate(growing) if grows), default=0)

@@ -1,4 +1,4 @@
-"""What the workers of an analysis are told: plain data, which loads no torch."""
+"""The orders for the workers of an analysis: plain data, which loads no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torchwise.trial import AroundJob, Job
 
 @dataclass(frozen=True, slots=True)
 class Look(AroundJob):
-    """What a worker is told: start the job's plan warm, and look at call after call.
+    """Orders a worker to start the job's plan warm, and to time call after call.
 
     Attributes:
-        job: workload, plan, effort, and the caches that a try of this plan left.
+        job: workload, plan, effort, and the caches that a trial of this plan left.
     """
 
     job: Job
@@ -25,12 +25,12 @@ class Look(AroundJob):
 
 @dataclass(frozen=True, slots=True)
 class Scaling(AroundJob):
-    """What a worker is told: try the job's plan on inputs of another batch size.
+    """Orders a worker to try the job's plan on inputs of another batch size.
 
     Attributes:
         job: workload, plan, effort and empty caches.
-        size: of the batch; None to find out only which dimension the batch is.
-        dim: the dimension of the batch; None to find it.
+        size: of the batch, or None to find out only which dimension the batch is.
+        dim: the dimension of the batch, or None to find it.
     """
 
     job: Job

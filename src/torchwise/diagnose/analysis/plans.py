@@ -1,4 +1,4 @@
-"""Which plan is meant: a plan itself, a mode of `torch.compile`, or the id of one that was decided for."""
+"""Resolve the plan that the user means: a plan itself, a mode of `torch.compile`, or the id of a decided plan."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torchwise.plan.rules import MODES
 from torchwise.records import Decision
 
 DEFAULT = Plan(backend="inductor")
-"""`torch.compile(model)`, as most would write it."""
+"""`torch.compile(model)`, as most people write it."""
 _ID = re.compile(r"[0-9a-f]{12}")
 
 
 def plan_of(given: Plan | Decision | str | None, store: str | None = None) -> Plan:
-    """Return the plan that is meant.
+    """Return the plan that the user means.
 
     Args:
-        given: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a plan that was
-            decided for in the store; None for what `torch.compile` does by default.
-        store: URL or file of the store; by default in the user's data directory.
+        given: a plan, a decision, "eager", a mode of `torch.compile`, a plan as JSON, or the id of a decided plan in
+            the store. None stands for the default of `torch.compile`.
+        store: URL or file of the store, by default in the user's data directory.
 
     Raises:
         InputError: it is none of these, or the store has no such decision.
@@ -46,7 +46,7 @@ def plan_of(given: Plan | Decision | str | None, store: str | None = None) -> Pl
 
 
 def is_id(text: str) -> bool:
-    """Whether this is what the id of a plan looks like."""
+    """Return whether the text looks like the id of a plan."""
     return _ID.fullmatch(text) is not None
 
 

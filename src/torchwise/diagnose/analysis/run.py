@@ -1,4 +1,4 @@
-"""The phases of an analysis, one after the other: each is a worker's, and whatever it does is a result."""
+"""The phases of an analysis, one after the other: a worker runs each, and every outcome is a result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchwise.trial.job import EFFORTS, Attempt
 from torchwise.workload import WorkloadSpec
 
 LIMIT_S = 600.0
-"""Seconds after which one phase is ended; the longest compile among the reference workloads took 238 s."""
+"""Seconds after which a phase is ended. The longest compile among the reference workloads took 238 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class AnalyzeRequest:
     """One request to analyse.
 
     Attributes:
-        workload: what is run, for how many calls and restarts.
-        plan: what is looked at.
+        workload: the model and its inputs, with the number of calls and restarts.
+        plan: the plan to analyse.
         effort: "quick", "standard" or "thorough".
-        batches: batch sizes to scale to; none by default, as each is compiled anew.
-        batch_dim: the dimension of the batch; None to find it.
+        batches: batch sizes to scale to, by default none, as each is compiled anew.
+        batch_dim: the dimension of the batch, or None to find it.
         limit_s: seconds after which one phase is ended.
-        source: file with a live Python model for the workers; None to load the target.
-        settings: PyTorch's settings in the user's process; None for its defaults.
-        structure: of a live Python model, worked out where its source code is; None for a target.
+        source: file with a live Python model for the workers, or None to load the target.
+        settings: PyTorch's settings in the user's process, or None for its defaults.
+        structure: of a live Python model, found where its source code is, or None for a target.
     """
 
     workload: WorkloadSpec
@@ -58,27 +58,27 @@ class AnalyzeRequest:
 
 
 class AnalyzeListener(Protocol):
-    """Hears how an analysis goes on."""
+    """Hears about the progress of an analysis."""
 
     def phase(self, name: str) -> None:
-        """A phase is begun."""
+        """A phase has begun."""
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage."""
+        """The worker has entered a stage."""
 
 
 class Silent:
     """A listener that says nothing."""
 
     def phase(self, name: str) -> None:
-        """A phase is begun."""
+        """A phase has begun."""
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage."""
+        """The worker has entered a stage."""
 
 
 def run_analysis(request: AnalyzeRequest, launcher: Launcher, listener: AnalyzeListener) -> Analysis:
-    """Go through the phases, and say what follows.
+    """Run the phases, and derive the advice.
 
     Raises:
         InputError: the target or its inputs cannot be used.
@@ -138,7 +138,7 @@ class _Phases:
         return replace(trial, reason=f"proven: {trial.verdict.reason}") if trial.is_proven and trial.verdict else trial
 
     def _warm(self, trial: Trial, folder: str) -> tuple[Trial, Steady | None]:
-        """Start a proven plan once more; one that fails then would fail at a restart in production."""
+        """Start a verified plan once more: one that fails then would fail at a restart in production."""
         if not trial.is_proven or trial.costs is None:
             return trial, None
         self._listener.phase(f"{self._request.plan}, with full caches")
@@ -174,7 +174,7 @@ class _Phases:
             job = replace(self._job, cache_dir=folder, effort=EFFORTS["quick"])
             try:
                 answer = self._ask(Scaling(job, size, dim))
-            except InputError as error:  # a live model that cannot be pickled once more is this batch's result alone
+            except InputError as error:  # if a live model cannot be pickled again, only this batch's result fails
                 return Batch(size, reason=str(error))
         if isinstance(answer, Failure):
             return Batch(size, reason=str(answer))

@@ -1,4 +1,4 @@
-"""The plan on another batch size: the examples made longer or shorter along their batch, and all else as in a trial."""
+"""Try the plan on another batch size: the examples grow or shrink along their batch, all else is as in a trial."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Found:
 
 
 def find(told: Scaling, stage: Callable[[str], None]) -> Found:
-    """Find the batch dimension, or check the one that is named.
+    """Find the batch dimension, or check the named one.
 
-    A batch is a dimension of which every tensor of the inputs has the same size. Where none is named, the outputs must
-    grow with it as well: else it may be a sequence, or a matrix that is no batch at all.
+    A batch is a dimension in which every tensor of the inputs has the same size. If none is named, the outputs must
+    grow with it as well. Otherwise it may be a sequence, or a matrix that is no batch at all.
 
     Raises:
-        UnsupportedError: there is none; the message says why.
+        UnsupportedError: there is none, as the message explains.
     """
     from torchwise.trial.loading import load
 
@@ -45,7 +45,7 @@ def find(told: Scaling, stage: Callable[[str], None]) -> Found:
 
 
 def attempt_at(told: Scaling, stage: Callable[[str], None]) -> Attempt:
-    """Try the plan on the first example, made to the asked batch size: compiled, verified, and timed against eager."""
+    """Try the plan on the first example at the requested batch size: compiled, verified, and timed against eager."""
     from torchwise.trial import candidate
     from torchwise.trial.loading import load, save
 
@@ -56,12 +56,12 @@ def attempt_at(told: Scaling, stage: Callable[[str], None]) -> Attempt:
     with tempfile.TemporaryDirectory(prefix="torchwise-batch-") as folder:
         source = str(Path(folder, "model.pt"))
         save(workload, source)
-        del workload  # the trial loads its own: two of them would not fit where one does
+        del workload  # the trial loads its own model: two may not fit in memory where one does
         return candidate.attempt(replace(told.job, source=source), stage)
 
 
 def batch_of(example: Example, dim: int | None) -> Found:
-    """Return the dimension that every tensor of the inputs shares; 0 where none is named.
+    """Return the dimension that every tensor of the inputs shares, or 0 if none is named.
 
     Raises:
         UnsupportedError: there is none.
@@ -89,7 +89,7 @@ def batch_of(example: Example, dim: int | None) -> Found:
 def resized(example: Example, dim: int, size: int) -> Example:
     """Return the example with its items along `dim` repeated or left out until there are `size`.
 
-    The values stay what they were: indices stay in their range, masks stay masks.
+    The values stay the same: indices stay in their range, and masks stay masks.
     """
 
     def resize(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def resized(example: Example, dim: int, size: int) -> Example:
 
 
 def _check_outputs(workload: Workload, found: Found) -> None:
-    """Run the model on one item more than it was given.
+    """Run the model on one item more than the inputs hold.
 
     Raises:
         UnsupportedError: it does not run, or no output grows by an item.
@@ -132,10 +132,10 @@ def _tensors(example: Example) -> list[Any]:
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:
-    """Refuse what is no batch size.
+    """Refuse values that are no batch sizes.
 
     Raises:
-        WorkloadError: naming it.
+        WorkloadError: names the value.
     """
     for size in sizes:
         if not is_count(size):

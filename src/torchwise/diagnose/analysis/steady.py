@@ -1,4 +1,4 @@
-"""The plan in a fresh process with full caches: what the start costs, what is held, and how alike its calls are."""
+"""Run the plan in a fresh process with full caches: the cost of its start, its memory, and how steady its calls are."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def look(told: Look, stage: Callable[[str], None]) -> Steady:
 def _in_turns(
     plan: Callable[[], Any], eager: Callable[[], Any], device: str, budget_s: float
 ) -> tuple[Consistency, Consistency]:
-    """Time single calls of both sides, some of the one and some of the other, until the budget is spent.
+    """Time single calls of both sides, some of one and then some of the other, until the budget is spent.
 
-    Garbage is collected as in any program: its pauses are among what is looked for.
+    Garbage is collected as in any program: the measurement looks for its pauses, too.
     """
     clock, sides = Clock(device), (plan, eager)
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -59,7 +59,7 @@ def _in_turns(
 
 
 def _commonest(workload: Workload) -> int:
-    """Return the place of the example that occurs most: of a mix, calls would differ by their shapes alone."""
+    """Return the position of the most frequent example: across a mix, calls would differ by their shapes alone."""
     weights = [example.weight for example in workload.examples]
     return weights.index(max(weights))
 

@@ -1,4 +1,4 @@
-"""Where a wrong answer, a NaN, a crash, a hang or a slow-down enters, down to a program that shows it."""
+"""Find where a wrong answer, a NaN, a crash, a hang or a slow-down enters, down to a program that shows it."""
 
 from torchwise.diagnose.bisect.call import bisect
 from torchwise.diagnose.bisect.looking import BisectListener

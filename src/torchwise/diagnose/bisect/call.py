@@ -1,4 +1,4 @@
-"""`torchwise.bisect`: the same from Python, for a live model too."""
+"""`torchwise.bisect`: bisecting from Python, for a live model too."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ def bisect(
 ) -> Bisection:
     """Find where a fault of `torch.compile`, or of a plan, enters.
 
-    Every look runs in a process of its own: a crash or a hang costs that look alone. The model is not changed.
+    Every probe runs in a process of its own: a crash or a hang costs only that probe. The model is not changed.
 
     Args:
         model: an `nn.Module`, a function, a `Workload`, or a target such as "path/file.py:factory".
         args: example arguments, a tuple (or one tensor).
         kwargs: example keyword arguments.
         examples: several example inputs, in place of `args`.
-        what: "wrong", "nan", "crash", "hang", "slow", or "auto" for whichever there is but "slow".
-        plan: a plan of Torchwise to bisect; by default plain `torch.compile`.
+        what: "wrong", "nan", "crash", "hang", "slow", or "auto" for any of them except "slow".
+        plan: a plan of Torchwise to bisect, by default plain `torch.compile`.
         mode: "inference" or "training" (with a backward pass).
-        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
-        limit: seconds after which one look is ended, and counts as a hang.
-        budget: seconds after which no further look starts; None for no limit.
-        repro: .py file to write a program to that shows the fault; its inputs go beside it. None for none.
-        progress: whether to show what is being tried.
+        device: "cpu" or "cuda", by default the device of the model and its inputs, and for a target "cuda" if
+            available.
+        limit: seconds after which one probe is ended, and counts as a hang.
+        budget: seconds after which no further probe starts, or None for no limit.
+        repro: .py file for a program that shows the fault, or None for no program. Its inputs go beside it.
+        progress: whether to show the progress.
 
     Raises:
         InputError: an argument cannot be used, or nothing of the model is compiled.
         BaselineError: the model itself fails, or is not right by its own float64 reference.
-        UnsupportedError: this torch lacks what bisecting or the plan needs.
+        UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
     """
     from torchwise.report.bisect import BisectProgress, Silent
     from torchwise.trial import ProcessLauncher

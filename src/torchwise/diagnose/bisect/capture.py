@@ -1,4 +1,4 @@
-"""The worker's side: the graphs that Dynamo makes of a call, and parts of them as workloads of their own."""
+"""The worker's side: the graphs that Dynamo captures from a call, and parts of them as workloads of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALLS = ("call_function", "call_method", "call_module")
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph as Dynamo gave it to its backend, and the inputs of its first call on each example that came to it."""
+    """A graph as Dynamo gave it to its backend, with the inputs of its first call on each example that reached it."""
 
     module: fx.GraphModule
     inputs: tuple[tuple[Any, ...], ...]
@@ -36,7 +36,7 @@ class Captured:
 
 
 def list_graphs(order: Look, stage: Callable[[str], None]) -> Graphs:
-    """Return the operations of every graph that is captured."""
+    """Return the operations of every captured graph."""
     stage("load")
     workload = load(order.job)
     stage("capture")
@@ -45,7 +45,10 @@ def list_graphs(order: Look, stage: Callable[[str], None]) -> Graphs:
 
 
 def capture(workload: Workload, *, training: bool) -> list[Captured]:
-    """Have Dynamo capture a call on each example; the graphs themselves then run as they are."""
+    """Have Dynamo capture a call on each example.
+
+    The graphs themselves then run unchanged.
+    """
     found: list[tuple[fx.GraphModule, dict[int, tuple[Any, ...]]]] = []
     number = 0
 
@@ -72,10 +75,10 @@ def capture(workload: Workload, *, training: bool) -> list[Captured]:
 
 
 def _retraceable(captured: Captured) -> Captured:
-    """Return a graph that Dynamo captures anew as it is: NumPy's functions in it become the operators that they run.
+    """Return a graph that Dynamo captures again unchanged: with ATen operators in the place of NumPy's functions.
 
-    Dynamo does not look into what it put in their place itself, so that a part of the graph would be compiled in other
-    pieces than the whole.
+    Dynamo does not trace into its own replacements for NumPy's functions. A part of the graph would then be compiled in
+    other pieces than the whole.
     """
     if not any(private.is_dynamos(node.target) for node in captured.calls):
         return captured
@@ -85,7 +88,10 @@ def _retraceable(captured: Captured) -> Captured:
 
 
 def part_of(captured: Captured, part: Part) -> Workload:
-    """Return the kept operations as a workload; its inputs are what the others gave when the whole graph ran."""
+    """Return the kept operations as a workload.
+
+    Its inputs are the others' outputs when the whole graph ran.
+    """
     kept, runs = set(part.operations), []
     for inputs in captured.inputs:
         runs.append(_Recorder(captured.module, kept))
@@ -106,7 +112,7 @@ def part_of(captured: Captured, part: Part) -> Workload:
 
 
 class _Recorder(fx.Interpreter):
-    """Keeps what operations outside a part give to it, and which inside give tensors at all."""
+    """Records the values that operations outside a part pass to it, and the operations inside that return tensors."""
 
     def __init__(self, module: fx.GraphModule, kept: set[str]) -> None:
         super().__init__(module)
@@ -115,7 +121,7 @@ class _Recorder(fx.Interpreter):
         self.given: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one operation, and copy what it gives before a later one may write to it."""
+        """Run one operation, and copy its result before a later one may write to it."""
         value = super().run_node(n)
         if n.name in self._kept:
             if trees.tensors(value):
@@ -126,12 +132,12 @@ class _Recorder(fx.Interpreter):
 
 
 def _leaves(value: Any) -> Any:
-    """Return a copy of a value without its history, that asks for gradients where the value did."""
+    """Return a copy of a value without its history, which requires gradients if the value did."""
     return trees.map_tensors(lambda t: trees.clone(t.detach()).requires_grad_(t.requires_grad), value)
 
 
 def _is_structure(node: fx.Node, values: dict[str, Any]) -> bool:
-    """Whether a node names a graph within the graph, which is no value and stays where it is needed."""
+    """Return whether a node names a graph within the graph: that is no value, and stays where it is needed."""
     return node.op == "get_attr" and isinstance(values.get(node.name), torch.nn.Module)
 
 

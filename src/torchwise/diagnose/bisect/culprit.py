@@ -1,4 +1,4 @@
-"""What brings the fault within its stage: the fewest options and passes without which it is gone."""
+"""Find the cause of the fault within its stage: the fewest options and passes without which it is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchwise.records.bisection import Culprit, Stage
 Suspects = tuple[Suspect, ...]
 GROUPS: dict[Stage, tuple[Suspects, ...]] = {
     "aot_eager_decomp_partition": ((Suspect("cse", False),), (DECOMPOSITIONS,)),
-    # Apart, and last: without lowerings there is hardly any Inductor left, so that nearly every fault is gone.
+    # Last and separate: without lowerings hardly any of Inductor is left, so that nearly every fault is gone.
     "inductor": (PASSES, OPTIONS, (DECOMPOSITIONS,), (LOWERINGS,)),
 }
 KINDS: dict[str, Literal["decomposition", "lowering"]] = {"decomposition": "decomposition", "lowerings": "lowering"}
@@ -23,7 +23,7 @@ _OVERLOAD = re.compile(r"<OpOverload\(op='(?P<op>[^']*)', overload='(?P<overload
 
 
 def find_culprit(looking: Looking, order: Look) -> Culprit | None:
-    """Return what brings the fault at the order's stage, or None where nothing that can be turned off does."""
+    """Return the cause of the fault at the order's stage, or None if turning things off never removes it."""
     search = _Search(looking, order)
     for group in GROUPS.get(order.stage, ()):
         if search.mends(group):
@@ -40,7 +40,7 @@ class _Search:
         self._mended: dict[Suspects, Seen] = {}
 
     def mends(self, off: Suspects) -> bool:
-        """Whether the answer is right without these."""
+        """Return whether the answer is right without these."""
         words = str(off[0]) if len(off) == 1 else f"without {_counted(off)}"
         seen = self._looking.try_look(f"{self._order.stage} {words}", _without(self._order, off))
         if seen is None or not self._looking.is_gone(seen.sighting):
@@ -49,7 +49,7 @@ class _Search:
         return True
 
     def described(self, guilty: Suspects) -> Culprit:
-        """Say what was found; of a pass, which of its applications it is."""
+        """Describe the cause, and for a pass, its responsible application."""
         if len(guilty) == 1 and not guilty[0].is_option:
             return self._application(guilty[0])
         options = {suspect.name: suspect.value for suspect in guilty if suspect.value is not None}
@@ -59,7 +59,7 @@ class _Search:
         return Culprit("option", name, detail, workaround=options if alone else {})
 
     def _application(self, suspect: Suspect) -> Culprit:
-        """Find the first application of a pass that brings the fault, by halving."""
+        """Find the first application of a pass that causes the fault, by halving."""
         kind, order = suspect.name, self._order
         word: Literal["decomposition", "lowering", "pass"] = KINDS.get(kind, "pass")
         count = len(self._mended[(suspect,)].applied.get(kind, ()))
@@ -81,13 +81,13 @@ class _Search:
         return replace(found, workaround=self._workaround(name)) if word == "pass" else found
 
     def _workaround(self, name: str) -> dict[str, bool | int | str]:
-        """Return the option that leaves this pass out, where it was seen to mend."""
+        """Return the option that leaves this pass out, if it was seen to remove the fault."""
         option = Suspect("disabled_passes", name)
         return {option.name: name} if self.mends((option,)) else {}
 
 
 def _operator(name: str) -> str:
-    """Return an operator as PyTorch's users write it, such as "aten.sigmoid.default"; other names as they are."""
+    """Return an operator as PyTorch's users write it, such as "aten.sigmoid.default", and other names unchanged."""
     return _OVERLOAD.sub(r"\g<op>.\g<overload>", name)
 
 

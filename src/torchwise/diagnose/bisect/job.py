@@ -1,4 +1,4 @@
-"""What a bisection's workers are told and what they answer: plain data, which loads no torch."""
+"""The orders and answers of a bisection's workers: plain data, which loads no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Part:
     """A part of a graph that Dynamo captured.
 
     Attributes:
-        graph: which graph, from 0.
-        operations: names of those that are kept; the others' values are inputs of the part.
+        graph: index of the graph, from 0.
+        operations: names of the kept operations. The others' values are inputs of the part.
     """
 
     graph: int
@@ -27,19 +27,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Look(AroundJob):
-    """What a worker is told.
+    """The order for a worker.
 
     Attributes:
         job: workload, plan, settings, caches and variables.
         stage: how far a call goes.
         options: of Inductor, on top of the plan's own.
-        most: for a kind of pass, how many applications of it take place; all of those that are not named.
-        part: look at this part of a graph alone; None for the whole model.
+        most: for a kind of pass, how many of its applications take place. Kinds that are not named apply all.
+        part: probe this part of a graph alone, or None for the whole model.
         timed: whether a right answer is timed against eager as well.
         stochastic: whether the model draws random numbers, which are then eager's own.
-        to: look, list the graphs, or write a repro.
-        file: for a repro, where to.
-        about: for a repro, what it shows: lines of its docstring.
+        to: probe, list the graphs, or write a repro.
+        file: for a repro, the file to write.
+        about: for a repro, the lines of its docstring, which describe the fault.
         fault: for a repro, the fault.
         to_load: for a repro, whether it loads the target before its part, as the fault comes with the target's code.
     """
@@ -65,11 +65,11 @@ class Look(AroundJob):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look answers.
+    """The answer of a probe.
 
     Attributes:
-        sighting: what was seen.
-        applied: for each kind of pass, what was applied, in order.
+        sighting: the observed symptom.
+        applied: for each kind of pass, the applications, in order.
         stochastic: whether the model draws random numbers.
     """
 

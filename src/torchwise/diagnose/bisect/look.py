@@ -1,4 +1,4 @@
-"""The worker's side: one stage of the way to compiled code, built, proven against eager and, if asked, timed."""
+"""The worker's side: compile up to one stage, verify against eager and, if requested, time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ from torchwise.verify import Subject, is_stochastic, verify
 from torchwise.workload import Example, Workload
 
 BACKENDS = {"dynamo": "eager"}
-"""What PyTorch calls a stage, where we call it otherwise."""
+"""PyTorch's name of a stage, if it differs from ours."""
 SLOWER = 1.1
-"""Times eager's time from which on a right answer is a slow one; the whole interval must lie beyond it."""
+"""Multiple of eager's time from which on a right answer counts as slow.
+
+The whole interval must lie beyond it.
+"""
 PRECISION = Precision(half_width=0.03, budget_s=3.0)
 
 
@@ -66,7 +69,7 @@ def look(order: Look, stage: Callable[[str], None]) -> Seen:
 
 
 def subject(order: Look) -> Workload:
-    """Return what is looked at: the whole model, or a part of one of its graphs."""
+    """Return the subject of the probe: the whole model, or a part of one of its graphs."""
     workload = load(order.job)
     refuse_step(workload, "bisect")
     if order.part is None:
@@ -76,7 +79,7 @@ def subject(order: Look) -> Workload:
 
 
 def build(workload: Workload, order: Look) -> Callable[..., Any]:
-    """Return the model run as far as the order's stage, on its first call."""
+    """Return the model, compiled up to the order's stage on its first call."""
     plan = order.job.plan
     if order.stage == "plan":
         wanted, mode = order.job.workload, order.job.workload.mode
@@ -104,7 +107,7 @@ def inductor_options(order: Look) -> dict[str, Any]:
 
 
 def sighting_of(verdict: Verdict) -> Sighting:
-    """Say what a verdict looks like from outside."""
+    """Turn a verdict into an observed symptom."""
     if verdict.outcome is not Outcome.FAIL:
         right = verdict.outcome is Outcome.PASS
         return Sighting(Symptom.NONE if right else Symptom.NOT_COMPARABLE, verdict.reason)
@@ -119,7 +122,7 @@ def _compiled(call: Callable[..., Any], order: Look, **how: Any) -> Callable[...
 
 
 def _draws(workload: Workload, once: PlainCall) -> bool:
-    """Whether a call draws random numbers."""
+    """Return whether a call draws random numbers."""
     call = runner(workload.call, workload.examples[0], "inference", original=workload.call, restores=bool(once.traits))
     return is_stochastic(call, workload.call)[0]
 
@@ -132,7 +135,7 @@ def _baseline(workload: Workload, order: Look) -> Sighting:
 
 
 def _verdict(workload: Workload, candidate: Callable[..., Any], order: Look) -> Verdict:
-    """Judge on the examples alone: a fault that only other inputs show could not be shown by a repro."""
+    """Judge on the examples alone: a repro could not show a fault that only other inputs show."""
     floor, plan = workload.call, order.job.plan
     if order.stage == "plan" and plan.precision != "native":
         eager = replace(order, job=replace(order.job, plan=replace(EAGER, precision=plan.precision)))

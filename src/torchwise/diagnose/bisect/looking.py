@@ -1,4 +1,4 @@
-"""The parent's side of a look: a worker each, and whatever it does is a sighting."""
+"""The parent's side of a probe: each has its own worker, and every outcome is an observation."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from torchwise.trial import Job, Launcher, Limits
 from torchwise.trial.blame import blamed
 
 PATIENCE = 3.0
-"""Times the longest look that ended, after which a look for a known hang is given up."""
+"""Multiple of the longest finished probe after which a probe for a known hang is given up."""
 LEAST_PATIENCE_S = 20.0
 BEFORE = ("start", "load", "eager", "capture")
-"""Stages of a worker in which nothing that is looked at runs yet."""
+"""Stages of a worker before the probed code runs."""
 _NAMES = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Failed|Unsupported)\b")
 
 
 class BisectListener(Protocol):
-    """Hears how a bisection goes on."""
+    """Hears about the progress of a bisection."""
 
     def looking(self, what: str) -> None:
-        """A look is begun."""
+        """A probe has begun."""
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage."""
+        """The worker has entered a stage."""
 
     def seen(self, step: Step) -> None:
-        """A look is done."""
+        """A probe is done."""
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """A note for the user."""
 
 
 class Looking:
-    """Takes looks, one after the other, and keeps what was seen.
+    """Runs probes, one after the other, and keeps their observations.
 
     Attributes:
-        fault: what is looked for, once it is known.
-        steps: every look so far.
-        notes: what could not be told, and why.
+        fault: the fault to find, once it is known.
+        steps: every probe so far.
+        notes: questions that stayed open, and why.
         spent: whether the budget has ended the search.
     """
 
@@ -63,7 +63,7 @@ class Looking:
         self._end = time.monotonic() + (request.budget_s or float("inf"))
 
     def begin(self) -> None:
-        """Look at the model itself.
+        """Probe the model itself.
 
         Raises:
             BaselineError: it fails, or is not right by its own float64 reference.
@@ -76,25 +76,28 @@ class Looking:
         self._stochastic = seen.stochastic
 
     def order(self, stage: Stage, plan: Plan) -> Look:
-        """Return what a worker is told for a look at the whole model."""
+        """Return the order for a probe of the whole model."""
         return Look(replace(self._job, plan=plan), stage, stochastic=self._stochastic, timed=self._is_timed)
 
     def is_wanted(self, sighting: Sighting) -> bool:
-        """Whether this is what the user looks for."""
+        """Return whether the user is looking for this symptom."""
         return self._request.wants(sighting.symptom)
 
     def is_gone(self, sighting: Sighting) -> bool:
-        """Whether this shows that the known fault is gone; of a wrong answer, only an answer that was compared does."""
+        """Return whether this shows that the known fault is gone.
+
+        For a wrong answer, only a compared answer does.
+        """
         compared = self.fault.symptom in (Symptom.WRONG, Symptom.NAN)
         return sighting.symptom is Symptom.NONE or (not compared and not sighting.is_fault)
 
     def look(self, what: str, order: Look) -> Seen:
-        """Look once.
+        """Run one probe.
 
         Raises:
             InputError: the target cannot be used.
             BaselineError: the model itself fails.
-            UnsupportedError: this torch lacks what the look needs.
+            UnsupportedError: this torch lacks a feature that the probe needs.
         """
         self.listener.looking(what)
         start = time.monotonic()
@@ -106,12 +109,15 @@ class Looking:
         return seen
 
     def shows(self, what: str, order: Look) -> bool:
-        """Whether a look shows the known fault; not where it cannot be taken, or the budget is spent."""
+        """Return whether a probe shows the known fault: not if it cannot run, or if the budget is spent."""
         seen = self.try_look(what, order)
         return seen is not None and seen.sighting.is_same(self.fault)
 
     def try_look(self, what: str, order: Look) -> Seen | None:
-        """Look once, if the budget allows; None where what is looked at cannot be run by itself."""
+        """Run one probe if the budget allows.
+
+        Return None if the subject cannot run by itself.
+        """
         if self._is_spent():
             return None
         try:
@@ -120,18 +126,18 @@ class Looking:
             return None
 
     def ask(self, what: str, order: Look) -> str | Failure:
-        """Have a worker do what is no look."""
+        """Have a worker do something other than a probe."""
         self.listener.looking(what)
         return self._run(order)
 
     def note(self, text: str) -> None:
-        """Keep and say what could not be told."""
+        """Keep and report a question that stayed open."""
         self.notes.append(text)
         self.listener.note(text)
 
     @property
     def _is_timed(self) -> bool:
-        """Time is taken until the fault is known to be another."""
+        """Whether to time: yes, until the fault is known to be another."""
         wanted = self._request.wants(Symptom.SLOW)
         return wanted and self.fault.symptom in (Symptom.NONE, Symptom.SLOW)
 
@@ -139,7 +145,7 @@ class Looking:
         return self._launcher.run(order, Limits.of_this_machine(self._limit()), self.listener.stage)
 
     def _limit(self) -> float:
-        """Return the seconds for a look: once a hang is known, its next sightings need not be waited for as long."""
+        """Return the seconds for a probe: once a hang is known, the next ones need not be waited for as long."""
         limit = self._request.limit_s
         ended = [step.seconds for step in self.steps if step.sighting.symptom is not Symptom.HANG]
         if self.fault.symptom is not Symptom.HANG or not ended:
@@ -154,12 +160,12 @@ class Looking:
 
 
 def _seen(failure: Failure) -> Seen:
-    """Turn a worker's end into a sighting.
+    """Turn a worker's end into an observation.
 
     Raises:
-        BaselineError: it ended before what is looked at ran.
+        BaselineError: it ended before the probed code ran.
         InternalError: likewise, and the model is not to blame.
-        UnsupportedError: this torch lacks what the look needs.
+        UnsupportedError: this torch lacks a feature that the probe needs.
     """
     if failure.kind is FailureKind.UNSUPPORTED:
         raise UnsupportedError(failure.message)
@@ -171,7 +177,7 @@ def _seen(failure: Failure) -> Seen:
 
 
 def _kind(failure: Failure) -> str:
-    """Return the signal, or the names of the errors in a message: those that wrap another name it, too."""
+    """Return the signal, or the names of the errors in a message, including the errors that wrap others."""
     if failure.kind is FailureKind.RAISED:
         return ", ".join(dict.fromkeys(_NAMES.findall(failure.message))) or "error"
     return failure.message if failure.kind is FailureKind.DIED else failure.kind.value

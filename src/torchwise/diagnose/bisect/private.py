@@ -1,4 +1,4 @@
-"""Names of torch that it does not promise to keep, as far as bisecting needs them."""
+"""Private names of torch, without a promise of stability, that bisecting needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MOST_CHARACTERS = 200
 
 
 class Switches:
-    """Counts the applications of every kind of pass in this process, and leaves out those beyond a number.
+    """Counts the applications of every kind of pass in this process, and skips those beyond a number.
 
-    PyTorch asks its `CompilerBisector` before each. What that holds in files and environment variables for one kind of
-    pass at a time is held here for all, so that one look both tries and counts.
+    PyTorch asks its `CompilerBisector` before each. That class keeps its state in files and environment variables, for
+    one kind of pass at a time. This one keeps it for all kinds, so that one probe both tries and counts.
 
     Source: `torch/_inductor/compiler_bisector.py`.
     """
@@ -25,7 +25,9 @@ class Switches:
         self._applied: dict[str, list[str]] = {}
 
     def install(self) -> None:
-        """Answer in the place of `CompilerBisector`, for the life of this process; nothing compiled is reused.
+        """Replace `CompilerBisector` for the life of this process.
+
+        Nothing compiled is reused.
 
         Raises:
             UnsupportedError: this torch has none.
@@ -38,7 +40,7 @@ class Switches:
 
     @property
     def applied(self) -> dict[str, tuple[str, ...]]:
-        """What was applied, or would have been, in order."""
+        """The applied passes, including those that would have been applied, in order."""
         return {kind: tuple(names) for kind, names in self._applied.items()}
 
     def _is_off(self, _backend: str, kind: str, name: Callable[[], str] | None = None) -> bool:
@@ -48,7 +50,7 @@ class Switches:
 
 
 def is_dynamos(target: Any) -> bool:
-    """Whether a graph calls what Dynamo put in the place of a function of NumPy's."""
+    """Return whether a graph calls Dynamo's replacement for a function of NumPy."""
     return str(getattr(target, "__module__", None) or "").startswith("torch._dynamo.")
 
 
@@ -73,5 +75,8 @@ def inductor_options() -> dict[str, Any]:
 
 
 def set_freezing(enabled: bool) -> None:
-    """Set whether Inductor folds weights in as constants; as an option of `torch.compile` it is ignored."""
+    """Set whether Inductor folds weights in as constants.
+
+    As an option of `torch.compile` it is ignored.
+    """
     look_up(WHO, ("torch._inductor", "config")).freezing = enabled

@@ -1,4 +1,4 @@
-"""The text of a repro: a program of its own, which needs torch alone unless its head says otherwise."""
+"""The text of a repro: a standalone program, which needs torch alone unless its head says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest part of something that still has a property.
+"""Find the smallest part of something that still has a property.
 
 Source: Zeller and Hildebrandt, Simplifying and isolating failure-inducing input, IEEE TSE 28(2), 2002 (`ddmin`).
 """
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """Return a part of `items` for which `holds`, and no longer does without any one of its items.
+    """Return a part of `items` for which `holds`, and which fails without any one of its items.
 
     Args:
-        items: of which the property holds as a whole; it is not asked again.
-        holds: whether the property holds of some of them, in their order. Each part is asked about once.
+        items: have the property as a whole, which is not checked again.
+        holds: whether some items, in their order, have the property. It is called once for each part.
     """
     known: dict[tuple[int, ...], bool] = {}
 
@@ -30,7 +30,7 @@ def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple
     kept, pieces = list(range(len(items))), 2
     while len(kept) >= 2:
         chunks = _chunks(kept, pieces)
-        # With two pieces, what is left without one is the other.
+        # With two pieces, the rest without one is the other.
         rests = [[p for p in kept if p not in set(chunk)] for chunk in chunks] if pieces > 2 else []
         if (chunk := next((c for c in chunks if still(c)), None)) is not None:
             kept, pieces = chunk, 2
@@ -44,7 +44,7 @@ def minimal(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple
 
 
 def first(count: int, shows: Callable[[int], bool]) -> int:
-    """Return the smallest n for which `shows(n)`, where `shows(count)` and not `shows(0)`: by halving."""
+    """Return the smallest n for which `shows(n)`, given `shows(count)` and not `shows(0)`, by halving."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2

@@ -23,7 +23,10 @@ from torchwise.workload import trees
 from torchwise.workload.target import split
 
 HANGS_AFTER_S = 60
-"""Seconds after which a repro of a hang ends; for others, a limit that no call of theirs comes near."""
+"""Seconds after which a repro of a hang ends.
+
+For other faults, it is a limit far above any of their calls.
+"""
 RUNS_AT_MOST_S = 600
 _DROPPED = re.compile(r";\s*(?:\w+ = )+None(?=\s|$)| : torch\._subclasses\.fake_tensor\.FakeTensor")
 
@@ -32,7 +35,7 @@ def write(order: Look, stage: Callable[[str], None]) -> Written:
     """Write the program to the order's file.
 
     Raises:
-        UnsupportedError: the part holds what cannot be written as a program.
+        UnsupportedError: something in the part cannot be written as a program.
     """
     stage("write")
     fault = order.fault.symptom if order.fault else Symptom.NONE
@@ -58,7 +61,7 @@ def write(order: Look, stage: Callable[[str], None]) -> Written:
 
 
 def _part(order: Look) -> tuple[str, str]:
-    """Save the part's inputs; return its function, and what that must import."""
+    """Save the part's inputs, and return its function and its imports."""
     workload = subject(order)
     assert isinstance(workload.call, fx.GraphModule)
     inputs = [list(trees.map_tensors(_as_saved, example.args)) for example in workload.examples]
@@ -72,7 +75,7 @@ def _part(order: Look) -> tuple[str, str]:
 
 
 def _holds_graphs(module: fx.GraphModule) -> bool:
-    """Whether some of its operations are given a graph, as `torch.cond` and checkpointing are."""
+    """Return whether some of its operations take a graph, as `torch.cond` and checkpointing do."""
     return any(node.op == "get_attr" for node in module.graph.nodes)
 
 
@@ -94,14 +97,14 @@ def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[st
     """Return the code of a graph and of those within it, a class each, the innermost first.
 
     Raises:
-        UnsupportedError: it holds what is no graph.
+        UnsupportedError: a nested value is not a graph.
     """
     names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
     parts = {held: getattr(module, held) for held in names}
     if odd := [held for held, part in parts.items() if not isinstance(part, fx.GraphModule)]:
         raise UnsupportedError(f"the part holds {odd[0]}, which is no graph")
     inner = [text for held, part in parts.items() for text in _classes(part, f"{name}_{held}", used)]
-    # Checkpointing asks what it runs for its graph.
+    # Checkpointing requests the graph of the callable that it runs.
     make = {held: f"{name}_{held}()" for held in parts}
     make |= {held: f"torch.fx.symbolic_trace({make[held]})" for held in parts if not _holds_graphs(parts[held])}
     made = [f"        self.{held} = {how}\n" for held, how in make.items()]
@@ -110,7 +113,7 @@ def _classes(module: fx.GraphModule, name: str, used: dict[str, Any]) -> list[st
 
 
 def _as_saved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is no parameter and shares no memory: `weights_only` reads it, and it alone is saved."""
+    """Return a tensor that is no parameter and shares no memory: `weights_only` reads it, and nothing else is saved."""
     copied: torch.Tensor = trees.clone(tensor.detach())
     return copied.requires_grad_(tensor.requires_grad)
 
@@ -154,7 +157,7 @@ def _filled(template: str, order: Look) -> str:
 
 
 def _target(order: Look) -> dict[str, str]:
-    """Return how the target is loaded; a file by its whole path, as a repro may be run anywhere.
+    """Return the code that loads the target, with a file's whole path, as a repro may run anywhere.
 
     Raises:
         UnsupportedError: the model was a live object, which no program can load.

@@ -11,7 +11,7 @@ from torchwise.trial import ProcessSettings
 from torchwise.workload import WorkloadSpec
 
 LIMIT_S = 300.0
-"""Seconds for one look: what compiles for longer counts as a hang."""
+"""Seconds for one probe: anything that compiles for longer counts as a hang."""
 AUTO = "auto"
 _NO_FAULTS = (Symptom.NONE, Symptom.NOT_COMPARABLE)
 
@@ -21,14 +21,14 @@ class BisectRequest:
     """One request to bisect.
 
     Attributes:
-        workload: what is looked at.
-        what: the symptom that is looked for, or "auto" for whichever there is but "slow".
-        plan: a plan of Torchwise to bisect; `EAGER` for plain `torch.compile`.
-        limit_s: seconds after which one look is ended, and counts as a hang.
-        budget_s: seconds after which no further look starts; None for no limit.
-        repro: file to write the repro to, .py; None for no repro.
-        source: file with a live Python model, written by this very run; None to load the target.
-        settings: of the user's process; None for PyTorch's own defaults.
+        workload: the model and its inputs.
+        what: the symptom to find, or "auto" for any of them except "slow".
+        plan: a plan of Torchwise to bisect, or `EAGER` for plain `torch.compile`.
+        limit_s: seconds after which one probe is ended, and counts as a hang.
+        budget_s: seconds after which no further probe starts, or None for no limit.
+        repro: .py file to write the repro to, or None for no repro.
+        source: file with a live Python model, written by this very run, or None to load the target.
+        settings: of the user's process, or None for PyTorch's own defaults.
     """
 
     workload: WorkloadSpec
@@ -53,13 +53,16 @@ class BisectRequest:
             raise InputError(f"the repro is {self.repro!r}, but must be a .py file")
 
     def wants(self, symptom: Symptom) -> bool:
-        """Whether this symptom is what is looked for.
+        """Return whether the user is looking for this symptom.
 
-        A slow-down is looked for only where it is asked for: a small function is slow under any compiler.
+        A slow-down counts only on request: a small function is slow under any compiler.
         """
         return self.what == symptom.value or (self.what == AUTO and symptom not in (*_NO_FAULTS, Symptom.SLOW))
 
     @property
     def compares(self) -> bool:
-        """Whether the answers must be compared to tell what is looked for; a crash shows without."""
+        """Whether the answers must be compared to recognise the symptom.
+
+        A crash needs no comparison.
+        """
         return self.what in (AUTO, Symptom.WRONG, Symptom.NAN)

@@ -23,7 +23,7 @@ from torchwise.records.bisection import Bisection, Culprit, Operation, Repro, Si
 from torchwise.trial import Job, Launcher, own_caches
 
 LOWER: tuple[Stage, ...] = ("dynamo", "aot_eager", "aot_eager_decomp_partition")
-"""The stages below Inductor, each with all before it."""
+"""The stages below Inductor, each with all stages before it."""
 REPRO_LIMIT_S = 900.0
 SHOWN = {
     Symptom.WRONG: r"FAULT: value",
@@ -32,7 +32,7 @@ SHOWN = {
     Symptom.HANG: r"Timeout \(",
     Symptom.SLOW: r"FAULT: a call takes",
 }
-"""What a repro prints of each fault: one that cannot even be imported ends with 1 as well, and shows nothing."""
+"""The output of a repro for each fault. A program that cannot even be imported also exits with 1, and shows nothing."""
 OUTPUT_TAIL = 1500
 
 
@@ -42,7 +42,7 @@ def run_bisection(request: BisectRequest, launcher: Launcher, listener: BisectLi
     Raises:
         InputError: the target cannot be used, or nothing of it is compiled.
         BaselineError: the model itself fails, or is not right by its own float64 reference.
-        UnsupportedError: this torch lacks what bisecting or the plan needs.
+        UnsupportedError: this torch lacks a feature that bisecting or the plan needs.
     """
     start = time.monotonic()
     with own_caches() as folder:
@@ -96,14 +96,14 @@ class _Bisecting:
         return replace(found, repro=self._repro(order, found)) if request.repro else found
 
     def _unwanted(self, sighting: Sighting) -> Sighting:
-        """Return what is told where nothing was seen of what is looked for."""
+        """Return the answer when no symptom of the requested kind was seen."""
         unknown = sighting.symptom is Symptom.NOT_COMPARABLE and self._request.compares
         if sighting.symptom is Symptom.NONE or unknown:
             return sighting
         return Sighting(Symptom.NONE, f"but {sighting.symptom}: {sighting.detail}")
 
     def _fewest_choices(self, order: Look) -> tuple[Look, Culprit | None]:
-        """Take away what a plan need not have for the fault to be there."""
+        """Remove every choice that a plan does not need for the fault to appear."""
         plan, looking = order.job.plan, self._looking
         choices = tuple(part for part in parts_of(plan) if part[0] != "backend")
         if not choices:
@@ -130,7 +130,7 @@ class _Bisecting:
         return lesser, Culprit("choice", name, why) if needed else None
 
     def _lowest_stage(self, order: Look, seen: Seen) -> tuple[Look, Seen]:
-        """Return the first stage that shows the fault, with what was seen there."""
+        """Return the first stage that shows the fault, with its observation."""
         looking = self._looking
         for stage in LOWER:
             lower = replace(order, stage=stage)
@@ -176,7 +176,7 @@ class _Bisecting:
         return Subgraph(graph, kept, len(operations), complete=not self._looking.spent)
 
     def _repro(self, order: Look, found: Bisection) -> Repro | None:
-        """Write the smallest program that shows the fault when it is run: of the part, or else of the whole target."""
+        """Write the smallest program that shows the fault: from the part, or else from the whole target."""
         repro: Repro | None = None
         for attempt in _attempts(order, found.subgraph):
             order = replace(attempt, to="repro:write", file=self._request.repro or "", fault=found.sighting)
@@ -206,7 +206,7 @@ class _Bisecting:
 
 
 def _attempts(order: Look, subgraph: Subgraph | None) -> list[Look]:
-    """Return what a repro may be of, the smallest first."""
+    """Return the possible contents of a repro, the smallest first."""
     whole = [order]
     if subgraph is None:
         return whole

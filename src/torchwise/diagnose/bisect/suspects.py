@@ -1,4 +1,4 @@
-"""What within a stage may bring a fault, and how each is turned off."""
+"""The candidates within a stage for the cause of a fault, and how to turn each off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchwise.plan.space import parts_of
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An option of Inductor, with the value that takes it out of play; or a kind of pass, none of which is applied."""
+    """An option of Inductor with the value that disables it, or a kind of pass with no applications."""
 
     name: str
     value: Option | None = None
@@ -23,7 +23,7 @@ class Suspect:
         return self.value is not None
 
     def __str__(self) -> str:
-        """Return how it is turned off."""
+        """Return how to turn it off."""
         return f"{self.name}={self.value}" if self.is_option else f"without {self.name.replace('_', ' ')}"
 
 
@@ -31,7 +31,10 @@ PASSES = tuple(Suspect(name) for name in ("post_grad_passes", "joint_graph_passe
 """Kinds of pass that PyTorch's own `torch._inductor.compiler_bisector` can leave out, in its words."""
 DECOMPOSITIONS = Suspect("decomposition")
 LOWERINGS = Suspect("lowerings")
-"""What Inductor generates code for; without it, operators run as in eager."""
+"""The lowerings to code that Inductor generates.
+
+Without them, operators run as in eager.
+"""
 
 OPTIONS = (
     Suspect("triton.cudagraphs", False),
@@ -69,14 +72,14 @@ OPTIONS = (
     Suspect("emulate_precision_casts", True),
     Suspect("fallback_random", True),
 )
-"""Fusion, layout, vectorisation, memory and tuning. Those that a version of PyTorch lacks are left alone there."""
+"""Fusion, layout, vectorisation, memory and tuning. Options that a version of PyTorch lacks are left alone there."""
 
 
 def plan_of(choices: tuple[tuple[str, object], ...], backend: str) -> Plan:
     """Return the plan of these choices.
 
     Raises:
-        PlanError: they mean nothing together, as one needs another that is taken away.
+        PlanError: they do not go together, as one needs another that was removed.
     """
     fields: dict[str, object] = {name: value for name, value in choices if name not in ("transforms", "options")}
     transforms = tuple(str(value) for name, value in choices if name == "transforms")
@@ -97,6 +100,6 @@ def in_words(choice: tuple[str, object]) -> str:
 
 
 def is_plain(plan: Plan) -> bool:
-    """Whether `torch.compile` with options is all that there is to a plan."""
+    """Return whether a plan is nothing more than `torch.compile` with options."""
     here = {name for name, _ in parts_of(plan)}
     return plan.backend == "inductor" and here <= {"backend", "mode", "options", "shapes"}

@@ -1,4 +1,4 @@
-"""What can cost time, one file a kind: each looks at the evidence, and asks for the price of its mend."""
+"""Possible causes of lost time, one file each: every finder reads the evidence, and requests its fix's saving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEEN: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     fallbacks.find,
     roofline.find,
 )
-"""These know their price from what was seen."""
+"""These take their saving from the evidence."""
 TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
     recompiles.find_given_up,
     complexes.find,
@@ -39,13 +39,16 @@ TRIED: tuple[Callable[[Evidence, Prices], Iterator[Finding]], ...] = (
     waits.find,
     recompiles.find_repeated,
 )
-"""These have a mend tried, in the order in which they spend the budget: what gains most comes first."""
+"""These have a fix tried, in the order in which they spend the budget: the largest gains come first."""
 BY_TIME = (slower.find, roofline.find, host.find)
-"""These find nothing but times, and so nothing where the call could not be timed."""
+"""These find nothing but times, and so find nothing if the call could not be timed."""
 
 
 def find(evidence: Evidence, prices: Prices) -> list[Finding]:
-    """Return everything that is found; no saving is beyond the call, nor claimed where it could not be measured."""
+    """Return all findings.
+
+    No saving exceeds the call, and none is claimed without a measurement.
+    """
     call_s, trust = evidence.execution.call_s.mid, judge_measurement(evidence.measurement)
     is_timed = trust.reliability is not Reliability.UNUSABLE
     found = [finding for finder in SEEN if is_timed or finder not in BY_TIME for finding in finder(evidence)]
@@ -56,7 +59,7 @@ def find(evidence: Evidence, prices: Prices) -> list[Finding]:
 
 
 def withhold_advice(finding: Finding) -> Finding:
-    """Recommend nothing that was timed without a gain."""
+    """Drop the advice whose timing showed no gain."""
     price = finding.price
     if price is None or price.basis is Basis.ESTIMATED or price.answer is Answer.YES or price.once_s:
         return finding

@@ -11,7 +11,10 @@ from torchwise.report import format as show
 
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
-    """Find every break; those of RNNs are priced with their RNN."""
+    """Find every break.
+
+    An RNN's breaks have their saving with the RNN.
+    """
     found = [one for one in evidence.watched.breaks if not (evidence.has_rnn and one.whole)]
     for one in found:
         tried = _tried(one, prices)
@@ -32,7 +35,7 @@ def _cause(one: Break) -> str:
 
 
 def _tried(one: Break, prices: Prices) -> dict[str, Tried]:
-    """Try the line and the setting that take the break away; by what is said of each."""
+    """Try the line and the setting that remove the break, and return the trials by their code."""
     if one.mend is None:
         return {}
     line, setting = one.mend.line, one.mend.setting
@@ -52,7 +55,10 @@ def _best(tried: dict[str, Tried]) -> Price | None:
 
 
 def _mend(one: Break, tried: dict[str, Tried]) -> str:
-    """Say what to do: a setting that was tried without gain is not recommended."""
+    """Say how to fix it.
+
+    A setting that was tried without gain is not recommended.
+    """
     if one.mend is None:
         return " ".join(one.hints) or "write it without Python between the tensors' operators"
     words, setting = one.mend.words, one.mend.setting
@@ -63,17 +69,17 @@ def _mend(one: Break, tried: dict[str, Tried]) -> str:
 
 
 def _is_given_up(evidence: Evidence) -> bool:
-    """Whether it was compiled too often, and runs in eager: then nothing breaks any more."""
+    """Return whether it was compiled too often, and runs in eager: then nothing breaks any more."""
     limited = any(one.kind is FallbackKind.RECOMPILE_LIMIT for one in evidence.watched.fallbacks)
     return limited and not evidence.execution.regions
 
 
 def _worked_out(one: Break, evidence: Evidence, prices: Prices, breaks: int) -> Price | None:
-    """Work out what a break costs by itself.
+    """Estimate the cost of a break by itself.
 
-    That is what a break between next to nothing costs here, for as often as graphs are resumed in a call, and the
-    guards of what follows. What fusing across it would save comes on top: at most half the time of the generated
-    kernels.
+    It is the measured cost of a break between tiny graphs, for each time that a graph is resumed in a call. The guards
+    of the graphs after it are added. The saving from fusion across it comes on top: at most half the time of the
+    generated kernels.
     """
     if one.whole or _is_given_up(evidence):
         return left_to_eager(evidence, breaks)

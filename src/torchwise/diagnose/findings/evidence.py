@@ -1,4 +1,4 @@
-"""What the finders look at, and what they ask the price of a mend from."""
+"""The evidence that the finders read, and the interface that measures potential savings for them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ COMPILED = Plan(backend="inductor")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was seen of one run.
+    """All evidence about one run.
 
     Attributes:
         device: "cpu" or "cuda".
-        plan: that was run; None for `torch.compile` with its defaults.
+        plan: of the run, or None for `torch.compile` with its defaults.
         measurement: of the run against eager.
-        watched: what the compiler said.
-        code: what the generated code calls.
+        watched: the compiler's events.
+        code: the calls in the generated code.
         execution: of a steady call.
         profiled: of a steady call, by the profiler.
         observed: the plain model, operator by operator.
         has_rnn: whether the model has one among its parts.
         has_static_form: whether the model declares one.
         varying: sizes in which the examples differ: the tensor, as the code names it, and the dimension.
-        calls: expected in each process, over which seconds that are saved once are spread.
+        calls: expected in each process. Seconds that are saved once are spread over them.
     """
 
     device: str
@@ -53,11 +53,11 @@ class Evidence:
 
     @property
     def base(self) -> Plan:
-        """The plan that mends are added to."""
+        """The plan that fixes are added to."""
         return COMPILED if self.plan is None else self.plan
 
     def with_choice(self, name: str, value: str) -> Plan | None:
-        """Return that plan with one choice more; None where the two do not go together."""
+        """Return that plan with one choice more, or None if the two do not go together."""
         try:
             return self.base.with_choice(name, value)
         except PlanError:
@@ -65,9 +65,9 @@ class Evidence:
 
     @property
     def captured(self) -> Plan | None:
-        """The plan that captures the call, by what Python reads from the GPU in it; None where the run is captured.
+        """The plan that captures the call, chosen by the reads of GPU data in Python, or None if the run is captured.
 
-        Questions, yes or no or how many, cut it into pieces. Numbers can stay on the GPU, but only in eager.
+        Questions with the answer yes, no or a count split the capture. Numbers can stay on the GPU, but only in eager.
         """
         if self.device != "cuda" or self.base.capture != "none":
             return None
@@ -81,22 +81,23 @@ class Evidence:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Of one call, the longest first."""
+        """The kernels of one call, the longest first."""
         return self.profiled.kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Something that may keep a function from being compiled anew, as it is tried on a copy of the model.
+    """A possible way to keep a function from being recompiled, which is tried on a copy of the model.
 
     Attributes:
-        kind: "setting" of PyTorch; "dynamic" shapes; "mark" dimensions of the inputs as dynamic; "held": what varies is
-            not asked about, as where the caller keeps it; "tensor": a number becomes a tensor.
-        code: what is done, as it is printed.
-        advice: what to do, in a sentence, where it helps.
-        sources: what varies, as PyTorch names it.
-        dims: of "mark", the tensors and dimensions.
-        of: the function that is compiled anew.
+        kind: "setting" of PyTorch, "dynamic" shapes, or "mark" for inputs whose dimensions are marked as dynamic. With
+            "held", guards leave out the varying value, as if the caller kept it. With "tensor", a number becomes a
+            tensor.
+        code: the code of the fix, as it is printed.
+        advice: the recommendation, in a sentence, if it helps.
+        sources: the varying values, as PyTorch names them.
+        dims: for "mark", the tensors and dimensions.
+        of: the function that is recompiled.
     """
 
     kind: Literal["setting", "dynamic", "mark", "held", "tensor"]
@@ -108,42 +109,42 @@ class Fix:
 
 
 class Prices(Protocol):
-    """Times a run with and without a mend. What cannot be priced is None, and why is noted."""
+    """Times a run with and without a fix. A saving that cannot be measured is None, and a note says why."""
 
     def of_plan(self, plan: Plan) -> Price | None:
-        """Return what this plan saves over the run."""
+        """Return the plan's saving over the run."""
 
     def without_module_guards(self) -> Price | None:
-        """Return what the same code saves where PyTorch asks nothing about modules and their weights."""
+        """Return the same code's saving without guards on modules and their weights."""
 
     def under(self, setting: str) -> Price | None:
-        """Return what compiling under a setting of PyTorch saves, written as "torch._dynamo.config.x = True"."""
+        """Return the saving under a setting of PyTorch, written as "torch._dynamo.config.x = True"."""
 
     def of_line(self, found: Break) -> Price | None:
-        """Return what the model saves with the line that a break's mend gives, which was run."""
+        """Return the model's saving with the line that a break's fix gives, which was run."""
 
     @property
     def failures(self) -> Mapping[Plan | str, str]:
-        """How mends failed when they were tried."""
+        """The failures of tried fixes, by fix."""
 
     def tried(self, fix: Fix) -> Tried | None:
-        """Try a fix on a copy of the model: how often it is then compiled, whether it answers alike, what it saves."""
+        """Try a fix on a copy of the model, and return its compilations, whether it answers alike, and its saving."""
 
     def of_a_break(self) -> Interval | None:
-        """Return the seconds that one graph break costs here by itself, with next to no guards and nothing to fuse."""
+        """Return the seconds that one graph break costs here by itself, with hardly any guards and nothing to fuse."""
 
 
 def estimated(low: float, mid: float, high: float, how: str) -> Price:
-    """Return a price that nobody timed."""
+    """Return a saving that nobody timed."""
     return Price(Interval(low, mid, high), Basis.ESTIMATED, how)
 
 
 def left_to_eager(evidence: Evidence, among: int) -> Price:
-    """Work out what compiling could save of a function that runs as written: fusion, and the time between kernels.
+    """Estimate the saving from compiling a function that runs as written: fusion, and the time between kernels.
 
     Args:
         evidence: of the run.
-        among: how many functions share what there is to save.
+        among: how many functions share the saving.
     """
     seen = evidence.execution
     fusible = sum(kernel.seconds for kernel in evidence.kernels if not kernel.generated and not kernel.flops) / 2
@@ -158,5 +159,5 @@ def left_to_eager(evidence: Evidence, among: int) -> Price:
 
 
 def place_of_line(found: Break) -> str:
-    """Return what a line that is written otherwise goes by: a program may have the same one twice."""
+    """Return the key of a rewritten line: a program may have the same line twice."""
     return f"{found.file}:{found.line}: {found.mend.line if found.mend else ''}"

@@ -1,4 +1,4 @@
-"""Operators that the compiler left to eager, though they have nothing complex about them."""
+"""Operators that the compiler left to eager, although they involve no complex numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torchwise.records.watched import Fallback, FallbackKind
 
 LEAST_SHARE = 0.02
 _EXPECTED = re.compile(r"aten\.(\w*(convolution|attention|fft|embedding_bag|sort|pool)\w*|(add|badd)?b?mm|(add)?mv)$")
-"""A library's kernels are the right ones for these."""
+"""Operators for which a library's kernels are the right ones."""
 _TOLD = (FallbackKind.COMPLEX, FallbackKind.RECOMPILE_LIMIT)
-"""Findings of their own."""
+"""Kinds that have findings of their own."""
 
 
 def find(evidence: Evidence) -> Iterator[Finding]:
-    """Find fallbacks in generated code, and whatever PyTorch gave up."""
+    """Find fallbacks in generated code, and everything that PyTorch gave up."""
     if not evidence.observed.complex_operators:
         for name, times in evidence.code.fallbacks.items():
             if not _EXPECTED.match(name) and (price := _price(name, evidence)):
@@ -39,7 +39,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_told_by_its_break(fallback: Fallback, evidence: Evidence) -> bool:
-    """Whether a function is left uncompiled because of a break, whose own finding says so."""
+    """Return whether a function is left uncompiled because of a break, whose own finding says so."""
     places = [f"{one.file}:{one.line} " for one in evidence.watched.breaks if one.whole]
     return fallback.kind is FallbackKind.WHOLE_FUNCTION and any(place in fallback.what for place in places)
 

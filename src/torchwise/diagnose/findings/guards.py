@@ -1,4 +1,4 @@
-"""Guards: what is checked on every call before compiled code may answer it."""
+"""Guards: the checks on every call before compiled code may answer it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwise.records.explanation import Finding, Place
 LEAST_SHARE = 0.005
 """Share of a call below which a saving is not worth a line."""
 LEAST_SEEN = 0.01
-"""Share of a call that guards must take under the profiler, which makes them longer, to be worth trying a mend."""
+"""Share of a call that guards must take under the profiler, which makes them longer, before a fix is tried."""
 
 
 WITH_THE_PLAN = (
@@ -24,13 +24,13 @@ WITHOUT_GUARDS = (
 
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
-    """Find guards that can be left out: with a plan where that pays, as it is safe; else by the user's word."""
+    """Find guards that can be left out: with a plan if that pays, as it is safe, or else by the user's promise."""
     seen = evidence.execution
     if evidence.plan is not None or not seen.guards or seen.guards_s < LEAST_SEEN * seen.call_s.mid:
         return
-    plan = None if evidence.watched.breaks else COMPILED  # a plan asks them all the same between broken graphs
+    plan = None if evidence.watched.breaks else COMPILED  # a plan checks them all the same between broken graphs
     price = prices.of_plan(plan) if plan else None
-    if price is None or price.per_call_s.low <= 0:  # a look at every module may cost as much as the guards
+    if price is None or price.per_call_s.low <= 0:  # a visit to every module may cost as much as the guards
         plan, price = None, prices.without_module_guards()
     if price is None or price.per_call_s.high <= LEAST_SHARE * seen.call_s.mid:
         return

@@ -15,11 +15,11 @@ LEAST_SHARE = 0.10
 
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
-    """Find a call that its host holds up."""
+    """Find a call that waits for its host."""
     seen = evidence.execution
     if seen.host_share < LEAST_SHARE or evidence.base.capture != "none" or evidence.base.mode in CUDA_GRAPH_MODES:
         return
-    idle = max(seen.call_s.mid * seen.host_share - seen.guards_s, 0.0)  # guards are priced by themselves
+    idle = max(seen.call_s.mid * seen.host_share - seen.guards_s, 0.0)  # guards have a saving of their own
     on_gpu = evidence.device == "cuda"
     launches = sum(kernel.calls for kernel in evidence.kernels)
     plan = evidence.captured

@@ -1,4 +1,4 @@
-"""Recompilations: what was compiled did not hold for another call, and was compiled again, or given up for good."""
+"""Recompilations: compiled code did not fit another call, and was compiled again, or given up for good."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUMBERS = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
 STATE_SIZES = "torch._dynamo.config.force_parameter_static_shapes = False"
 _VALUE = re.compile(r"^(?P<source>[^=<>%()+*\n]+) == (?P<want>[^\n]+)$")
 _ASKED = re.compile(r"^(?:len\(|not |___check_obj_id\()|== | is ")
-"""Guards that ask for a value, a length or an object: whatever varies may be kept out of what is compiled."""
+"""Guards on a value, a length or an object: the varying value may be kept out of the compiled code."""
 _SIZE = re.compile(r"(size|stride) mismatch|\.size\(\)\[")
 _ATTRIBUTE = re.compile(r"^(?P<holder>.+)\.(?P<name>[^\W\d]\w*)$")
 _SUBMODULE = re.compile(r"\._modules\['([^\W\d]\w*)'\]")
 
 
 def find_given_up(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
-    """Find each function that was compiled so often that it runs in eager: that costs time on every call."""
+    """Find each function that was compiled so often that it runs in eager, which costs time on every call."""
     for of, again in _by_function(evidence).items():
         if is_given_up(of, evidence):
             yield _finding(of, again, evidence, prices)
@@ -44,7 +44,7 @@ def _by_function(evidence: Evidence) -> dict[Frame, list[Recompile]]:
 
 
 def is_given_up(of: Frame, evidence: Evidence) -> bool:
-    """Whether a function was compiled so often that PyTorch runs it in eager for good."""
+    """Return whether a function was compiled so often that PyTorch runs it in eager for good."""
     limits = [one for one in evidence.watched.fallbacks if one.kind is FallbackKind.RECOMPILE_LIMIT]
     return any((one.file, one.line, one.function) == (of.file, of.line, of.function) for one in limits)
 
@@ -83,13 +83,16 @@ def _places(of: Frame, again: list[Recompile]) -> tuple[Place, ...]:
 
 
 def _seconds(again: list[Recompile], evidence: Evidence) -> float:
-    """Return the seconds of compiling again; several guards may have failed at once."""
+    """Return the seconds of compiling again.
+
+    Several guards may have failed at once.
+    """
     ids = {name for one in again for name in one.compile_ids}
     return sum(one.seconds for one in evidence.watched.compilations if one.is_forward and one.compile_id in ids)
 
 
 def _judged(seen: Tried, count: int, seconds: float, given_up: bool, evidence: Evidence) -> Tried:
-    """Say whether a fix that works is worth having, with the seconds of compiling that it saves in each process."""
+    """Say whether a working fix is worth it, with the compile time that it saves in each process."""
     if seen.price is None:
         return seen
     spared = max(count + 1 - seen.compilations, 0) / max(count, 1)
@@ -100,7 +103,10 @@ def _judged(seen: Tried, count: int, seconds: float, given_up: bool, evidence: E
 
 
 def _best(helping: list[tuple[Fix, Tried]], evidence: Evidence) -> tuple[Fix, Tried] | None:
-    """Return what saves most; of what cannot be told apart, what stands first, as it changes least."""
+    """Return the fix with the largest saving.
+
+    Among indistinguishable ones, the first wins, as it changes least.
+    """
 
     def saved(pair: tuple[Fix, Tried]) -> float:
         return pair[1].price.over(evidence.calls) if pair[1].price else 0.0
@@ -113,7 +119,7 @@ def _best(helping: list[tuple[Fix, Tried]], evidence: Evidence) -> tuple[Fix, Tr
 
 
 def _lost(given_up: bool, seconds: float, tried: list[Tried], evidence: Evidence) -> Price:
-    """Return what is lost where no fix that was tried helps."""
+    """Return the loss if no tried fix helps."""
     if not given_up:
         nothing = Interval(0.0, 0.0, 0.0)
         how = "seconds of compiling again, once in each process; a steady call costs the same"
@@ -127,7 +133,7 @@ def _lost(given_up: bool, seconds: float, tried: list[Tried], evidence: Evidence
 
 
 def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
-    """Return what may help, by what varies: what changes least stands first."""
+    """Return the possible fixes by the varying value, the smallest change first."""
     if evidence.plan is not None:  # a plan sets these itself
         return []
     found = []
@@ -149,7 +155,7 @@ def fixes(of: Frame, again: list[Recompile], evidence: Evidence) -> list[Fix]:
 
 
 def _is_held(one: Recompile) -> bool:
-    """Whether what varies is held by the model, and neither an input nor a global."""
+    """Return whether the model holds the varying value, so that it is neither an input nor a global."""
     return "." in one.source.partition(".size()")[0] and not one.source.startswith("G[")
 
 
@@ -201,7 +207,7 @@ def _readable(source: str) -> str:
 
 
 def _number(one: Recompile) -> int | float | None:
-    """Return the number that a guard asks for; None where it asks for something else."""
+    """Return the number that a guard checks for, or None if it checks for something else."""
     hit = _VALUE.match(one.guard)
     try:
         want = ast.literal_eval(hit["want"]) if hit else None
@@ -211,7 +217,7 @@ def _number(one: Recompile) -> int | float | None:
 
 
 def _by_hand(again: list[Recompile]) -> str:
-    """Say what nobody can try for the user."""
+    """Describe a manual fix that Torchwise cannot try for the user."""
     guards = " ".join(one.guard for one in again)
     if _SIZE.search(guards):
         return "pad to a few sizes, as torchwise.shapes does by a rule that it proves, or keep the sizes constant."

@@ -1,4 +1,4 @@
-"""RNNs: they break the graph where Dynamo cannot resume, so that little around them is compiled."""
+"""RNNs: they break the graph at a point that Dynamo cannot resume from, so that little around them is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places at which the host waits for data of the device, and no capture or fusion goes on."""
+"""Places at which the host waits for data of the device, and where capture and fusion stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torchwise.records.explanation import Finding, Price
 
 
 def find(evidence: Evidence, prices: Prices) -> Iterator[Finding]:
-    """Find each place once; a break at the same line is priced there, and not a second time."""
+    """Find each place once.
+
+    If a break lies on the same line, its finding has the saving.
+    """
     plan = _static(evidence) or _captured(evidence, prices)
     broken = {(one.file, one.line) for one in evidence.watched.breaks}
     for wait in evidence.observed.waits:
@@ -34,7 +37,7 @@ def _static(evidence: Evidence) -> Plan | None:
 
 
 def _captured(evidence: Evidence, prices: Prices) -> Plan | None:
-    """Return the plan that captures the call around its waits, where there is one and it was seen to run."""
+    """Return the plan that captures the call around its waits, if there is one and it was seen to run."""
     plan = evidence.captured
     if plan is None or not (plan.capture == "branches" or "numbers_on_gpu" in plan.transforms):
         return None

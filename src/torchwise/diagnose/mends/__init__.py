@@ -1,6 +1,6 @@
-"""What to write instead, so that a graph break is gone: one file a class of mend.
+"""Code to write instead, so that a graph break is gone: one file for each class of fix.
 
-A rule looks at PyTorch's words on a break and at its line of source. The first that knows the break says what mends it.
+A rule reads PyTorch's words on a break and its line of source. The first rule that knows the break gives its fix.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ _RULES: tuple[Rule, ...] = (
     calls.opaque,
     calls.other,
 )
-"""The narrower before the wider."""
+"""The narrower rules before the wider."""
 
 
 def mend_for(found: Break) -> Break:
-    """Return a break with its mend; where it lies in a library, the mend says that the call into it can change."""
+    """Return a break with its fix.
+
+    For a break in a library, the fix says that the call into it can change.
+    """
     look = Look(found)
     mend = next(mend for rule in _RULES if (mend := rule(look)))
     if found.library:

@@ -1,4 +1,4 @@
-"""Mends for calls that the compiler cannot look into, or will not."""
+"""Fixes for calls that the compiler cannot, or will not, trace into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mends for `if` and `while` whose answer lies in the data."""
+"""Fixes for `if` and `while` that depend on the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchwise.records.watched import Mend
 
 
 def branch(look: Look) -> Mend | None:
-    """`if`, `while`, `and`, a conditional expression on a tensor's value; or such a value read as a Python bool."""
+    """`if`, `while`, `and` or a conditional expression on a tensor's value, or such a value read as a Python bool."""
     asks = look.says(r"[Dd]ata-dependent (branching|jump)|attempted to jump with")
     reads = look.says(r"Tensor\.item\(\)|_local_scalar_dense|aten\.(equal|allclose)\b")
     if not asks and not (reads and look.reads(r"^\s*(el)?if\b|^\s*while\b|\bif\b.*\belse\b|\bbool\(|\bassert\b")):
@@ -48,7 +48,7 @@ def _if(look: Look) -> Mend:
 
 
 def _comparison(look: Look) -> Mend | None:
-    """`torch.allclose` and `torch.equal` answer with a Python bool, so that `torch.where` cannot be given it."""
+    """Replace `torch.allclose` and `torch.equal`: they return a Python bool, which `torch.where` does not take."""
     call = look.called(r"(^|\.)(allclose|equal)$")
     if not call:
         return None

@@ -1,4 +1,4 @@
-"""Mends for what a program does beside computing: printing, logging, files, clocks, debuggers."""
+"""Fixes for the side effects of a program: printing, logging, files, clocks, debuggers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNLESS = (
 
 
 def debugger(look: Look) -> Mend | None:
-    """`breakpoint()` and what it stands for."""
+    """`breakpoint()` and its equivalents."""
     if not look.says(r"builtin breakpoint|pdb|set_trace") and not look.reads(r"\bbreakpoint\(|set_trace\("):
         return None
     return Mend(

@@ -1,4 +1,4 @@
-"""What a mend is chosen by: PyTorch's words on a break, and the line of source that it lies in."""
+"""The basis for choosing a fix: PyTorch's words on a break, and its line of source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETTING = re.compile(r"torch\._dynamo\.config\.(?P<name>\w+)")
 
 
 class Look:
-    """One break, looked at.
+    """The texts about one break.
 
     Attributes:
         said: PyTorch's reason, explanation and context, in one text.
@@ -26,21 +26,24 @@ class Look:
         self._hints = found.hints
 
     def says(self, pattern: str) -> bool:
-        """Whether PyTorch's words match."""
+        """Return whether PyTorch's words match."""
         return re.search(pattern, self.said) is not None
 
     def reads(self, pattern: str) -> bool:
-        """Whether the source line matches."""
+        """Return whether the source line matches."""
         return re.search(pattern, self.line) is not None
 
     def hinted(self, default: str) -> str:
-        """Return the setting of PyTorch that its hints name; they differ from version to version."""
+        """Return the setting of PyTorch that its hints name.
+
+        They differ from version to version.
+        """
         hits = [hit["name"] for hint in self._hints if (hit := _SETTING.search(hint))]
         return f"torch._dynamo.config.{hits[0] if hits else default}"
 
     @functools.cached_property
     def statement(self) -> ast.stmt | None:
-        """The statement of the line; None where the line holds only a part of one."""
+        """The statement of the line, or None if the line holds only a part of one."""
         line = re.sub(r"^elif\b", "if", self.line)
         for text in (line, f"{line}\n pass"):  # a comment may end the line
             try:
@@ -51,14 +54,14 @@ class Look:
 
     @functools.cached_property
     def condition(self) -> str:
-        """What the line's `if` or `while` asks; empty where it has none."""
+        """The condition of the line's `if` or `while`, or empty if it has none."""
         if self.statement is None:
             return ""
         asked = next((node.test for node in ast.walk(self.statement) if isinstance(node, _ASKS)), None)
         return ast.unparse(asked) if asked else ""
 
     def called(self, pattern: str) -> str:
-        """Return the first call of the line whose function's name matches, as it is written; else an empty text."""
+        """Return the first call of the line whose function's name matches, as it is written, or an empty text."""
         for node in ast.walk(self.statement) if self.statement else ():
             if isinstance(node, ast.Call) and re.search(pattern, ast.unparse(node.func)):
                 return ast.unparse(node)
@@ -73,4 +76,4 @@ class Look:
 _ASKS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 Rule = Callable[[Look], Mend | None]
-"""Returns a mend, or None where the break is of another class."""
+"""Returns a fix, or None if the break is of another class."""

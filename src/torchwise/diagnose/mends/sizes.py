@@ -1,4 +1,4 @@
-"""Mends for operators whose result has a size that lies in the data."""
+"""Fixes for operators whose result has a size that lies in the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dynamic(look: Look) -> Mend | None:
         return None
     kind = next((name for name in _INSTEAD if look.says(name) and look.reads(name)), "mask")
     text = f"How large the result of {look.quoted} is lies in the data. {_INSTEAD.get(kind, _MASK)}"
-    if kind == "one_hot":  # a number of classes is all it takes
+    if kind == "one_hot":  # it needs no more than a number of classes
         return Mend(kind, text)
     return Mend(
         kind,

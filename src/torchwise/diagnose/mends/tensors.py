@@ -1,4 +1,4 @@
-"""Code that makes Python numbers and answers of tensors, written so that they stay tensors."""
+"""Rewrite code that turns tensors into Python numbers and answers, so that they stay tensors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import copy
 
 
 def as_tensor(condition: str) -> str:
-    """Return a condition as one whose answer is a tensor; empty where its text is no expression.
+    """Return a condition as one whose answer is a tensor, or empty if its text is no expression.
 
-    Whether it is one, only running it tells: `a or b` is, where a and b are tensors, and `n in seen` never is.
+    Only running it tells whether the answer is a tensor. It is for `a or b` if a and b are tensors, and never for `n in
+    seen`.
     """
     try:
         asked = ast.parse(condition, mode="eval").body
@@ -19,7 +20,7 @@ def as_tensor(condition: str) -> str:
 
 
 def without_numbers(statement: ast.stmt | None) -> str:
-    """Return a statement with tensors where it made numbers; empty where it is no simple one, or nothing changes."""
+    """Return a statement that keeps tensors instead of making numbers, empty if it is not simple or nothing changes."""
     if statement is None or not isinstance(
         statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
     ):
@@ -30,7 +31,7 @@ def without_numbers(statement: ast.stmt | None) -> str:
 
 
 def with_where(statement: ast.stmt | None) -> str:
-    """Return a statement with `torch.where` in the place of a conditional expression; empty where it has none."""
+    """Return a statement with `torch.where` in the place of a conditional expression, or empty if it has none."""
     if statement is None or not isinstance(
         statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
     ):
@@ -41,7 +42,7 @@ def with_where(statement: ast.stmt | None) -> str:
 
 
 class _Numbers(ast.NodeTransformer):
-    """Takes away `.item()`, `int()`, `float()` and `bool()`."""
+    """Removes `.item()`, `int()`, `float()` and `bool()`."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:  # the name is ast's
         self.generic_visit(node)
@@ -53,7 +54,7 @@ class _Numbers(ast.NodeTransformer):
 
 
 class _Asked(_Numbers):
-    """Makes a tensor of what Python answers by itself: `and`, `or`, `not`, chains of comparisons, and two functions."""
+    """Turns the answers of Python into tensors: `and`, `or`, `not`, chains of comparisons, and two functions."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)

@@ -1,4 +1,4 @@
-"""Mends for tensors that become Python numbers, lists and NumPy arrays, and for random numbers."""
+"""Fixes for tensors that become Python numbers, lists and NumPy arrays, and for random numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def item(look: Look) -> Mend | None:
         else "Keep it a tensor; arithmetic with it stays in the graph."
     )
     text = f"{look.quoted} makes a Python number of a tensor, and waits for the device. {where}"
-    if stores:  # with the setting, what is stored would be a symbol, which breaks in its turn
+    if stores:  # with the setting, the stored value would be a symbol, which breaks in its turn
         return Mend("item", text)
     return Mend(
         "item",
