@@ -1,5 +1,8 @@
-"""Compilers by name, one file each: `(callable, plan) -> callable`. A plug-in adds its own to `BACKENDS`,
-and describes it with `torchwise.plan.register`, so that plans that name it can be read."""
+"""Compilers by name, one file each: `(callable, plan) -> callable`.
+
+A plug-in adds its own compiler to `BACKENDS`. It describes the compiler with `torchwise.plan.register`, so that plans
+that name it can be read.
+"""
 
 from __future__ import annotations
 
@@ -10,5 +13,5 @@ from torchwise.plan import Plan
 from torchwise.realize.backends import eager, inductor
 
 Backend = Callable[[Callable[..., Any], Plan], Callable[..., Any]]
-"""Takes what is to be compiled, and how; returns what answers its calls."""
+"""Takes the callable to compile and the plan, and returns the callable that answers its calls."""
 BACKENDS: dict[str, Backend] = {"eager": eager.compile, "inductor": inductor.compile}

@@ -1,9 +1,10 @@
-"""The place at which Dynamo begins to compile, and what a plan does there.
+"""The place at which Dynamo begins to compile, and the actions of a plan there.
 
-Dynamo calls back where nothing that it compiled fits a call, in the thread of the call, and at no other time. So what
-holds while a plan is compiled is set there, and costs the other calls nothing. There, too, it is seen that something is
-compiled anew for a call that was answered before, and what varies. A number that varies becomes an input of the code,
-as `torch.compile` does it for floats by itself, though sizes stay what they are in a plan with static shapes.
+Dynamo calls back only when none of its compiled code fits a call, in the thread of the call. So the settings for
+compiling a plan are applied there, and other calls pay nothing for them. Recompiles are noticed there, too: code is
+compiled anew for a call that was answered before, and the callback finds the values that vary. A number that varies
+becomes an input of the code, as `torch.compile` does it for floats by itself. Sizes stay as they are in a plan with
+static shapes.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class CompileCallback:
     """Compiles in Dynamo's place, as a plan says, by calling Dynamo.
 
     Args:
-        inner: Dynamo's own.
-        straight: takes note of the guards of what is compiled.
-        settings: what holds while compiling.
-        is_dynamic: whether shapes are.
+        inner: Dynamo's own callback.
+        straight: takes note of the guards of compiled code.
+        settings: the settings that hold while compiling.
+        is_dynamic: whether shapes are dynamic.
 
     Attributes:
-        recompiles: counts what is compiled anew.
+        recompiles: counts the recompiles.
         calls: how many calls went Dynamo's way so far.
         expected: the thread in which a call is the first of its kind, so that it may be compiled for.
     """
@@ -52,7 +53,7 @@ class CompileCallback:
     def __init__(
         self, inner: Any, straight: Straight, settings: Callable[[], AbstractContextManager[None]], *, is_dynamic: bool
     ) -> None:
-        setattr(self, _INNER, getattr(inner, _INNER, None))  # by which Dynamo knows the backend
+        setattr(self, _INNER, getattr(inner, _INNER, None))  # Dynamo knows the backend by this attribute
         self._inner, self._straight = inner, straight
         self._settings, self._is_dynamic = settings, is_dynamic
         self._noted: defaultdict[types.CodeType, list[Noted]] = defaultdict(list)
@@ -65,7 +66,7 @@ class CompileCallback:
         self.expected: int | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Dynamo asks of its own."""
+        """Return an attribute of Dynamo's own callback, which Dynamo asks for."""
         return getattr(self._inner, name)
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
@@ -84,12 +85,12 @@ class CompileCallback:
         return made
 
     def _compile_again(self, frame: Any, cache_entry: Any) -> None:
-        """Count a call for which something is compiled anew, and make inputs of the numbers that vary.
+        """Count a recompile, and make inputs of the numbers that vary.
 
-        A call is counted once, as one change may have all of its parts compiled anew, and not where it is the first of
-        its kind.
+        A call is counted once, as one change may cause all of its parts to be compiled anew. It is not counted if it is
+        the first of its kind.
         """
-        if is_held():  # it is refused, and so not counted
+        if is_held():  # the call is refused, and so not counted
             return
         is_whole = self._straight.is_of(frame.f_code)
         is_new = self.expected == threading.get_ident() and not (self._is_dynamic and is_whole)
@@ -102,7 +103,7 @@ class CompileCallback:
         self._is_buffer_varying |= any(one.kind == TENSOR and "._buffers[" in one.name for one in found)
 
     def _varied(self, frame: Any) -> list[Varied]:
-        """Compare with that of before which differs least, and rather in anything else than tensors."""
+        """Compare with the earlier compilation that differs least, and rather in anything else than tensors."""
         scope = {"L": frame.f_locals, "G": frame.f_globals}
         all_found = [varied(noted, scope, self._straight.own) for noted in self._noted[frame.f_code]]
         return min(all_found, key=lambda found: (len(found), sum(one.kind == TENSOR for one in found)))
@@ -126,10 +127,10 @@ class CompileCallback:
 
     @contextlib.contextmanager
     def _own_history(self) -> Iterator[None]:
-        """Have Dynamo make inputs of floats that were others before, and never of sizes.
+        """Have Dynamo make inputs of floats that had other values before, and never of sizes.
 
-        It knows by a history, which all compiled functions share, with an entry for each number and each tensor that
-        code was compiled for. It runs under a lock of Dynamo's.
+        Dynamo knows them by a history that all compiled functions share. It has an entry for each number and each
+        tensor that code was compiled for. The callback runs under a lock of Dynamo's.
         """
         from torch._dynamo import config, pgo
 
@@ -156,13 +157,13 @@ def compile_with(
     *,
     is_dynamic: bool,
 ) -> tuple[Callable[..., Any], CompileCallback]:
-    """Return `call` as `torch.compile` makes it, and what compiles it.
+    """Return `call` as `torch.compile` makes it, and the callback that compiles it.
 
     Raises:
-        UnsupportedError: this torch lacks what that needs.
+        UnsupportedError: this torch lacks something that the callback needs.
     """
     context = look_up(WHO, _OPTIMIZE)(backend, guard_filter_fn=straight.guard_filter)
-    catching = getattr(context, "callback", None)  # none where Dynamo is switched off, and nothing is compiled
+    catching = getattr(context, "callback", None)  # None if Dynamo is switched off, and nothing is compiled
     straight.backend = innermost(catching)
     callback = _seen_as_dynamo()(getattr(catching, _INNER, None), straight, settings, is_dynamic=is_dynamic)
     if catching is not None:
@@ -174,7 +175,7 @@ def compile_with(
 def _seen_as_dynamo() -> type[CompileCallback]:
     """Return the class with its call as if it stood in Dynamo's own file.
 
-    Dynamo looks up the stack past that file for who called, such as what is disabled for it non-recursively.
+    Dynamo searches the stack past that file for the caller, such as a function that is disabled for it non-recursively.
     """
     file = look_up(WHO, _CONVERT).__code__.co_filename
     call = CompileCallback.__call__
@@ -184,17 +185,17 @@ def _seen_as_dynamo() -> type[CompileCallback]:
 
 
 def innermost(callback: Any) -> Any:
-    """Return the backend behind layers of Dynamo's."""
+    """Return the backend behind Dynamo's layers."""
     while (inner := getattr(callback, _INNER, None)) is not None:
         callback = inner
     return callback
 
 
 def _asked(cache_entry: Any, frame: Any) -> Varied:
-    """Return what the first guard that fails asks, as PyTorch writes it."""
+    """Return the condition of the first guard that fails, as PyTorch writes it."""
     try:
         parts = cache_entry.guard_manager.check_verbose(frame.f_locals).verbose_code_parts
         text = parts[0].partition("  # ")[0].strip()
-    except Exception:  # a private door, and nothing depends on what it says
+    except Exception:  # a private API, and nothing depends on its answer
         text = "unknown"
     return Varied("", f"what PyTorch's guard `{text}` asks", STATE)

@@ -1,4 +1,4 @@
-"""Graphs whose weights are frozen into the code: what must be watched, and what is freed with the plan."""
+"""Graphs with weights frozen into the code: the weights to watch, and the memory to free with the plan."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torchwise.realize.watch import places_of
 
 
 class Freezing:
-    """A backend for graphs whose weights are frozen into the code: the plan turns stale when one of them changes.
+    """A backend for graphs with weights frozen into the code: the plan turns stale when one of them changes.
 
-    So each must be where the plan looks for changes: among the parameters, buffers and attributes of the model. And as
-    the code holds copies of them all, it goes when the plan does (`release`): Dynamo keeps what it compiled, with the
-    backend that it was compiled by, for as long as the model lives.
+    So each weight must be where the plan looks for changes: among the parameters, buffers and attributes of the model.
+    The code holds copies of all weights, so it must go when the plan does (`release`). Dynamo alone would keep it: it
+    keeps compiled code, with the backend that compiled it, for as long as the model lives.
 
     Args:
-        backend: what compiles the graphs.
-        owner: the model that is compiled; anything else is not looked at.
+        backend: compiles the graphs.
+        owner: the model that is compiled. Any other object is not looked at.
     """
 
     def __init__(self, backend: Callable[..., Any], owner: Any) -> None:
@@ -33,7 +33,7 @@ class Freezing:
         self._compiled: list[Callable[..., Any]] = []
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph; while weights are frozen, Dynamo hangs them in it as they are."""
+        """Compile a graph. While weights are frozen, Dynamo hangs them in it as they are."""
         owner = self._owner() if self._owner is not None else None
         if owner is not None:
             seen = {id(holder[name]) for holder, name in places_of(owner).tensors}
@@ -45,12 +45,12 @@ class Freezing:
         return lambda *args: compiled[number](*args)
 
     def release(self) -> None:
-        """Free what was compiled, and the copies of weights in it, when nobody can call it any more."""
+        """Free the compiled code, and the copies of weights in it, when nobody can call it any more."""
         self._compiled.clear()
 
     @contextlib.contextmanager
     def effective(self) -> Iterator[None]:
-        """Refuse the plan, from then on, where what was compiled froze a weight that nobody watches."""
+        """Refuse the plan, from then on, if the compiled code froze a weight that nobody watches."""
         yield
         if self._unseen:
             raise UnsupportedError(
@@ -61,13 +61,13 @@ class Freezing:
 
 @contextlib.contextmanager
 def _not_kept() -> Iterator[None]:
-    """Have Inductor not keep the modules with weights that it writes meanwhile: it keeps all until the process ends."""
+    """Keep Inductor from keeping the modules with weights that it writes: it would keep all until the process ends."""
     from torch._inductor.codecache import PyCodeCache
 
     before = len(PyCodeCache.modules)
     try:
         yield
-    finally:  # a compilation that fails, for want of memory, may have loaded one by then
+    finally:  # a compilation that fails, such as for want of memory, may have loaded one by then
         for module in PyCodeCache.modules[before:]:
             if any(isinstance(value, torch.Tensor) for value in vars(module).values()):
                 with contextlib.suppress(ValueError):  # somebody cleared the cache meanwhile

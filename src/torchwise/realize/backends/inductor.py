@@ -28,21 +28,21 @@ from torchwise.workload import trees
 from torchwise.workload.memory import Overlap
 
 MOST_STRAIGHT = 256
-"""Kinds of call that go past Dynamo's guards; with 100 parameters each keeps some 100 kB."""
+"""Kinds of call that go past Dynamo's guards. Each keeps some 100 kB if there are 100 parameters."""
 
 
 def compile(call: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """Return `call` compiled as `plan` says, on its first call for each signature.
 
     Raises:
-        UnsupportedError: this torch has no such mode or option, or lacks what a transform or the scope needs.
+        UnsupportedError: this torch has no such mode or option, or lacks something that a transform or the scope needs.
     """
     tell_autocasts_apart()
     return _compiled(call, plan, lambda: _compiled(call, plan, None))
 
 
 def _compiled(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled] | None) -> Compiled:
-    """Return `call` compiled as `plan` says; without `alone`, apart from whatever else is compiled of it."""
+    """Return `call` compiled as `plan` says. Without `alone`, share nothing with other compilations of it."""
     options, straight = _options(plan), Straight(call)
     backend = _backend(plan, options)
     apart = _apart(plan, call, lambda: backend or rolled.inductor(tuple(sorted(options.items()))), alone is None)
@@ -57,7 +57,7 @@ def _compiled(call: Callable[..., Any], plan: Plan, alone: Callable[[], Compiled
 
 
 def graph_compiler(plan: Plan) -> Callable[..., Any]:
-    """Return what makes of a graph and its inputs what `torch.compile` would make of it as the plan says.
+    """Return a function from a graph and its inputs to the code that `torch.compile` would make as the plan says.
 
     Raises:
         UnsupportedError: as `compile`.
@@ -68,7 +68,7 @@ def graph_compiler(plan: Plan) -> Callable[..., Any]:
 
 
 def ahead_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
-    """Return the backend and the options that make of a graph, as the plan says, code that can be written down.
+    """Return the backend and the options that turn a graph, as the plan says, into code that can be stored.
 
     Raises:
         UnsupportedError: as `compile`.
@@ -85,10 +85,11 @@ def ahead_backend(plan: Plan) -> tuple[Any, dict[str, Any]]:
 class Compiled:
     """A compiled callable that compiles as the plan says, and then no longer asks.
 
-    Whether shapes are static is set while compiling alone: as an argument of `torch.compile` it is set anew on every
-    call, which takes 5 microseconds.
+    Static shapes are set only while compiling. As an argument of `torch.compile` they would be set anew on every call,
+    which takes 5 microseconds.
 
-    A transform or a scope must then have changed something: a plan that pretends would be timed as what it is not.
+    A transform or a scope must then have changed something. A plan that only pretends would be timed as something that
+    it is not.
     """
 
     def __init__(
@@ -107,15 +108,15 @@ class Compiled:
         self._plan = plan
         self._watched = [*backends, *_passes(plan)]
         self._ways: dict[Signature, Callable[..., Any]] = {}
-        self._lock = threading.Lock()  # what Dynamo says of a compilation must be that of this very call
+        self._lock = threading.Lock()  # Dynamo's report on a compilation must be about this very call
         self._compiler: int | None = None  # the thread that compiles
         self._nested = False
         self._alone = alone
         self._by_overlap: dict[Overlap, Compiled] = {}
-        self._reading: set[Signature] = set()  # signatures of calls that write nothing, without how their inputs lie
+        self._reading: set[Signature] = set()  # signatures of calls that write nothing, without the overlap
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer, compiling first where there was no such call before."""
+        """Answer the call, and compile first if there was no such call before."""
         signature = signature_of(args, kwargs)
         way = self._ways.get(signature)
         if way is not None:
@@ -134,16 +135,17 @@ class Compiled:
                 self._compiler = None
 
     def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return what answers calls of this signature, which was called before, without looking it up."""
+        """Return the callable for calls of this signature, which was called before, without looking it up."""
         found = self._ways.get(signature_of(args, dict(kwargs)), self)
         return found.way(args, kwargs) if isinstance(found, Compiled) and found is not self else found
 
     def _overlapping(
         self, overlap: Overlap, make: Callable[[], Compiled], signature: Signature, args: Any, kwargs: Any
     ) -> Any:
-        """Answer by what is compiled for inputs that lie so: where a call writes to them, nothing else would do.
+        """Answer by code compiled for inputs that overlap this way: a call that writes to them needs code of its own.
 
-        Dynamo's guards do not look at how they lie. A call that is seen to write nothing needs nothing of its own.
+        Dynamo's guards do not look at the overlap of inputs. A call that is seen to write nothing needs no code of its
+        own.
         """
         with self._lock:
             if overlap not in self._by_overlap:
@@ -157,13 +159,13 @@ class Compiled:
         return result
 
     def count_in(self, recompiles: Recompiles) -> None:
-        """Have it counted there how often something is compiled anew, and what varies."""
+        """Count recompiles in `recompiles`, with the values that vary."""
         self._callback.recompiles = recompiles
         for compiled in self._by_overlap.values():
             compiled.count_in(recompiles)
 
     def reads(self) -> Reads | None:
-        """Return the attributes of the module that what is compiled depends on; None where it may be any."""
+        """Return the attributes of the module that the compiled code depends on, or None if it may depend on any."""
         return None if self._by_overlap else self._straight.reads()
 
     def _compiling(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -177,8 +179,8 @@ class Compiled:
                 result = owned(self._steady)(*args, **kwargs)
             finally:
                 self._callback.expected = None
-        # It calls itself, or changed what it was given; or there are many kinds of call, such as lengths of texts, and
-        # each straight way keeps what it looks at.
+        # It calls itself, or changed its arguments. Or there are many kinds of call, such as lengths of texts, and each
+        # straight way keeps the objects that it looks at.
         if self._nested or signature_of(args, kwargs) != signature or len(self._ways) >= MOST_STRAIGHT:
             self._ways[signature] = owned(self._steady)
         else:
@@ -186,22 +188,22 @@ class Compiled:
         return result
 
     def _steady(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer by Dynamo's own way, which compiles anew, as the plan says, for whatever is new."""
+        """Answer by Dynamo's own way, which compiles new kinds of call anew, as the plan says."""
         self._callback.calls += 1
         return self._compiled(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def while_compiling(plan: Plan) -> Iterator[None]:
-    """Set what `torch.compile` takes from global settings only, or takes as an argument at a cost on every call."""
+    """Apply the settings that `torch.compile` takes only globally, or as an argument at a cost on every call."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
     dynamic = plan.shapes == "dynamic"
-    # What `torch.compile(dynamic=...)` sets; static also means that a second shape does not turn the first dynamic. And
-    # a hook that is registered later must be noticed, which Dynamo by itself leaves out.
-    # The limits, after which Dynamo leaves a call to eager without a word, count compilations of one code object, which
-    # all modules of a class share: a plan has a limit of its own (`Recompiles`).
+    # These are the settings of `torch.compile(dynamic=...)`. Static also means that a second shape does not turn the
+    # first dynamic. And a hook that is registered later must be noticed, which Dynamo by itself leaves out. After its
+    # limits Dynamo leaves a call to eager without a word. They count compilations of one code object, which all modules
+    # of a class share. So a plan has a limit of its own (`Recompiles`).
     settings = dynamo.patch(
         assume_static_by_default=not dynamic,
         automatic_dynamic_shapes=dynamic,
@@ -218,14 +220,14 @@ def while_compiling(plan: Plan) -> Iterator[None]:
 
 
 def compiled_graphs() -> int:
-    """Count the graphs that Dynamo has captured in this process: 0 says that nothing was compiled."""
+    """Count the graphs that Dynamo has captured in this process. 0 means that nothing was compiled."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | rolled.Rolled | None:
-    """Return what the graphs are given to, or None for Inductor itself."""
+    """Return the backend for the graphs, or None for Inductor itself."""
     transform = _transform(plan.transforms, options)
     if plan.scope != "rolled":
         return transform
@@ -235,11 +237,11 @@ def _backend(plan: Plan, options: dict[str, Any]) -> ComplexToReal | rolled.Roll
 def _apart(
     plan: Plan, call: Any, backend: Callable[[], Callable[..., Any]], is_alone: bool
 ) -> Callable[..., Any] | None:
-    """Return a backend that Dynamo tells from all others, or None where the options say all that the plan does.
+    """Return a backend that Dynamo tells from all others, or None if the options say everything about the plan.
 
-    What Dynamo compiled of a function answers every call of it under an equal backend, whatever was set globally when
-    it was compiled: of frozen weights (which it tells apart by module, and not by value) and of dynamic shapes that
-    backend says nothing. So weights that are frozen anew are compiled anew.
+    Code that Dynamo compiled for a function answers every call of it under an equal backend, under any global settings.
+    The backend says nothing of dynamic shapes, nor of frozen weights, which Dynamo tells apart by module and not by
+    value. So weights that are frozen anew are compiled anew.
     """
     if plan.option("freezing"):
         inside = getattr(call, "inside", call)
@@ -251,12 +253,12 @@ def _apart(
 
 @functools.cache
 def _dynamic(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return one and the same for a backend, so that Dynamo knows compiled code again."""
+    """Return one and the same backend for an equal one, so that Dynamo recognizes compiled code."""
     return functools.partial(backend)
 
 
 def _transform(names: tuple[str, ...], options: dict[str, Any]) -> ComplexToReal | None:
-    """Return the backend that rewrites graphs, or None where the transforms act on the model alone."""
+    """Return the backend that rewrites graphs, or None if the transforms act on the model alone."""
     names = tuple(name for name in names if name in GRAPH_TRANSFORMS)
     if len(names) > 1:
         raise UnsupportedError(f"transforms are {', '.join(names)}, but Inductor takes one that rewrites graphs")
@@ -269,7 +271,7 @@ def _passes(plan: Plan) -> list[Any]:
 
 
 def _options(plan: Plan) -> dict[str, Any]:
-    """Return the mode's own options with the plan's on top; `torch.compile` takes a mode or options, not both."""
+    """Return the mode's own options with the plan's on top, as `torch.compile` takes a mode or options, not both."""
     import torch._inductor
 
     modes = torch._inductor.list_mode_options()
@@ -295,7 +297,7 @@ def check_options(names: Iterable[str]) -> None:
     """Refuse names of compiler options that this torch does not have.
 
     Raises:
-        UnsupportedError: naming the first of them, and near ones that there are.
+        UnsupportedError: with the first such name, and similar names that exist.
     """
     import torch._inductor
 

@@ -1,7 +1,7 @@
-"""Rolled: a loop that Dynamo unrolled is found again in its graph; one body is compiled, and called each time.
+"""Rolled: find a loop again in the graph in which Dynamo unrolled it, compile one body, and call it each time.
 
-`periods` finds what repeats in a sequence of labels, `flow` is a graph as numbers, `stretches` holds the two together
-and proves repetitions equal, `split` cuts the graph, `backend` is the door.
+`periods` finds repetitions in a sequence of labels, and `flow` is a graph as numbers. `stretches` combines the two and
+verifies that repetitions are equal. `split` cuts the graph, and `backend` is the way in.
 """
 
 from torchwise.realize.rolled.backend import Rolled, around, inductor

@@ -1,4 +1,4 @@
-"""The door to rolling: what `torch.compile(fn, backend=...)` is given."""
+"""The way in to rolling: the backend for `torch.compile(fn, backend=...)`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torchwise.realize.rolled import private, split, stretches
 from torchwise.realize.rolled.flow import Flow
 
 LONG = 500
-"""Nodes of a graph that repeats nothing and so is not compiled at all: it would take minutes, and be in vain."""
+"""Nodes above which a graph without repetitions is not compiled: it would take minutes, and be in vain."""
 
 
 class Rolled:
-    """A backend of `torch.compile`: another one, which is given one body for all repetitions of it.
+    """A backend of `torch.compile` around another one, which is given one body for all repetitions of it.
 
-    A graph without repetitions is compiled as it is, if it is short; a long one is left to eager.
+    A graph without repetitions is compiled as it is if it is short. A long one is left to eager.
 
     Args:
         inner: compiles one graph for its inputs, which are fake tensors.
 
     Attributes:
-        rolled: how many graphs were.
+        rolled: how many graphs were rolled.
         reasons: why other graphs were not.
     """
 
@@ -39,7 +39,7 @@ class Rolled:
         self.reasons: list[str] = []
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile what Dynamo captured."""
+        """Compile a graph that Dynamo captured."""
         try:
             flow = Flow.of(module, inputs)
             cut = split.parts(flow, stretches.rolled(flow))
@@ -58,7 +58,7 @@ class Rolled:
 
     @contextlib.contextmanager
     def effective(self) -> Iterator[None]:
-        """Watch a first call, and what the inner backend has to say of it; see `effect.effective`."""
+        """Watch a first call, and the reasons of the inner backend (see `effect.effective`)."""
         inner = getattr(self._inner, "effective", contextlib.nullcontext)
         with effective(("scope", "rolled"), lambda: self.rolled, self.reasons), inner():
             yield
@@ -66,10 +66,10 @@ class Rolled:
 
 @functools.cache
 def around(inner: Callable[..., Any]) -> Rolled:
-    """Return the backend around `inner`: one and the same, so that Dynamo knows compiled code again.
+    """Return the backend around `inner`: one and the same, so that Dynamo recognizes compiled code.
 
     Raises:
-        UnsupportedError: this torch lacks what rolling needs.
+        UnsupportedError: this torch lacks something that rolling needs.
     """
     private.check()
     return Rolled(inner)

@@ -1,6 +1,6 @@
-"""A graph that Dynamo captured, as numbers: what each node is, what it reads, what it writes to in place.
+"""A graph that Dynamo captured, as numbers: each node's operation, its inputs, and the memory it writes to in place.
 
-Values are numbered: node i of those that compute makes value i, input k is value -1 - k.
+Values are numbered. Node i of the computing nodes makes value i, and input k is value -1 - k.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ COMPUTES = ("call_function", "call_method", "call_module")
 
 @dataclass(frozen=True)
 class Flow:
-    """What flows where in a graph.
+    """The flow of values in a graph.
 
     Attributes:
-        module: the graph with what it refers to.
-        nodes: those that compute, in order.
-        values: what each value is, on fake tensors.
+        module: the graph with the objects it refers to.
+        nodes: the nodes that compute, in order.
+        values: the values, on fake tensors.
         reads: the values that each node takes, as often as it takes them.
         writes: the storages that each node changes in place.
         results: the values that the graph returns, None where it returns None.
-        fake_mode: what the fake tensors belong to.
+        fake_mode: the mode that the fake tensors belong to.
     """
 
     module: torch.fx.GraphModule
@@ -47,10 +47,10 @@ class Flow:
 
     @classmethod
     def of(cls, module: torch.fx.GraphModule, given: Sequence[Any]) -> Flow:
-        """Run the graph once on fake tensors that look like the inputs given, watching.
+        """Run the graph once on fake tensors that look like the inputs given, and watch.
 
         Raises:
-            UnsupportedError: it cannot be cut without changing what it means, with the reason.
+            UnsupportedError: the graph cannot be cut without changing its meaning, with the reason.
         """
         module = with_parts_first(module)
         nodes = tuple(node for node in module.graph.nodes if node.op in COMPUTES)
@@ -71,7 +71,7 @@ class Flow:
 
     @cached_property
     def labels(self) -> tuple[Any, ...]:
-        """What a node does, but for which values it reads, and what its result looks like."""
+        """Each node's operation and the look of its result, without the values that it reads."""
         return tuple(
             (node.op, node.target, _form(node), tuple(map(_kind, trees.tensors(self.values[number]))))
             for number, node in enumerate(self.nodes)
@@ -79,17 +79,17 @@ class Flow:
 
     @cached_property
     def last_use(self) -> dict[int, int]:
-        """The number of the node that reads a value last; the count of nodes for what is returned."""
+        """The number of the node that reads a value last, or the count of nodes for a returned value."""
         last = {read: number for number, reads in enumerate(self.reads) for read in reads}
         return last | dict.fromkeys((r for r in self.results if r is not None), len(self.nodes))
 
     def kind(self, value: int) -> Any:
-        """Return all that code compiled for a value depends on; None for what is no tensor, and cannot cross a cut."""
+        """Return all that compiled code depends on in a value, or None for a non-tensor, which cannot cross a cut."""
         found = self.values[value]
         return _kind(found) if isinstance(found, torch.Tensor) and found.layout is torch.strided else None
 
     def storages(self, value: int) -> frozenset[int]:
-        """Return the memory that a value lies in."""
+        """Return the storages that hold a value."""
         return frozenset(map(_storage, trees.tensors(self.values[value])))
 
     def taken(self, start: int, stop: int) -> list[int]:
@@ -103,7 +103,7 @@ class Flow:
     def may_cut(self, cuts: Sequence[int]) -> bool:
         """Whether writes in place stay right with cuts before these nodes.
 
-        What is written to must be touched between two cuts alone, or be made and written to there, and only read later.
+        Written memory must be touched between two cuts alone, or be made and written to there, and only read later.
         """
 
         def apart(numbers: list[int]) -> bool:
@@ -116,7 +116,7 @@ class Flow:
 
     @cached_property
     def _written(self) -> list[tuple[bool, list[int], list[int]]]:
-        """List for each storage that is written to: whether the graph makes it, nodes that touch it, and that write."""
+        """List for each storage that is written to: whether the graph makes it, which nodes touch it, which write."""
         given = {storage for value in self.values if value < 0 for storage in self.storages(value)}
         touched: dict[int, list[int]] = {}
         for number, reads in enumerate(self.reads):
@@ -129,10 +129,10 @@ class Flow:
 
 
 class _Replay(torch.fx.Interpreter):
-    """Runs a graph on fake tensors, and takes note of what each node writes to."""
+    """Runs a graph on fake tensors, and notes the tensors that each node writes to."""
 
     def __init__(self, module: torch.fx.GraphModule, fake_mode: Any) -> None:
-        # Nothing is freed, neither here nor in `written`: a storage would give its address to another.
+        # Nothing is freed, neither here nor in `written`. A freed storage would give its address to another.
         super().__init__(module, garbage_collect_values=False)
         self.fake_mode = fake_mode
         self.written: dict[Node, list[torch.Tensor]] = {}
@@ -174,7 +174,7 @@ class _Writes(TorchDispatchMode):
 
 
 _RUNNING = ("running_mean", "running_var")
-"""Batch norm writes to these, and its schema does not say so."""
+"""Batch norm writes to these without saying so in its schema."""
 
 
 def _replayed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
@@ -184,7 +184,7 @@ def _replayed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> _Replay:
     grad = torch.is_grad_enabled()
     try:
         replay.run(*(private.fake(value, replay.fake_mode) for value in inputs), enable_io_processing=False)
-    except Exception as error:  # rolling is a gain, not a must: whatever cannot be watched is compiled as it is
+    except Exception as error:  # rolling is optional: a graph that cannot be watched is compiled as it is
         said = str(error).partition("\n")[0]  # the interpreter adds where it stood
         if isinstance(error, UnsupportedError):
             raise UnsupportedError(said) from None
@@ -210,7 +210,7 @@ def _arguments(node: Node) -> Iterator[Node]:
 
 
 def _form(node: Node) -> str:
-    """Return a node's arguments as text, with a mark for each value it reads; constants of the module by their name."""
+    """Return a node's arguments as text, a mark for each value it reads, and constants by their name."""
     return repr(torch.fx.map_arg((node.args, node.kwargs), lambda n: _Mark(n.target if n.op == "get_attr" else "")))
 
 

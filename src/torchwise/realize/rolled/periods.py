@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_TIMES = 3
-"""What comes twice is not worth a body of its own."""
+"""Fewest repetitions. Something that comes twice is not worth a body of its own."""
 LEAST_BODY = 2
-"""Labels: a single operator is compiled by nobody."""
+"""Fewest labels of a body: nobody compiles a single operator."""
 LEAST_SHARE = 0.5
-"""Of the sequence that repetitions must cover, or compiling the rest is what lasts."""
+"""The least share of the sequence that repetitions must cover. Below it, compiling the rest takes most of the time."""
 LEAST_RUN = 0.1
-"""Of the sequence that each one of several repetitions must cover: each cuts, and nothing is fused across a cut."""
+"""The least share of the sequence for each of several repetitions: each cuts, and nothing is fused across a cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Labels from `start` up to `stop`, each of which equals the one `period` before it, if that is in the stretch."""
+    """Labels from `start` up to `stop`, each equal to the one `period` before it, if that is in the stretch."""
 
     start: int
     stop: int
@@ -44,7 +44,7 @@ Proof = Callable[[Stretch], Stretch | None]
 def repetitions(labels: Sequence[Hashable], proof: Proof = lambda stretch: stretch.whole) -> list[Stretch]:
     """Return disjoint stretches that repeat, in order: the longest that `proof` accepts, then those beside it.
 
-    Labels are compared as they are; what else must be equal is the proof's to find out.
+    Labels are compared as they are. The proof must find out whether everything else is equal.
     """
     numbers = _numbered(labels)
     least = max(LEAST_TIMES * LEAST_BODY, int(LEAST_RUN * len(numbers)))
@@ -57,9 +57,9 @@ def covers(stretches: Sequence[Stretch], length: int) -> bool:
 
 
 def longest_by_period(numbers: npt.NDArray[np.int64]) -> list[Stretch]:
-    """Return the longest stretch for every period, the longest first, of equal ones that of the shortest period.
+    """Return the longest stretch for every period, the longest first, and the shortest period first if they are equal.
 
-    Only stretches of at least `LEAST_TIMES` periods.
+    Only stretches of at least `LEAST_TIMES` periods count.
     """
     found = []
     for period in range(LEAST_BODY, len(numbers) // LEAST_TIMES + 1):
@@ -95,7 +95,10 @@ def _best(numbers: npt.NDArray[np.int64], start: int, stop: int, least: int, pro
 
 
 _MOST_PROOFS = 16
-"""Stretches looked at in one place: the longest come first, and what they do not prove, shorter ones rarely do."""
+"""Most stretches looked at in one place.
+
+The longest come first, and if they are not accepted, shorter ones rarely are.
+"""
 
 
 def _numbered(labels: Sequence[Hashable]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The names of torch that rolling needs and that torch does not promise to keep: looked up here alone."""
+"""The private names of torch that rolling needs, looked up only here: torch does not promise to keep them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ name = functools.partial(private.look_up, WHO)
 
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
-    """Inductor's front door."""
+    """Call Inductor's public way in."""
     return name(_COMPILE_FX)(*args, **kwargs)
 
 
 def enters_autocast(target: Any) -> bool:
-    """Whether a node's target is that by which Dynamo writes down an autocast that begins."""
+    """Whether a node's target is the one that Dynamo writes for the start of an autocast."""
     return target is name(_ENTER_AUTOCAST)
 
 
 def fake_mode_of(values: Any) -> Any:
-    """Return the mode in which a backend is to make fake tensors: not that in which Dynamo captured the graph."""
+    """Return the mode in which a backend makes fake tensors: not the mode in which Dynamo captured the graph."""
     return name(_DETECT)(values)
 
 
 def fake(tensor: torch.Tensor, fake_mode: Any) -> Any:
-    """Return a fake tensor that looks like an input of a backend; of one that is fake already, itself."""
+    """Return a fake tensor that looks like an input of a backend, or the tensor itself if it is fake already."""
     return tensor if isinstance(tensor, name(_FAKE_TENSOR)) else name(_TO_FAKE)(tensor, fake_mode)
 
 
 def tracing(fake_mode: Any) -> AbstractContextManager[Any]:
     """Return a tracing context for one compilation.
 
-    AOTAutograd leaves there what it learnt of a graph, and reads it again when it compiles the backward, which is
-    later: parts that shared one would read each other's.
+    AOTAutograd leaves there its knowledge of a graph, and reads it again when it compiles the backward, which is later.
+    Parts that shared a context would read each other's.
     """
     context: AbstractContextManager[Any] = name(_TRACING)(name(_CONTEXT)(fake_mode))
     return context

@@ -1,4 +1,4 @@
-"""A graph in parts, of which equal ones are one, and the program that runs them in order."""
+"""A graph in parts, with equal parts as one, and the program that runs them in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[An
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes from `start` up to `stop`: the values they take, and those they give."""
+    """Nodes from `start` up to `stop`: the values they take, and the values they give."""
 
     start: int
     stop: int
@@ -38,14 +38,14 @@ class Step:
 
 
 class Program:
-    """Calls parts in order; it takes and returns what the graph does."""
+    """Calls parts in order. It takes and returns the same as the graph."""
 
     def __init__(self, steps: Sequence[Step], results: Sequence[int | None]) -> None:
         self._steps = tuple(steps)
         self._results = tuple(results)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Run all steps; a value is dropped after its last use, as eager drops it."""
+        """Run all steps. A value is dropped after its last use, as eager drops it."""
         values = {-1 - place: value for place, value in enumerate(args)}
         for step in self._steps:
             values.update(zip(step.given, step.body(*[values[value] for value in step.taken]), strict=True))
@@ -55,10 +55,10 @@ class Program:
 
 
 def parts(flow: Flow, rolled: Sequence[Stretch]) -> list[Part]:
-    """Cut a graph into the repetitions of each stretch and what lies between.
+    """Cut a graph into the repetitions of each stretch and the parts between.
 
     Raises:
-        UnsupportedError: something else than a tensor would cross a cut.
+        UnsupportedError: a value that is no tensor would cross a cut.
     """
     found = list(_parts(flow, rolled))
     for part in found:
@@ -84,7 +84,7 @@ def compiled(flow: Flow, cut: Sequence[Part], compiler: Compiler) -> Program:
 
 
 def extracted(flow: Flow, part: Part) -> torch.fx.GraphModule:
-    """Return the graph of one part: it takes what the part takes, and returns a tuple of what it gives."""
+    """Return the graph of one part: it takes the part's inputs, and returns a tuple of its outputs."""
     graph = torch.fx.Graph()
     new: dict[Node, Node] = {}
     inputs = flow.module.graph.find_nodes(op="placeholder")

@@ -1,4 +1,4 @@
-"""Stretches of a graph that do the same again and again, proven equal by what flows through them."""
+"""Stretches of a graph that do the same again and again, verified equal by the values that flow through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchwise.realize.rolled.flow import Flow
 from torchwise.realize.rolled.periods import LEAST_TIMES, Stretch, covers, repetitions
 
 MOST_TURNS = 8
-"""Places in a period that are tried as its begin: the fewer values cross it the better, and later ones are no loops."""
+"""Places in a period that are tried as its beginning, narrowest first: later ones are no loops."""
 
 
 def rolled(flow: Flow) -> list[Stretch]:
@@ -37,7 +37,7 @@ def rolled(flow: Flow) -> list[Stretch]:
 
 
 def cuts(stretch: Stretch) -> list[int]:
-    """List where a stretch begins, where each of its periods ends."""
+    """List the beginning of a stretch and the end of each of its periods."""
     return list(range(stretch.start, stretch.stop + 1, stretch.period))
 
 
@@ -48,7 +48,7 @@ def outputs(flow: Flow, stretch: Stretch) -> list[int]:
 
 
 def key(flow: Flow, start: int, stop: int) -> Hashable:
-    """Return what two parts of a graph share exactly when they compute the same of values that look the same."""
+    """Return a key that two parts share exactly when they compute the same from values that look the same."""
     slots = {value: slot for slot, value in enumerate(flow.taken(start, stop))}
     reads = tuple(
         tuple((True, r - start) if r not in slots else (False, slots[r]) for r in flow.reads[number])
@@ -92,7 +92,7 @@ def _equal(flow: Flow, stretch: Stretch) -> list[Stretch]:
 
 
 def _may_roll(flow: Flow, run: Stretch) -> bool:
-    """Whether only tensors cross the borders, no view of what comes in goes out, and writes in place stay inside."""
+    """Whether only tensors cross the borders, no output is a view of an input, and writes in place stay inside."""
     places = outputs(flow, run)
     for start in range(run.start, run.stop, run.period):
         taken = flow.taken(start, start + run.period)
@@ -107,12 +107,12 @@ def _may_roll(flow: Flow, run: Stretch) -> bool:
 
 
 def _is_as_strided(flow: Flow, number: int) -> bool:
-    """Whether a node reads memory by its offset, which is another for each view that comes in."""
+    """Whether a node reads memory by its offset, which differs for each view that comes in."""
     return flow.nodes[number].target in ("as_strided", torch.as_strided)
 
 
 def _widths(flow: Flow) -> list[int]:
-    """Return for each node how many computed values are alive before it."""
+    """Return the number of computed values alive before each node."""
     changes = [0] * (len(flow.nodes) + 2)
     for value, last in flow.last_use.items():
         if value >= 0:

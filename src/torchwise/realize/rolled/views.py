@@ -1,8 +1,8 @@
-"""Parts of what a loop walks along, such as `x[:, t]`, taken before the loop.
+"""Parts of a tensor that a loop walks along, such as `x[:, t]`, taken before the loop.
 
 Each step takes another part, by another index, so that no two steps would be equal. But a part is a view, which
-computes nothing and sees what is written later: it may be taken as soon as there is what it is a part of. Then it is an
-input of the step, as the weights of a layer are.
+computes nothing and sees later writes. So it may be taken as soon as its whole exists. Then it is an input of the step,
+as the weights of a layer are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _METHODS = ("select", "narrow")
 
 
 def with_parts_first(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the same graph with each part taken right after what it is a part of."""
+    """Return the same graph with each part taken right after its whole."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    last: dict[Node, Node] = {}  # of what there are parts, the node after which the next one is taken
+    last: dict[Node, Node] = {}  # maps a whole to the node after which its next part is taken
     for node in [node for node in graph.nodes if _takes_a_part(node)]:
         whole = node.args[0]
         before = last.get(whole) or (inputs[-1] if whole.op == "placeholder" else whole)
@@ -37,7 +37,7 @@ def _takes_a_part(node: Node) -> bool:
 
 
 def _is_fixed(index: Any) -> bool:
-    """Whether an index is whole numbers, ranges of them and the like, by which PyTorch gives a view."""
+    """Whether an index is made of whole numbers, ranges and the like, for which PyTorch gives a view."""
     if isinstance(index, tuple):
         return all(map(_is_fixed, index))
     if isinstance(index, slice):
