@@ -1,7 +1,7 @@
 """Rewrites by name, one file or folder each.
 
-Some give the model another form before anything is compiled or captured, some rewrite the graphs that Inductor is
-given, and some are a layer that is compiled with the model.
+Some give the model another form before anything is compiled or captured. Some rewrite the graphs for Inductor. Some are
+a layer that is compiled with the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torchwise.realize.transforms.structure_of_arrays import graph_pass
 
 Layer = Callable[[Callable[..., Any]], Callable[..., Any]]
 ModelTransform = Callable[[Callable[..., Any]], tuple[Callable[..., Any], Layer]]
-"""A callable → what runs in its place, and a layer for around whatever is made of that. The original is not changed:
-parameters and buffers are shared, submodules may be."""
+"""A callable → its replacement, and a layer around the code made of that.
+
+The original is not changed. Parameters and buffers are shared, and submodules may be.
+"""
 GraphTransform = Callable[[tuple[tuple[str, Any], ...]], ComplexToReal]
 """Inductor's options → a backend for `torch.compile`, which compiles through Inductor."""
 
@@ -31,21 +33,21 @@ MODEL_TRANSFORMS: dict[str, ModelTransform] = {
 }
 GRAPH_TRANSFORMS: dict[str, GraphTransform] = {"complex_to_real": backend_for}
 GRAPH_PASSES: dict[str, Callable[[], Any]] = {"structure_of_arrays": graph_pass}
-"""→ a pass over the graphs that Inductor compiles, as it takes one by an option."""
+"""→ a pass over the graphs that Inductor compiles, in the form of Inductor's option for one."""
 CALL_TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "numbers_on_gpu": staying,
     "eager_strides": laid_out,
 }
-"""A callable → what the compiler traces, or a graph records, in its place."""
+"""A callable → the callable that the compiler traces, or a graph records, in its place."""
 
 
 def known_transforms() -> tuple[str, ...]:
-    """Return the names of all."""
+    """Return the names of all transforms."""
     return (*MODEL_TRANSFORMS, *GRAPH_TRANSFORMS, *GRAPH_PASSES, *CALL_TRANSFORMS)
 
 
 def transform_model(call: Callable[..., Any], names: Sequence[str]) -> tuple[Callable[..., Any], list[Layer]]:
-    """Apply those of `names` that act on the model, in their order; return what they make of `call`, and their layers.
+    """Apply those of `names` that act on the model, in order, and return the new callable and the layers.
 
     Raises:
         UnsupportedError: one of them does not apply to this model.

@@ -1,9 +1,9 @@
-"""Outputs that lie in memory as eager's do, where Inductor by itself would lay them out otherwise.
+"""Outputs with eager's layout in memory, if Inductor by itself would lay them out otherwise.
 
-Inductor's own form of `cat` is a copy of the one tensor that is not empty, in that tensor's strides, where eager's is
-contiguous (torch 2.11 to 2.13): so begins every KV cache of Transformers. Dynamo, which traces before such forms take
-the place of operators, knows eager's strides. So what it traces says in so many words how each output lies; where one
-lies so already, that costs nothing.
+Inductor's own form of `cat` is a copy of the one tensor that is not empty, in that tensor's strides. Eager's is
+contiguous (torch 2.11 to 2.13). Every KV cache of Transformers begins that way. Dynamo, which traces before such forms
+take the place of operators, knows eager's strides. So the traced code states the layout of each output. An output that
+has the layout already costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchwise.realize.layout import laid_in, order_of
 
 
 def laid_out(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` for Dynamo to trace, for static shapes: with its outputs laid out as they are found in the trace.
+    """Return `call` for Dynamo to trace, for static shapes, with its outputs laid out as the trace finds them.
 
     Called without being traced it changes nothing.
     """
@@ -30,5 +30,5 @@ def laid_out(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_it_lies(leaf: Any) -> Any:
-    """Lay a tensor out in the order of dimensions that it has; one with gaps or repetitions is left as it comes."""
+    """Lay a tensor out in the order of dimensions that it has. One with gaps or repetitions is left as it comes."""
     return laid_in(leaf, order_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf

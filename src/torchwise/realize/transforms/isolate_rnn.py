@@ -1,12 +1,12 @@
 """Isolated RNNs: each `nn.RNN`, `nn.GRU` and `nn.LSTM` of a model runs in eager, between compiled graphs.
 
-Dynamo breaks the graph at the mention of one, where it cannot resume: what follows in that function is not compiled at
-all, and often nothing of it is, for `self.rnn(f(x))` mentions the RNN before it computes f. Calling something that is
-no RNN, and is disabled for Dynamo, breaks the graph too, but Dynamo resumes behind it: one graph before, the RNN as
-PyTorch runs it (cuDNN on a GPU), one graph after.
+Dynamo breaks the graph at the mention of an RNN, at a place where it cannot resume. The rest of that function is not
+compiled at all. Often nothing of it is, for `self.rnn(f(x))` mentions the RNN before it computes f. A call of something
+that is no RNN, and is disabled for Dynamo, breaks the graph too, but Dynamo resumes behind it. That gives one graph
+before, the RNN as PyTorch runs it (cuDNN on a GPU), and one graph after.
 
-The other way, `torch._dynamo.config.allow_rnn`, which unrolls an RNN into its steps, is not taken: compiling takes
-longer with every step of a sequence, 11.5 s for a GRU of 20 steps on two CPU cores.
+The other way, `torch._dynamo.config.allow_rnn`, unrolls an RNN into its steps and is not taken. Compiling takes longer
+with every step of a sequence: 11.5 s for a GRU of 20 steps on two CPU cores.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torchwise.realize.weights import share
 
 
 class Isolated(torch.nn.Module):
-    """Stands where an RNN stood, with its parameters and attributes, and calls it where Dynamo does not look.
+    """Stands in an RNN's place, with its parameters and attributes, and calls it where Dynamo does not look.
 
-    It must be of no RNN's class, or Dynamo would break the graph as before; so `isinstance(it, nn.GRU)` is false.
+    It must be of no RNN's class, or Dynamo would break the graph as before. So `isinstance(it, nn.GRU)` is false.
 
     Args:
-        rnn: which is not changed.
-        called: is told of each call; a function, so that copies of the model tell the same.
+        rnn: the RNN, which is not changed.
+        called: is told of each call. It is a function, so that copies of the model tell the same.
     """
 
     def __init__(self, rnn: torch.nn.RNNBase, called: Callable[[], None]) -> None:
@@ -45,25 +45,25 @@ class Isolated(torch.nn.Module):
         return self._rnn(*args, **kwargs)
 
     def flatten_parameters(self) -> None:
-        """Do what the RNN does; models call it ahead of the RNN, and Dynamo resumes behind a method of this class."""
+        """Do the same as the RNN: models call it ahead of the RNN, and Dynamo resumes behind a method of this class."""
         self._rnn.flatten_parameters()
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter, or else what only the RNN's class has, such as methods of the user's own."""
+        """Return a parameter, or an attribute that only the RNN's class has, such as a user's own method."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # those are for this class to have, or not: Python asks it how to copy
+            if name.startswith("__"):  # only this class may answer those: Python asks it how to copy
                 raise
             return getattr(self.__dict__["_rnn"], name)
 
 
 def isolate(call: Callable[..., Any]) -> tuple[torch.nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return a copy of a model that shares its parameters and has its RNNs isolated, and what watches its calls.
+    """Return a copy of a model with shared parameters and isolated RNNs, and a layer that watches its calls.
 
     Raises:
-        UnsupportedError: there is no RNN in it, or nothing else, or it cannot be copied; on the first call: no RNN was
-            called, so that isolating them changed nothing.
+        UnsupportedError: there is no RNN in it, or nothing else, or it cannot be copied. Or, on the first call, no RNN
+            was called, so that isolating them changed nothing.
     """
     if not isinstance(call, torch.nn.Module) or not has_rnn(call):
         kind = type(call).__qualname__
@@ -79,7 +79,7 @@ def isolate(call: Callable[..., Any]) -> tuple[torch.nn.Module, Callable[[Callab
 
 
 def has_rnn(module: torch.nn.Module) -> bool:
-    """Whether a module has an RNN among its submodules; for one that is an RNN itself there is nothing to compile."""
+    """Whether a module has an RNN among its submodules. In one that is an RNN itself there is nothing to compile."""
     return not isinstance(module, torch.nn.RNNBase) and any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
 
 

@@ -1,16 +1,16 @@
-"""Numbers that stay: what a model reads from the GPU into Python, to compute with on the GPU again, is left there.
+"""Numbers that stay on the GPU: a model reads them into Python only to compute with them on the GPU again.
 
 `h / h.abs().mean().item()` makes the host wait, and a graph that is replayed would divide by the number of its
-recording. Here `item()` gives a `Number`, in float64 as Python's numbers are, and so the call can be captured: the
-number is another one on every replay. It is put in place while a graph is recorded; a replay runs no Python.
+recording. Here `item()` gives a `Number`, in float64 as Python's numbers are. So the call can be captured: the number
+is another one on every replay. It is put in place while a graph is recorded, as a replay runs no Python.
 
-A number does only what a Python number and it do alike, whatever its value: it is added to, subtracted from,
-multiplied with and divides a tensor of float32 or float64 that has dimensions, or is divided by one, and is added,
-subtracted and multiplied among numbers. All else is refused, with the line: Python's own quotients and powers raise or
-turn complex where a tensor's do not, kernels round a number first where the tensor is of half precision, and a
-comparison, a format, a size or `math` needs the number after all. Integers are not left there, as they are counted
-with. What asks for the type of a number alone (`isinstance(x, float)`) is not noticed. A quotient by a number is a
-product with its inverse on a GPU, and by a tensor a quotient: hence it is "reordered".
+A number supports only the operations whose results are the same for a Python number, for every value. It is added to,
+subtracted from, multiplied with and divides a tensor of float32 or float64 that has dimensions, or is divided by one.
+Among numbers it is added, subtracted and multiplied. All else is refused, with the line. Python's own quotients and
+powers raise or turn complex where a tensor's do not. Kernels round a number first if the tensor is of half precision.
+And a comparison, a format, a size or `math` needs the number after all. Integers are not left there, as they are
+counted with. Code that asks only for the type of a number (`isinstance(x, float)`) is not noticed. A quotient by a
+number is a product with its inverse on a GPU, and by a tensor a quotient: hence it is "reordered".
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ AMONG_NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
 }
-"""Arithmetic of numbers alone, by PyTorch's names; in place it has an underscore behind, which gives a new number."""
+"""Arithmetic of numbers alone, by PyTorch's names. In place it has an underscore behind, which gives a new number."""
 WITH_TENSORS = ("add", "sub", "mul", "div", "true_divide", "__rsub__", "__rdiv__", "add_", "sub_", "mul_", "div_")
 WIDE = (torch.float32, torch.float64)
 
 
 class Number(torch.Tensor):
-    """A number that Python was to have: a tensor without dimensions, float64, where it was read."""
+    """A number for Python that stays where it was read: a tensor without dimensions, float64."""
 
     @classmethod
     def __torch_function__(
@@ -50,7 +50,7 @@ class Number(torch.Tensor):
         """Compute as Python does with numbers.
 
         Raises:
-            UnsupportedError: it would do otherwise, or needs the number itself.
+            UnsupportedError: the result would differ, or the operation needs the number itself.
         """
         name = getattr(func, "__name__", str(func))
         others = [arg for arg in args if not isinstance(arg, Number)]
@@ -59,7 +59,7 @@ class Number(torch.Tensor):
             if all(type(other) in (int, float) for other in others) and not kwargs:
                 if among is not None:
                     return among(*args).as_subclass(Number)
-                if name == "__rsub__":  # of a Python number
+                if name == "__rsub__":  # a Python number minus this one
                     return torch.sub(args[1], args[0]).as_subclass(Number)
             elif all(map(_is_wide, others)) and name in WITH_TENSORS and not kwargs:
                 if isinstance(args[0], Number) and name.endswith("_"):  # n *= x rebinds n
@@ -76,7 +76,7 @@ def staying(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any
     """Return `call` with the floating-point numbers that it reads from tensors on the device left there.
 
     Raises (on call):
-        UnsupportedError: it reads none, or does with one what only Python can, or returns one.
+        UnsupportedError: it reads none, or does something with one that only Python can, or returns one.
     """
 
     @functools.wraps(call)
@@ -89,7 +89,7 @@ def staying(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any
             if isinstance(tensor, Number) or not is_number:
                 return NotImplemented
             stayed += 1
-            copied = tensor.detach().reshape(()).to(torch.float64, copy=True)  # what is written later changes no number
+            copied = tensor.detach().reshape(()).to(torch.float64, copy=True)  # later writes change no number
             return copied.as_subclass(Number)
 
         try:
@@ -107,7 +107,7 @@ def staying(call: Callable[..., Any], device: str = DEVICE) -> Callable[..., Any
 
 
 def _is_wide(other: Any) -> bool:
-    """Whether arithmetic with a number gives what it gives with Python's: of the tensor's dtype, rounded once."""
+    """Whether arithmetic with a number has the same result as with Python's: of the tensor's dtype, rounded once."""
     if type(other) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return other.dtype in WIDE and other.dim() > 0

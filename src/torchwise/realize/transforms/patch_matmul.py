@@ -1,12 +1,12 @@
 """Patches as a matrix product: convolutions whose windows touch and do not overlap, as at the head of a vision model.
 
-Where the stride of a convolution is its kernel, each pixel is read by one window alone. What it computes is then one
-matrix product of all patches, as rows, with the weight: the "linear projection of flattened patches" of
+If the stride of a convolution is its kernel, each pixel is read by one window alone. The result is then one matrix
+product of all patches, as rows, with the weight. It is the "linear projection of flattened patches" of
 https://arxiv.org/abs/2010.11929, which is mostly written as a convolution. Libraries of convolutions run it as any
 other: cuDNN lays the image out anew and pads its three channels to eight. And a convolution leaves each feature's
-patches side by side, where the model wants each patch's features: with the product, a captured training step of
-`zoo:training.relevance_amp@large` is 738 kernels and not 857, as the norms of its blocks are one each (one H200, torch
-2.11, `benchmarks/results/2026-11-23-h200-plan-kernels-relevance-amp.txt`).
+patches side by side, but the model wants each patch's features. With the product, a captured training step of
+`zoo:training.relevance_amp@large` is 738 kernels and not 857, as the norms of its blocks are one each. (One H200, torch
+2.11, `benchmarks/results/2026-11-23-h200-plan-kernels-relevance-amp.txt`)
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torchwise.realize.weights import share
 
 
 class _AsProduct(nn.Module):
-    """Takes the place of a convolution's class: parameters, attributes and hooks stay, the forward is another."""
+    """Takes the place of a convolution's class: parameters, attributes and hooks stay, but the forward is another."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, channels, *sizes) to (batch, features, *patches); without the batch where `x` has none.
+        """Map (batch, channels, *sizes) to (batch, features, *patches), without the batch if `x` has none.
 
-        What is left over at the end of a size, less than a patch, is not read, as by a convolution. The features lie
-        innermost in memory, as in a convolution of a `channels_last` input: a model that takes them as rows, and most
-        do, then works on rows that are whole. One that asks for a `view` of all of a contiguous answer fails its trial.
+        A rest at the end of a size, less than a patch, is not read, as by a convolution. The features lie innermost in
+        memory, as in a convolution of a `channels_last` input. Most models take the features as rows, and then work on
+        rows that are whole. A model that takes a `view` of all of a contiguous answer fails its trial.
 
         Raises:
             RuntimeError: the input is smaller than a patch.
@@ -71,7 +71,7 @@ def has_patches(module: nn.Module) -> bool:
 
 
 def multiply(call: Callable[..., Any]) -> tuple[nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return a copy of a model that shares its parameters and multiplies patches, and what is put around it: nothing.
+    """Return a copy of a model that shares its parameters and multiplies patches, and an empty layer for around it.
 
     Raises:
         UnsupportedError: there is no convolution in it that cuts patches, or it cannot be copied.
@@ -84,14 +84,14 @@ def multiply(call: Callable[..., Any]) -> tuple[nn.Module, Callable[[Callable[..
     model = share(call)
     for part in model.modules():
         if _cuts_patches(part):
-            part.__class__ = _FORMS[type(part)]  # of the copy, which is ours
+            part.__class__ = _FORMS[type(part)]  # the copy's class, which is ours
     return model, lambda inner: inner
 
 
 def _cuts_patches(module: nn.Module) -> bool:
     """Whether it is a plain convolution whose windows tile its input.
 
-    Kernels of one element are left alone: those are matrix products already, and Inductor knows.
+    Kernels of one element are left alone. Those are matrix products already, and Inductor knows.
     """
     if type(module) not in _FORMS or "forward" in vars(module):
         return False

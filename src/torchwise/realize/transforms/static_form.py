@@ -1,17 +1,17 @@
 """Static forms: a model whose shapes depend on data gives way to a form of itself whose shapes do not.
 
 A model that selects rows by a mask, say, waits for the device to count them, breaks the graph and cannot be captured.
-Often it has another form that computes every row and masks, and answers the same. No compiler finds that form, but who
-wrote the model may know it, and declares it by a method:
+Often it has another form that computes every row and masks, and answers the same. No compiler finds that form, but the
+model's author may know it, and declares it by a method:
 
     def static_form(self) -> nn.Module:
         return PaddedProcessor(self.step)
 
-It takes nothing, and returns a module (or function) that takes what this one takes and returns what this one returns:
-values, shapes, dtypes and order. It must share the very parameters and buffers, not copies, so that changed weights are
-seen, and have the same training mode; buffers that it alone needs are registered with `persistent=False`. It returns
-`self` where there is no other form. It is called anew for every plan, so it should be cheap. That both agree is not
-taken on trust: the verdict compares them, as it does any plan with eager.
+The method takes nothing, and returns a module (or function) with the same inputs and outputs as this one: values,
+shapes, dtypes and order. That form must share the very parameters and buffers, not copies, so that changed weights are
+seen, and have the same training mode. Buffers that it alone needs are registered with `persistent=False`. The method
+returns `self` if there is no other form. It is called anew for every plan, so it should be cheap. The agreement of both
+is not taken on trust: the verdict compares them, as it does any plan with eager.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METHOD = "static_form"
 
 
 def has_static_form(call: Callable[..., Any]) -> bool:
-    """Whether a callable declares another form of itself; one that raises does, and its trial tells the error."""
+    """Whether a callable declares another form of itself. One that raises does, and its trial tells the error."""
     try:
         return _declared(call) is not None
     except Exception:  # the user's own code may raise anything
@@ -35,7 +35,7 @@ def has_static_form(call: Callable[..., Any]) -> bool:
 
 
 def take_static_form(call: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the form that `call` declares, and what is put around its calls: nothing.
+    """Return the form that `call` declares, and an empty layer for around its calls.
 
     Raises:
         UnsupportedError: it declares none, making it fails, it does not share the parameters and buffers, or hooks of
@@ -59,7 +59,7 @@ def take_static_form(call: Callable[..., Any]) -> tuple[Callable[..., Any], Call
 
 
 def _declared(call: Callable[..., Any]) -> Any:
-    """Return the other form; None where nothing is declared, or the form is the callable itself."""
+    """Return the other form, or None if nothing is declared or the form is the callable itself."""
     method = getattr(call, METHOD, None)
     if not callable(method) or isinstance(method, torch.nn.Module):  # a submodule may have that name
         return None

@@ -1,11 +1,11 @@
-"""Points as a structure of arrays: (x, y, z) triples that are read again and again are laid out as all x, all y, all z.
+"""Points as a structure of arrays: (x, y, z) triples that are read repeatedly are laid out as all x, all y, all z.
 
-Where each of many points meets each of many others, the coordinates lie three elements apart for Inductor's loops over
-points, on a CPU. Its code gathers them for each vector, element by element and anew for each of the others, or takes
-one point after the other, without vectors. Written out once with the short dimension outermost, they are read a vector
-at a time: in 0.23 to 0.37 of the time, all in all (`docs/benchmarks/cpu.md`).
+If each of many points meets each of many others, the coordinates lie three elements apart for Inductor's loops over
+points, on a CPU. Inductor's code gathers them for each vector, element by element and anew for each of the others. Or
+it takes one point after the other, without vectors. Written out once with the short dimension outermost, they are read
+a vector at a time. That takes 0.23 to 0.37 of the time, all in all (`docs/benchmarks/cpu.md`).
 
-The graph is rewritten below autograd, by Inductor's own door for such passes. What is computed stays as it is.
+The graph is rewritten below autograd, by Inductor's own option for such passes. The computation stays as it is.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torchwise.realize import private
 from torchwise.realize.effect import no_effect
 
 SHORT = range(2, 9)
-"""Lengths of a dimension that is worth laying out outermost: longer ones fill a vector by themselves."""
+"""Lengths of a dimension that is worth laying out outermost. Longer ones fill a vector by themselves."""
 LANES = 64
 """Rows from which a loop over them is worth vectors."""
 AGAIN = 4
-"""How often each element is read at the least: laying it out gathers it once."""
+"""Least reads of each element: laying it out gathers it once."""
 
 _WHO = "structure_of_arrays"
 _PASS = ("torch._inductor.custom_graph_pass", "CustomGraphPass")
@@ -50,7 +50,7 @@ def reads_across(operator: Any, tensor: Any, result: Any) -> bool:
 
     Args:
         operator: of `torch.ops`.
-        tensor: any input of it; for what is no strided tensor of known sizes the answer is no.
+        tensor: any input of it. The answer is no if it is no strided tensor of known sizes.
         result: its output.
     """
     if torch.Tag.pointwise not in getattr(operator, "tags", ()) or not (_is_known(tensor) and _is_known(result)):
@@ -62,9 +62,9 @@ def reads_across(operator: Any, tensor: Any, result: Any) -> bool:
 
 
 def lay_out(graph: torch.fx.Graph) -> int:
-    """Have a graph of `aten` operators read short rows as arrays; return how many tensors are laid out.
+    """Have a graph of `aten` operators read short rows as arrays, and return how many tensors are laid out.
 
-    Who else uses such a tensor, or a view of it, keeps it as it is.
+    Other users of such a tensor, or of a view of it, keep it as it is.
     """
     force = private.look_up(_WHO, _FORCE)
     arrays: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -87,16 +87,16 @@ def lay_out(graph: torch.fx.Graph) -> int:
 
 @functools.cache
 def graph_pass() -> Any:
-    """Return what Inductor takes as its option `post_grad_custom_pre_pass`: one and the same, as options are compared.
+    """Return the value of Inductor's option `post_grad_custom_pre_pass`: one and the same, as options are compared.
 
     Raises:
-        UnsupportedError: this torch has no such door.
+        UnsupportedError: this torch has no such option.
     """
     private.check(_WHO, (_PASS, _HASH, _FORCE))
     base: Any = private.look_up(_WHO, _PASS)
 
     class StructureOfArrays(base):  # type: ignore[misc]
-        """The pass: counts the graphs that it was given, and those that it changed."""
+        """The pass: counts the graphs that it was given, and the graphs that it changed."""
 
         def __init__(self) -> None:
             self.seen = self.changed = 0
@@ -106,12 +106,12 @@ def graph_pass() -> Any:
             self.changed += lay_out(graph) > 0
 
         def uuid(self) -> Any:
-            """Return what compiled code is kept under beside its graph."""
+            """Return the key of compiled code beside its graph."""
             return private.look_up(_WHO, _HASH)((__file__,))
 
         @contextlib.contextmanager
         def effective(self) -> Iterator[None]:
-            """Watch a first call: of the graphs that are compiled, and not found compiled, one must be changed."""
+            """Watch a first call: at least one of the newly compiled graphs must be changed, cached ones aside."""
             seen, changed = self.seen, self.changed
             yield
             if self.seen > seen and self.changed == changed:
@@ -130,7 +130,7 @@ def _is_known(tensor: Any) -> bool:
 
 
 def _as_arrays(rows: Any) -> list[int] | None:
-    """Return the strides of rows with their last dimension outermost; None for what does not lie as rows."""
+    """Return the strides of rows with their last dimension outermost, or None if it does not lie as rows."""
     if not _is_known(rows) or rows.dim() < 2 or rows.shape[-1] not in SHORT:
         return None
     return [math.prod(rows.shape[dim + 1 : -1]) for dim in range(rows.dim() - 1)] + [math.prod(rows.shape[:-1])]
@@ -139,7 +139,7 @@ def _as_arrays(rows: Any) -> list[int] | None:
 def _view_again(
     graph: torch.fx.Graph, reader: torch.fx.Node, views: list[torch.fx.Node], arrays: torch.fx.Node
 ) -> torch.fx.Node:
-    """Copy views, the last of them first, onto another tensor; return what the reader is to read."""
+    """Copy views, the last of them first, onto another tensor, and return the tensor for the reader."""
     seen = arrays
     with graph.inserting_before(reader):
         for view in reversed(views):

@@ -1,6 +1,7 @@
-"""Complex → real: complex values are carried as real and imaginary parts, so that Inductor fuses what it leaves alone.
+"""Complex → real: complex values are carried as real and imaginary parts, so that Inductor fuses operators on them.
 
-`values` is the pair of parts, `rules` what each operator does to pairs, `rewrite` turns a graph, `compile` is the door.
+`values` is the pair of parts, and `rules` the effect of each operator on pairs. `rewrite` turns a graph, and `compile`
+is the way in.
 """
 
 from torchwise.realize.transforms.complex_to_real.compile import ComplexToReal, backend_for

@@ -17,10 +17,10 @@ OutputCode: Any = private.output_code()
 
 
 class RewrittenCode(OutputCode):  # type: ignore[misc]
-    """What Inductor made of a rewritten graph, as AOTAutograd writes and reads compiled graphs.
+    """Inductor's code for a rewritten graph, as AOTAutograd writes and reads compiled graphs.
 
     Args:
-        compiled: Inductor's own.
+        compiled: Inductor's own code.
         rewriting: which inputs and outputs are complex outside.
     """
 
@@ -39,12 +39,12 @@ class RewrittenCode(OutputCode):  # type: ignore[misc]
         return self._call(inputs)
 
     def prepare_for_serialization(self) -> None:
-        """Drop what cannot be written; this object is a copy for the file."""
+        """Drop everything that cannot be written. This object is a copy for the file."""
         self._call, self._compiled = None, copy.copy(self._compiled)
         self._compiled.prepare_for_serialization()
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
-        """Load what was read."""
+        """Load the code that was read."""
         if self._call is None:
             self._compiled = private.loaded(self._compiled, constants)
         self._compiled.post_compile(example_inputs, constants, graph_kwargs)
@@ -59,11 +59,11 @@ class ComplexToRealAhead(ComplexToReal):
     """`ComplexToReal`, for code that is made in one process and called in another."""
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Compile what Dynamo captured, to be written down."""
+        """Compile a graph that Dynamo captured, to be stored."""
         return private.written_by_aot(super().__call__(module, inputs))
 
     def _cache(self) -> Any:
-        """Leave AOTAutograd's cache on: it is what writes the code down, under no key."""
+        """Leave AOTAutograd's cache on: the cache writes the code, under no key."""
         return torch.no_grad()
 
     def _finished(self, compiled: Any, rewriting: Rewriting) -> Any:

@@ -1,9 +1,10 @@
-"""What a large reduction gives is written part by part, and interleaved by a kernel of its own; on a GPU alone.
+"""The parts of a large reduction's result are written one by one, and a kernel of its own interleaves them, on a GPU.
 
-Inductor chooses how a reduction loops by where its results go. Results that go to every second place look scattered to
-it, and it takes blocks of few rows: the field of 100 sources at 1 048 576 points then takes 617 microseconds, and with
-its parts apart 340, of which interleaving is 14. At 8192 points and 50 sources the second kernel costs more than it
-gains: 12.2 beside 8.1 (one H200, torch 2.11). What is computed element by element is interleaved as it is written.
+Inductor chooses how a reduction loops by the places of its results. Results that go to every second place look
+scattered to it, and it takes blocks of few rows. The field of 100 sources at 1 048 576 points then takes 617
+microseconds. With its parts apart it takes 340, of which interleaving is 14. At 8192 points and 50 sources the second
+kernel costs more than it gains: 12.2 beside 8.1 (one H200, torch 2.11). Values computed element by element are
+interleaved as they are written.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ aten = torch.ops.aten
 
 DEVICE = "cuda"
 LEAST = 1 << 22
-"""Elements that are reduced, below which a kernel of its own does not pay: between the two fields above, where what it
-costs and what it gains are alike."""
+"""Reduced elements below which a kernel of its own does not pay.
+
+The limit lies between the two fields above, where costs and gains are alike.
+"""
 FARTHEST = 16
-"""Nodes between a reduction and what is interleaved of it, beyond which nobody looks: they would be computed twice."""
+"""Most nodes between a reduction and its interleaving. Beyond them nobody looks: they would be computed twice."""
 
 
 def interleave_apart(graph: torch.fx.Graph, recorder: Recorder) -> None:
-    """Replace each interleaving of two parts that reductions gave by a choice between them, place by place."""
+    """Replace each interleaving of two reduced parts by a choice between them, place by place."""
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
         parts = node.args[0]
         if len(parts) == 2 and _is_interleaving(node.meta["val"], parts) and any(map(_is_reduced, parts)):
@@ -40,7 +43,7 @@ def _is_interleaving(whole: torch.Tensor, parts: tuple[torch.fx.Node, torch.fx.N
 
 
 def _is_reduced(part: torch.fx.Node) -> bool:
-    """Whether a large reduction gave a part, whatever was then done to it element by element."""
+    """Whether a part is the result of a large reduction, with any element-wise operators after it."""
     size = part.meta["val"].numel()
     waiting, seen = [part], {part}
     while waiting and len(seen) <= FARTHEST:

@@ -1,12 +1,12 @@
-"""The door to Inductor: what `torch.compile(fn, backend=...)` is given where complex arithmetic is to be rewritten.
+"""The way in to Inductor: the backend for `torch.compile(fn, backend=...)` that rewrites complex arithmetic.
 
-It stands below AOTAutograd, before Inductor's own compilation of each graph, forward and backward alike, so that
-autograd, functionalisation and views are behind it. Complex inputs enter the compiled code as `view_as_real`, complex
-outputs leave it as `view_as_complex`: views, which no kernel computes.
+It stands below AOTAutograd, before Inductor's own compilation of each graph, forward and backward alike. So autograd,
+functionalisation and views are behind it. Complex inputs enter the compiled code as `view_as_real`. Complex outputs
+leave it as `view_as_complex`. Both are views, which no kernel computes.
 
-PyTorch has a wrapper of its own, `torch._functorch.config.enable_complex_wrapper` (2.13 and later). It is not used: on
-the field of 50 sources at 8192 points, two CPU cores, it is 9.0 times eager's speed where this is 33.8, and it fails on
-FFT (`benchmarks/complex_wrapper.py`, and its results).
+PyTorch has a wrapper of its own, `torch._functorch.config.enable_complex_wrapper` (2.13 and later). It is not used. On
+the field of 50 sources at 8192 points, two CPU cores, it runs at 9.0 times eager's speed, and this at 33.8. It also
+fails on FFT (`benchmarks/complex_wrapper.py`, and its results).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchwise.realize.transforms.complex_to_real.rewrite import Rewriting, rewr
 from torchwise.realize.transforms.complex_to_real.vectors import pays_in_vectors
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-"""Takes a list, which it may empty, of a graph's inputs; returns its outputs."""
+"""Takes a list of a graph's inputs, which it may empty, and returns the outputs."""
 
 
 class ComplexToReal:
@@ -34,10 +34,10 @@ class ComplexToReal:
 
     Args:
         options: Inductor's, by name.
-        inner: compiles one graph as Inductor's `compile_fx_inner` does; another one is of use to tests alone.
+        inner: compiles one graph as Inductor's `compile_fx_inner` does. Only tests use another one.
 
     Attributes:
-        rewritten: how many graphs were.
+        rewritten: how many graphs were rewritten.
         reasons: why other graphs were left untouched.
     """
 
@@ -50,10 +50,10 @@ class ComplexToReal:
         self.reasons: list[str] = []
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Compile what Dynamo captured.
+        """Compile a graph that Dynamo captured.
 
         Raises:
-            UnsupportedError: this torch lacks what the transform needs.
+            UnsupportedError: this torch lacks something that the transform needs.
         """
         with self._cache():
             return private.compile_fx(
@@ -65,7 +65,7 @@ class ComplexToReal:
             )
 
     def effective(self) -> AbstractContextManager[None]:
-        """Watch a first call; see `effect.effective`."""
+        """Watch a first call (see `effect.effective`)."""
         return effective(("transforms", "complex_to_real"), lambda: self.rewritten, self.reasons)
 
     def _compiled(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ class ComplexToReal:
         except UnsupportedError as reason:
             self.reasons.append(str(reason))
             return self._inner(module, inputs, **kwargs)
-        except Exception as error:  # rewriting is a gain, not a must: whatever it meets, the graph itself still runs
+        except Exception as error:  # rewriting is optional: after any error, the graph itself still runs
             self.reasons.append(f"rewriting failed with {type(error).__name__}: {error}")
             return self._inner(module, inputs, **kwargs)
         bound_repeated_work(rewriting.module.graph)
@@ -93,10 +93,10 @@ class ComplexToReal:
 
 
 def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Boxed:
-    """Return what takes and returns complex tensors where `compiled` takes and returns their parts.
+    """Return `compiled` with complex tensors as inputs and outputs in place of their parts.
 
     Args:
-        compiled: of the rewritten graph.
+        compiled: the code of the rewritten graph.
         inputs: places of complex inputs.
         outputs: places of complex outputs.
     """
@@ -114,7 +114,7 @@ def around(compiled: Boxed, inputs: Sequence[int], outputs: Sequence[int]) -> Bo
 
 
 def _as_complex(parts: torch.Tensor) -> torch.Tensor:
-    """View (..., 2) as complex numbers; where there are none, Inductor may give strides that allow no view."""
+    """View (..., 2) as complex numbers. If there are none, Inductor may give strides that allow no view."""
     if parts.numel():
         return torch.view_as_complex(parts)
     return torch.empty(parts.shape[:-1], dtype=parts.dtype.to_complex(), device=parts.device)
@@ -130,10 +130,10 @@ def _correct_reported_strides(complex_outputs: tuple[int, ...]) -> None:
 
 @functools.cache
 def backend_for(options: tuple[tuple[str, Any], ...]) -> ComplexToReal:
-    """Return the backend for Inductor's `options`: one and the same, so that Dynamo knows compiled code again.
+    """Return the backend for Inductor's `options`: one and the same, so that Dynamo recognizes compiled code.
 
     Raises:
-        UnsupportedError: this torch lacks what the transform needs.
+        UnsupportedError: this torch lacks something that the transform needs.
     """
     private.check()
     return ComplexToReal(dict(options))

@@ -1,13 +1,13 @@
-"""Sine and cosine of one angle are taken from the tangent of its half; for millions of float32 angles on a GPU alone.
+"""Sine and cosine of one angle are taken from the tangent of its half, for millions of float32 angles on a GPU.
 
 With t = tan(a/2), cos a = (1 − t²) / (1 + t²) and sin a = 2t / (1 + t²): one reduction of the angle in place of two.
-Each brings a branch for large angles, which the compiler cannot join, so that a loop over sources of a field takes 81.5
-machine instructions for one of them in place of 91.5 (`benchmarks/instructions.py`, for a Hopper GPU, torch 2.11).
+Each reduction brings a branch for large angles, which the compiler cannot join. So a loop over sources of a field takes
+81.5 machine instructions for one of them in place of 91.5. (`benchmarks/instructions.py`, for a Hopper GPU, torch 2.11)
 
-On a CPU the result is right to 2e-7 of the number on the unit circle, where sine and cosine for themselves are to 6e-8;
-on a GPU its tangent decides. The angle itself was rounded before, to as much where it is beyond 4. A cosine near its
-zero keeps that error, but not its own last places, which is why cosines that a model takes of real numbers stay as they
-are. Fewer angles than what `apart` takes for a large reduction stay, too: nothing shows a gain there.
+On a CPU the result is right to 2e-7 of the number on the unit circle. Sine and cosine by themselves are right to 6e-8.
+On a GPU its tangent decides. The angle itself was rounded before, by as much if it is beyond 4. A cosine near its zero
+keeps that error, but not its own last places. That is why a model's cosines of real numbers stay as they are. Fewer
+angles than a large reduction of `apart` stay, too: nothing shows a gain there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = aten.cos.default, aten.sin.default
 
 
 def take_half_angles(graph: torch.fx.Graph, recorder: Recorder) -> None:
-    """Replace each cosine and sine of one and the same large tensor, where rules for complex numbers wrote both."""
+    """Replace each cosine and sine of one and the same large tensor, if rules for complex numbers wrote both."""
     for node in list(graph.nodes):
         if node.target not in PARTS or not _is_meant(node.meta["val"]):
             continue

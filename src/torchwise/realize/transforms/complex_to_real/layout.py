@@ -1,4 +1,4 @@
-"""Where numbers lie in memory: an output keeps the strides that eager gives it, gaps and repetitions included."""
+"""The layout of numbers in memory: an output keeps the strides that eager gives it, gaps and repetitions included."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def interleave(pair: Pair, strides: Strides) -> torch.Tensor:
 def arranged(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
     """Lay one tensor out with `strides`, or two as (..., 2) with twice those.
 
-    A dimension that is repeated (stride 0) is laid out once and expanded; where strides leave gaps, what lies between
-    is padding. Other strides cannot be had so, and others come out: those that are no multiple of the next smaller one,
-    and those of elements that share memory otherwise.
+    A dimension that is repeated (stride 0) is laid out once and expanded. If strides leave gaps, the memory between is
+    padding. Other strides cannot be made this way, and different ones come out. Those are strides that are no multiple
+    of the next smaller one, and strides of elements that share memory otherwise.
     """
     size = parts[0].shape
     thin = [1 if stride == 0 else length for length, stride in zip(size, strides, strict=True)]
@@ -38,13 +38,13 @@ def arranged(parts: Sequence[torch.Tensor], strides: Strides) -> torch.Tensor:
 
 
 def lies(tensor: torch.Tensor, strides: Strides) -> bool:
-    """Whether a tensor has those strides, but for dimensions of length 0 and 1, whose strides mean nothing."""
+    """Whether a tensor has those strides. Dimensions of length 0 and 1 do not count, as their strides mean nothing."""
     dimensions = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return tensor.numel() == 0 or all(length == 1 or ours == theirs for length, ours, theirs in dimensions)
 
 
 def fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor is all that lies in its memory: without an offset, gaps or repetitions."""
+    """Whether a strided tensor fills its whole memory: without an offset, gaps or repetitions."""
     filled = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1 and stride != filled:
@@ -54,7 +54,7 @@ def fills_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def _room(lengths: list[int], strides: list[int]) -> list[int]:
-    """Return how many elements each dimension, slowest first, takes in memory, and last how far apart elements are."""
+    """Return the elements that each dimension, slowest first, takes in memory, and last the distance of elements."""
     room = list(lengths)
     for place in range(1, len(lengths)):
         if lengths[place - 1] > 1:

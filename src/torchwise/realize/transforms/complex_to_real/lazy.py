@@ -1,7 +1,7 @@
-"""Real tensors that are one step from complex ones, and computed only where nobody takes the step back.
+"""Real tensors that are one step from complex ones, and computed only if nobody takes the step back.
 
 `z.real` is `view_as_real(z)[..., 0]` in a graph: interleaving both parts to read one would write both to memory.
-`z.abs() ** 2` is re² + im²: no root need be drawn.
+`z.abs() ** 2` is re² + im²: it needs no root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Lazy(ABC):
 
     @cached_property
     def tensor(self) -> torch.Tensor:
-        """The tensor; the first use writes it into the graph."""
+        """The tensor. The first use writes it into the graph."""
         return self._computed()
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Modulus(Lazy):
 
 
 def lazily(node: torch.fx.Node, new: Mapping[torch.fx.Node, Any]) -> Lazy | Pair | torch.Tensor | None:
-    """Return what a node gives where it makes such a tensor, or takes the step back from one; else None."""
+    """Return a node's lazy tensor, or the value one step back from one, else None."""
     packet = getattr(node.target, "overloadpacket", None)
     first = node.args[0] if node.args else None
     value = new.get(first) if isinstance(first, torch.fx.Node) else None

@@ -1,4 +1,4 @@
-"""The names of torch that this transform needs and that torch does not promise to keep: looked up here alone."""
+"""The private names of torch that this transform needs, looked up only here: torch does not promise to keep them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ name = functools.partial(private.look_up, WHO)
 
 
 def compile_fx(*args: Any, **kwargs: Any) -> Any:
-    """Inductor's front door: it calls AOTAutograd, and `inner_compile` for each graph that comes of it."""
+    """Call Inductor's public way in: it calls AOTAutograd, and `inner_compile` for each graph that results."""
     return name(_COMPILE_FX)(*args, **kwargs)
 
 
 def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
-    """Inductor's own `inner_compile`."""
+    """Call Inductor's own `inner_compile`."""
     return name(_COMPILE_FX_INNER)(*args, **kwargs)
 
 
 def fake_tensor_prop(module: torch.fx.GraphModule, inputs: Any) -> Any:
-    """Put fake results on every node, as Inductor itself does before it lowers a graph; return the fake mode."""
+    """Put fake results on every node, as Inductor itself does before it lowers a graph, and return the fake mode."""
     return name(_FAKE_TENSOR_PROP)(module, inputs, True)
 
 
 def decompositions() -> dict[Any, Any]:
-    """Inductor's decompositions, without the one that turns sums of complex tensors into views of doubled length."""
+    """Return Inductor's decompositions, but not the one that turns complex sums into views of doubled length."""
     table = name(_DECOMPOSITIONS)()
     return {op: rule for op, rule in table.items() if getattr(op, "overloadpacket", op) is not torch.ops.aten.add}
 
@@ -42,10 +42,10 @@ def autograd_cache_off() -> Any:
 
 
 def patient_fusion(*, vectors: bool = False) -> Any:
-    """Return a context in which Inductor fuses four times as much before it writes to memory what is used once.
+    """Return a context in which Inductor fuses four times as much before it writes a value that is used once to memory.
 
-    Its limits count reads and operations, of which a complex product has four and six where a real one has one each.
-    What they do not count, `repeated_work` bounds.
+    Inductor's limits count reads and operations. A complex product has four and six of them, and a real one has one
+    each. `repeated_work` bounds the work that the limits do not count.
 
     Args:
         vectors: whether code for a CPU computes on whole vectors, however much it reads here and there.
@@ -56,12 +56,12 @@ def patient_fusion(*, vectors: bool = False) -> Any:
 
 
 def no_autocast() -> Any:
-    """Return a context without autocast: a backward graph is compiled wherever the user calls for it."""
+    """Return a context without autocast: a backward graph is compiled at the place where the user calls for it."""
     return name(_NO_AUTOCAST)()
 
 
 def no_fakes() -> Any:
-    """Return a context in which tensors are real, for constants, while fake ones are all that is made outside."""
+    """Return a context in which tensors are real, for constants. Outside it only fake tensors are made."""
     return name(_NO_FAKES)()
 
 
@@ -77,12 +77,15 @@ def output_code() -> Any:
 
 
 def written_by_aot(compiled: Any) -> Any:
-    """Return what AOTAutograd made in the class that torch 2.11 asks of a backend; later ones put it there."""
+    """Return AOTAutograd's code in the class that torch 2.11 expects of a backend.
+
+    Later versions put it there themselves.
+    """
     return name(_SERIALIZABLE)(compiled)
 
 
 def loaded(compiled: Any, constants: Any) -> Any:
-    """Return what Inductor compiled and was read from a file, ready to be finished by `post_compile`."""
+    """Return Inductor's code that was read from a file, ready to be finished by `post_compile`."""
     return name(_FX_GRAPH_CACHE).cache_hit_post_compile(compiled, {}, constants)[0]
 
 
@@ -96,9 +99,9 @@ _DECOMPOSITIONS = ("torch._inductor.decomposition", "select_decomp_table")
 _CONFIG = ("torch._functorch", "config")
 _INDUCTOR_CONFIG = ("torch._inductor", "config")
 PATIENT_LIMITS = {"realize_acc_reads_threshold": 4 * 8, "realize_opcount_threshold": 4 * 30}
-"""Four times what they are for real numbers, on a GPU."""
+"""Four times Inductor's limits for real numbers, on a GPU."""
 WRITTEN = "inductor_realize_to_strides"
-"""What Inductor finds in the meta data of a node whose value it is to write to memory."""
+"""The key in a node's meta data by which Inductor knows that it must write the value to memory."""
 _NO_AUTOCAST = ("torch._C", "_DisableAutocast")
 _NO_FAKES = ("torch._subclasses.fake_tensor", "unset_fake_temporarily")
 _CONTEXT = ("torch._guards", "TracingContext")
@@ -113,8 +116,8 @@ NAMES = (
     _NO_FAKES,
     _CONTEXT,
 )
-"""What every compilation uses."""
+"""The names that every compilation uses."""
 AHEAD = (_OUTPUT_CODE, _SERIALIZABLE, _FX_GRAPH_CACHE)
-"""What code for another process needs beside."""
+"""The further names that code for another process needs."""
 check = functools.partial(private.check, WHO, NAMES)
 check_ahead = functools.partial(private.check, WHO, NAMES + AHEAD)

@@ -1,4 +1,4 @@
-"""Rules are plain PyTorch on fake tensors; what they call becomes nodes of the new graph."""
+"""Rules are plain PyTorch on fake tensors. The operators that they call become nodes of the new graph."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Recorder(TorchDispatchMode):
     Args:
         graph: the graph to write to.
         fake_mode: gives results their shapes, dtypes and strides without computing them.
-        decompositions: what the compiler wants to see instead of some operators, by overload.
+        decompositions: the compiler's replacements for some operators, by overload.
 
     Attributes:
-        written: the nodes that it wrote; others were copied from the model's own graph.
+        written: the nodes that it wrote. Others were copied from the model's own graph.
     """
 
     def __init__(self, graph: torch.fx.Graph, fake_mode: Any, decompositions: Mapping[Any, Callable[..., Any]]) -> None:
@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
         self._nodes: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
 
     def bind(self, node: torch.fx.Node) -> Any:
-        """Let the fake tensors of a node stand for it; return them."""
+        """Let the fake tensors of a node stand for it, and return them."""
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             self._nodes[id(value)] = (value, node)

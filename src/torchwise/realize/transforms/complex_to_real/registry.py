@@ -1,4 +1,4 @@
-"""Which rule rewrites which operator."""
+"""The table of rules, by the operator that they rewrite."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torchwise.realize.transforms.complex_to_real.values import REAL, Pair
 
 Rule = Callable[..., Any]
-"""`(want, *args, **kwargs)`, complex tensors among the arguments given as pairs; it returns a pair, or a real tensor,
-or a tuple of such."""
+"""`(want, *args, **kwargs)`, with complex arguments as pairs → a pair, a real tensor, or a tuple of such."""
 
 
 class NotCoveredError(Exception):
@@ -21,13 +20,13 @@ class NotCoveredError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Want:
-    """What the operator returns in eager.
+    """The result of the operator in eager.
 
     Attributes:
         target: the overload that is rewritten.
-        shape: of its (first) result.
-        dtype: of it.
-        device: of it.
+        shape: the shape of its (first) result.
+        dtype: the dtype of that result.
+        device: the device of that result.
     """
 
     target: Any
@@ -37,7 +36,7 @@ class Want:
 
     @property
     def real(self) -> torch.dtype:
-        """The dtype of the parts of a complex result; of a real result, its own."""
+        """The dtype of the parts of a complex result, or a real result's own dtype."""
         return REAL.get(self.dtype, self.dtype)
 
     def full(self, value: float) -> torch.Tensor:
@@ -45,7 +44,7 @@ class Want:
         return torch.full(self.shape, value, dtype=self.real, device=self.device)
 
     def settle(self, result: Pair) -> Pair:
-        """Bring parts to the result's shape and dtype; an exact zero stays a number beside a tensor."""
+        """Bring parts to the result's shape and dtype. An exact zero stays a number beside a tensor."""
         re, im = (self._settled(part) for part in (result.re, result.im))
         if not isinstance(re, torch.Tensor) and not isinstance(im, torch.Tensor):
             re = self.full(0.0)
@@ -65,11 +64,11 @@ RULES: dict[Any, Rule] = {}
 """Rules by operator (`torch.ops.aten.mul`, for all its overloads)."""
 
 ARITHMETIC: set[Any] = set()
-"""The operators whose rewriting is worth it: they compute, where others only move numbers."""
+"""The operators that are worth rewriting: they compute, and others only move numbers."""
 
 
 def rule(*operators: Any, computes: bool = True) -> Callable[[Function], Function]:
-    """Register a rule for operators; `computes` tells whether rewriting them alone is worth it."""
+    """Register a rule for operators. `computes` tells whether rewriting them alone is worth it."""
 
     def register(function: Function) -> Function:
         for operator in operators:

@@ -1,14 +1,18 @@
-"""Where a rewritten graph is written to memory, so that no operator is lowered over and over.
+"""The places at which a rewritten graph is written to memory, so that no operator is lowered over and over.
 
-Inductor fuses by inlining: what uses a value twice computes it twice, until the compiler has found both to be one.
-Its limits count each operator once, so that they do not see the work: in `y = y + sin(y)` it doubles with every link.
-Patient fusion (`private.patient_fusion`) lets four times as many operators through: of such a chain 30 links instead of
-8, and 2 to the power of 22 times the work. So the work itself is bounded here, at four times what plain limits were
-seen to allow: a chain is cut where it is exceeded, and what repeats little is fused as before.
+Inductor fuses by inlining. An operator that uses a value twice computes it twice, until the compiler has found both to
+be one. Inductor's limits count each operator once, so that they do not see the work. In `y = y + sin(y)` it doubles
+with every link. Patient fusion (`private.patient_fusion`) lets four times as many operators through. That is 30 links
+of such a chain instead of 8, and 2 to the power of 22 times the work. So the work itself is bounded here, at four times
+the most that plain limits were seen to allow. A chain is cut where it exceeds the bound, and operators that repeat
+little are fused as before.
 
-Measured in evaluations of one operator while a graph is lowered (torch 2.13, CPU; plain limits, then patient ones):
-field of 50 sources 19 and 19, one Gross-Pitaevskii step 45 and 66, 8 links of a chain behind a modulus 167 and 5370,
-12 products of complex numbers in a row 151 and 32761.
+Evaluations of one operator while a graph is lowered, under plain limits and under patient ones (torch 2.13, CPU):
+
+* field of 50 sources: 19 and 19.
+* one Gross-Pitaevskii step: 45 and 66.
+* 8 links of a chain behind a modulus: 167 and 5370.
+* 12 products of complex numbers in a row: 151 and 32761.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ FEW_READS = 4
 READS, OPERATORS = private.PATIENT_LIMITS.values()
 """Different reads and operators from which on Inductor writes any value to memory, under patient limits."""
 _INDEXED = ("index", "_unsafe_index", "gather", "cat", "constant_pad_nd", "repeat", "reshape", "expand")
-"""Operators that Inductor inlines as it does views: they read their input elsewhere, and compute nothing."""
+"""Operators that Inductor inlines like views: they read their input elsewhere, and compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ class _Inlined:
 
     Attributes:
         evaluations: of operators and reads, repetitions counted.
-        operators: the different ones.
-        reads: the different ones: what is read, and the views on the way.
+        operators: the different operators.
+        reads: the different values read, with the views on the way.
     """
 
     evaluations: int

@@ -32,8 +32,8 @@ class Rewriting:
     Attributes:
         module: takes complex inputs and returns complex outputs as (..., 2), interleaved.
         inputs: fake inputs for it.
-        complex_inputs: which inputs those are.
-        complex_outputs: which outputs those are.
+        complex_inputs: which inputs are complex.
+        complex_outputs: which outputs are complex.
     """
 
     module: torch.fx.GraphModule
@@ -43,14 +43,14 @@ class Rewriting:
 
 
 def rewrite(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Rewriting:
-    """Carry real and imaginary parts through a graph; operators without a rule run as they are, between others.
+    """Carry real and imaginary parts through a graph. Operators without a rule run as they are, between others.
 
     Args:
-        module: a functional ATen graph, as AOTAutograd makes it; its nodes are left as they are.
+        module: a functional ATen graph, as AOTAutograd makes it. Its nodes are left as they are.
         inputs: real or fake inputs.
 
     Raises:
-        UnsupportedError: there is nothing to gain, or something stands in the way; with the reason.
+        UnsupportedError: there is nothing to gain, or something stands in the way, with the reason.
     """
     if not any(is_complex(value) for value in _values(module, inputs)):
         raise UnsupportedError("there is no complex arithmetic in it")
@@ -69,14 +69,14 @@ class _Rewriter:
         self._fake_mode = private.fake_tensor_prop(module, inputs)
         self._graph = torch.fx.Graph()
         self._recorder = Recorder(self._graph, self._fake_mode, private.decompositions())
-        self._new: dict[torch.fx.Node, Any] = {}  # of an old node: a node, a pair, or a lazy real tensor
+        self._new: dict[torch.fx.Node, Any] = {}  # maps an old node to a node, a pair, or a lazy real tensor
         self._left: list[str] = []
         self._writes: list[torch.fx.Node] = []  # to inputs, which come last
-        self._lain: dict[Any, Any] = {}  # where what lies in this memory lay in the old graph
+        self._lain: dict[Any, Any] = {}  # maps memory to its counterpart in the old graph
         self._done = 0
 
     def rewritten(self) -> Rewriting:
-        """Rewrite node by node; see `rewrite`."""
+        """Rewrite node by node (see `rewrite`)."""
         places = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         if any(isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat) for node in places):
             raise UnsupportedError("its shapes are dynamic")
@@ -152,14 +152,14 @@ class _Rewriter:
         old = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
         outputs = [self._returned(one) for one in old]
         writes = [self._to_write(write) for write in self._writes]
-        # When all is computed: parts are views of inputs, which are read after where a write stood.
+        # Writes come last. Parts are views of inputs, which are read after the place where a write stood.
         with self._recorder:
             for target, source in writes:
                 aten.copy_(target, source)
         self._complex_outputs = tuple(i for i, one in enumerate(old) if isinstance(self._new_of(one), Pair))
         new = self._graph.output(tuple(outputs))
         new.meta = dict(node.meta)
-        # What is seen must keep its strides; every (..., 2) must, or it could not be viewed as complex.
+        # Visible outputs must keep their strides. Every (..., 2) must, or it could not be viewed as complex.
         seen = {*node.meta.get("user_visible_output_idxs", ()), *self._complex_outputs}
         new.meta["user_visible_output_idxs"] = sorted(seen)
         values = [getattr(one, "meta", {}).get("val") for one in outputs]
@@ -190,12 +190,12 @@ class _Rewriter:
         return self._recorder.node_of(result if result.dtype == want.dtype else result.to(want.dtype))
 
     def _to_write(self, node: torch.fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a write to an input goes to, and what is written; for a complex one both parts at once."""
+        """Return the target of a write to an input, and the written value, with both parts at once if it is complex."""
         written: Any = node.args[0]
         target, source, old = self._new[written], self._operand(self._new_of(node.args[1])), written.meta["val"]
         with self._recorder:
             if not isinstance(target, Pair):
-                return self._operand(target), source.clone()  # it may be a view of what another write goes to
+                return self._operand(target), source.clone()  # it may be a view of another write's target
             if target.whole is None or old.is_conj():
                 raise UnsupportedError(f"{node.name} writes to what is no input in memory of its own")
             re, im = lift(source, target.whole.dtype).tensors()
@@ -222,12 +222,12 @@ class _Rewriter:
     # ---- from new values to nodes, and back
 
     def _copied(self, node: torch.fx.Node) -> Any:
-        """Copy a real node; where its operands lie otherwise than before, find out anew how its result lies."""
+        """Copy a real node. If the layout of its operands changed, work out the layout of its result anew."""
         if _reads_memory(node):
             return self._graph.node_copy(node, self._laid_out)
         given = {source: self._node(self._new[source]) for source in node.all_input_nodes}
         moved = [source for source, new in given.items() if _lies_otherwise(source, new)]
-        if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # which nothing here works out anew
+        if not isinstance(node.meta.get("val"), torch.Tensor) or _draws(node):  # nothing here works those out anew
             given |= {source: self._arranged(source, given[source]) for source in moved}
             moved = []
         if not moved or node.op != "call_function":
@@ -241,7 +241,7 @@ class _Rewriter:
         return new
 
     def _laid_out(self, source: torch.fx.Node) -> Any:
-        """Return an operand whose memory is read, which must be as it was in the old graph."""
+        """Return an operand whose memory is read: its layout must be as it was in the old graph."""
         if not fills_its_memory(source.meta["val"]):
             raise UnsupportedError(f"the memory of {source.name} is read, which is a part of another's, or has gaps")
         new = self._new[source]
@@ -266,7 +266,7 @@ class _Rewriter:
             return self._recorder.node_of(new.tensor)
 
     def _operand(self, new: Any) -> Any:
-        """Return what a rule computes with."""
+        """Return an operand in the form that rules compute with."""
         new = self._node(new)
         return self._recorder.bind(new) if isinstance(new, torch.fx.Node) else new
 
@@ -285,10 +285,10 @@ class _Rewriter:
         return self._recorder.node_of(result) if isinstance(result, torch.Tensor) else result
 
     def _returned(self, value: Any) -> Any:
-        """Return an output, laid out as eager does, whatever its parts were computed from.
+        """Return an output, laid out as eager does, for parts from any source.
 
-        It lies in memory of its own where it did in the old graph: a product with one, or a real part, may be a view
-        of an input here, and a caller that writes to it would change that.
+        It lies in memory of its own if it did in the old graph. A product with one, or a real part, may be a view of an
+        input here. A caller that writes to it would change that input.
         """
         new = self._new_of(value)
         old = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
@@ -313,18 +313,18 @@ class _Rewriter:
         return self._arranged(value, new)
 
     def _lies_as(self, new: torch.Tensor, old: Any) -> bool:
-        """Whether what lies in one piece of memory did so in the old graph."""
+        """Whether two values in one piece of memory also shared it in the old graph."""
         return self._lain.setdefault(new.untyped_storage(), old.untyped_storage()) is old.untyped_storage()
 
 
 def _lies_otherwise(source: torch.fx.Node, new: Any) -> bool:
-    """Whether a real tensor has other strides than in the old graph, which results of it may show."""
+    """Whether a real tensor has other strides than in the old graph, which its results may show."""
     old, value = source.meta.get("val"), getattr(new, "meta", {}).get("val")
     return isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and not lies(value, old.stride())
 
 
 def _reads_memory(node: torch.fx.Node) -> bool:
-    """Whether an operator reads what lies in memory, and not elements."""
+    """Whether an operator reads memory as it lies, and not elements."""
     return node.target in (aten.as_strided.default, aten.view.dtype)
 
 

@@ -10,10 +10,10 @@ import torch
 from torchwise.errors import UnsupportedError
 
 Part = torch.Tensor | float
-"""A real tensor, or a number that is known while rewriting; 0.0 stands for an exact zero and is never computed with."""
+"""A real tensor, or a number that is known while rewriting. 0.0 is an exact zero and is never computed with."""
 
 REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""The complex dtypes that are rewritten, with the dtype of their parts; complex32 is left as it is."""
+"""The complex dtypes that are rewritten, with the dtype of their parts. complex32 is left as it is."""
 
 
 def is_complex(value: Any) -> bool:
@@ -23,15 +23,15 @@ def is_complex(value: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """z = re + i·im, with complex arithmetic; where a part is exactly zero, what multiplies it is left out.
+    """z = re + i·im, with complex arithmetic. If a part is exactly zero, its products are left out.
 
-    So 0 · inf and 0 · nan are 0 here where a part is zero by construction (a real operand, a factor 1j), and the sign
-    of a zero may differ from eager's; everything else follows the formulas as they stand.
+    So 0 · inf and 0 · nan are 0 here if a part is zero by construction (a real operand, a factor 1j). The sign of a
+    zero may differ from eager's. Everything else follows the formulas as they stand.
 
     Attributes:
         re: the real part.
-        im: the imaginary part, of the same shape and dtype where both are tensors.
-        whole: (..., 2), both parts interleaved in memory, where the value is there in that form.
+        im: the imaginary part, of the same shape and dtype if both are tensors.
+        whole: (..., 2), both parts interleaved in memory, if the value exists in that form.
     """
 
     re: Part
@@ -92,7 +92,7 @@ def minus(x: Part, y: Part) -> Part:
 
 
 def times(x: Part, y: Part) -> Part:
-    """x · y; by 0, 1 and −1 nothing is multiplied."""
+    """x · y, without a multiplication by 0, 1 and −1."""
     for factor, other in ((x, y), (y, x)):
         if _is(factor, 0.0):
             return 0.0

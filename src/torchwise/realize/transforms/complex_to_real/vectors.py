@@ -1,12 +1,14 @@
 """When code for a CPU computes on whole vectors, although the parts of complex numbers lie interleaved in memory.
 
-Inductor leaves a loop to single numbers where many of its reads are not contiguous, as those of interleaved parts never
-are: filling a vector number by number costs more than it saves for a few products and sums. But functions (`exp`,
-`log`, an angle) take long, and several times as long for single numbers.
+Inductor leaves a loop to single numbers if many of its reads are not contiguous. Reads of interleaved parts never are.
+Filling a vector number by number costs more than it saves for a few products and sums. But functions (`exp`, `log`, an
+angle) take long, and several times as long for single numbers.
 
-Time on vectors over time on single numbers, 4096 x 64 complex numbers (torch 2.13, one Xeon core with vectors of 64
-bytes): exp 0.57, log 0.22, polar of a doubled angle 0.23, softplus of a real part 0.20, sin of a modulus 0.40; a
-product and a sum 1.13, one Gross-Pitaevskii step 1.8.
+Time on vectors over time on single numbers, for 4096 x 64 complex numbers on one Xeon core with vectors of 64 bytes
+(torch 2.13):
+
+* exp 0.57, log 0.22, polar of a doubled angle 0.23, softplus of a real part 0.20, sin of a modulus 0.40.
+* a product and a sum 1.13, one Gross-Pitaevskii step 1.8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules, one file a kind of operator; importing this package registers them all."""
+"""The rules, one file a kind of operator. Importing this package registers them all."""
 
 from torchwise.realize.transforms.complex_to_real.rules import (
     arithmetic,

@@ -1,4 +1,4 @@
-"""Sums, products, quotients, and what a complex number is made of."""
+"""Sums, products, quotients, and the conjugate, angle and modulus of a complex number."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def reciprocal(want: Want, z: Any) -> Pair:
 def quotient(want: Want, a: Pair, b: Pair) -> Pair:
     """a / b by Smith's method (Communications of the ACM 5, 435, 1962), as ATen and NumPy divide.
 
-    With b = c + i d and |c| ≥ |d|: r = d / c, s = c + d r, a / b = ((re a + im a · r) + i (im a − re a · r)) / s; and
-    the same with the roles of c and d exchanged otherwise. No square is formed, so nothing overflows that eager has
-    finite; a division by exact zero gives inf and nan by parts, as eager's scalar code does. Where b is real, both
-    parts are multiplied by 1 / b, which is infinite for a subnormal b alone.
+    With b = c + i d and |c| ≥ |d|: r = d / c, s = c + d r, a / b = ((re a + im a · r) + i (im a − re a · r)) / s.
+    Otherwise the roles of c and d are exchanged. No square is formed, so nothing overflows that is finite in eager. A
+    division by exact zero gives inf and nan by parts, as eager's scalar code does. If b is real, both parts are
+    multiplied by 1 / b, which is infinite only for a subnormal b.
     """
     if not isinstance(b.im, torch.Tensor) and b.im == 0.0:
         if all(isinstance(part, torch.Tensor) for part in (a.re, a.im, b.re)):
-            inverse = _over(1.0, b.re)  # one division for both: it is the dearest of the arithmetic on a GPU
+            inverse = _over(1.0, b.re)  # one division for both: it is the slowest of the arithmetic on a GPU
             return Pair(times(a.re, inverse), times(a.im, inverse))
         return Pair(_over(a.re, b.re), _over(a.im, b.re))
     b = Pair(*(p if isinstance(p, torch.Tensor) else want.full(p) for p in (b.re, b.im)))
@@ -101,7 +101,7 @@ def neg(_want: Want, z: Any) -> Pair:
 
 @rule(aten._conj, aten._conj_physical, aten.conj, aten.conj_physical)
 def conj(_want: Want, z: Any) -> Pair:
-    """The complex conjugate, with no bit that says so: it is computed."""
+    """The complex conjugate, computed, without PyTorch's conjugate bit."""
     return lift(z).conj()
 
 
@@ -123,7 +123,7 @@ def modulus(_want: Want, z: Pair) -> torch.Tensor:
 
 
 def squared_modulus(z: Pair) -> torch.Tensor:
-    """|z|² = re² + im²: for where the modulus is squared, which overflows where this does."""
+    """|z|² = re² + im²: for squares of the modulus, which overflow where this does."""
     squares = [part * part for part in (z.re, z.im) if isinstance(part, torch.Tensor)]
     return squares[0] if len(squares) == 1 else squares[0] + squares[1]
 

@@ -1,4 +1,4 @@
-"""What asks a complex number yes or no."""
+"""Questions of yes or no about complex numbers."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def nonzero(z: Any) -> torch.Tensor:
 
 @rule(aten.any, aten.all, aten.logical_not, aten.logical_and, aten.logical_or, aten.logical_xor)
 def logical(want: Want, *args: Any, **kwargs: Any) -> Any:
-    """The same of where each complex argument is not zero."""
+    """Apply the same operator to z ≠ 0 for each complex argument z."""
     return want.target(*(nonzero(arg) if isinstance(arg, Pair) else arg for arg in args), **kwargs)

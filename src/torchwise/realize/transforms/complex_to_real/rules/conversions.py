@@ -1,4 +1,4 @@
-"""Where complex numbers are made of real ones, and real ones of complex."""
+"""Conversions of real numbers into complex ones, and of complex ones into real ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def view_as_complex(_want: Want, whole: torch.Tensor) -> Pair:
 
 @rule(aten._to_copy, aten.to, prims.convert_element_type, computes=False)
 def converted(want: Want, z: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Another dtype or device; a real dtype takes the real part, and bool whether z ≠ 0."""
+    """Convert to another dtype or device. A real dtype takes the real part, and bool takes z ≠ 0."""
     if want.dtype is torch.bool:
         return nonzero(z).to(want.device)
     parts = lift(z)

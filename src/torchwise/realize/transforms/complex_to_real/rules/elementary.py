@@ -1,7 +1,7 @@
 """Exponentials, logarithms and roots.
 
-They follow eager within rounding where the result is finite. Where e^x overflows, or an operand is infinite, a part may
-be nan here where eager has inf, or inf where eager has nan.
+They follow eager within rounding if the result is finite. If e^x overflows, or an operand is infinite, a part may be
+nan here when eager has inf, or inf when eager has nan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @rule(aten.exp)
 def exp(_want: Want, z: Pair) -> Pair:
-    """e^x (cos y + i sin y); a number on the imaginary axis needs no e^x, one on the real axis no cosine."""
+    """e^x (cos y + i sin y). A number on the imaginary axis needs no e^x, and one on the real axis no cosine."""
     if not isinstance(z.im, torch.Tensor) and isinstance(z.re, torch.Tensor):
         return Pair(z.re.exp(), 0.0)
     if not isinstance(z.re, torch.Tensor) and isinstance(z.im, torch.Tensor):
@@ -46,7 +46,7 @@ def expm1(_want: Want, z: Pair) -> Pair:
 
 @rule(aten.log)
 def log(_want: Want, z: Pair) -> Pair:
-    """ln|z| + i arg z; near |z| = 1, ln|z| = log1p((m − 1)(m + 1) + n²) / 2, m the larger part and n the smaller."""
+    """ln|z| + i arg z. Near |z| = 1, ln|z| = log1p((m − 1)(m + 1) + n²) / 2, with larger part m and smaller part n."""
     x, y = z.tensors()
     size = torch.hypot(x, y)
     m, n = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
@@ -68,7 +68,7 @@ def log10(want: Want, z: Pair) -> Pair:
 
 @rule(aten.log1p)
 def log1p(want: Want, z: Pair) -> Pair:
-    """ln(1 + z); its real part near 0 is log1p(x (x + 2) + y²) / 2."""
+    """ln(1 + z). Its real part near 0 is log1p(x (x + 2) + y²) / 2."""
     x, y = z.tensors()
     far = log(want, Pair(1 + x, y))
     near = 0.5 * torch.log1p(x * (x + 2) + y * y)

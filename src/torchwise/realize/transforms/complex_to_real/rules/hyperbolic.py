@@ -28,7 +28,7 @@ def cosh(_want: Want, z: Pair) -> Pair:
 def tanh(_want: Want, z: Pair) -> Pair:
     """(tanh x (1 + t²) + i t / cosh² x) / (1 + t² tanh² x), t = tan y, which stays finite at every floating number.
 
-    Where cosh x overflows, its inverse is 0, and the quotient the limit ±1.
+    If cosh x overflows, its inverse is 0, and the quotient is the limit ±1.
     """
     x, y = z.tensors()
     t, a, b = y.tan(), x.tanh(), 1 / x.cosh()

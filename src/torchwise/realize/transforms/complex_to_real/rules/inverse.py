@@ -41,8 +41,8 @@ def acosh(want: Want, z: Pair) -> Pair:
 def atanh(_want: Want, z: Pair) -> Pair:
     """log1p(4|x| / ((1 − |x|)² + y²)) / 4 with the sign of x, + i atan2(2y, (1 − |x|)(1 + |x|) − y²) / 2.
 
-    Near ±1, where the square could vanish, the real part is ln(|1 + z| / |1 − z|) / 2; where squares would overflow,
-    all of it is x / |z|² ± iπ/2, from quotients.
+    Near ±1, where the square could vanish, the real part is ln(|1 + z| / |1 − z|) / 2. If squares would overflow, the
+    whole result is x / |z|² ± iπ/2, from quotients.
     """
     x, y = z.tensors()
     far = torch.maximum(x.abs(), y.abs()) > math.sqrt(torch.finfo(x.dtype).max) / 4

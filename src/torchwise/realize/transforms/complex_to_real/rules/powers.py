@@ -15,7 +15,7 @@ from torchwise.realize.transforms.complex_to_real.values import Pair, lift
 aten = torch.ops.aten
 
 MULTIPLIED = 16
-"""Whole exponents up to this are products; larger ones go through the logarithm."""
+"""Whole exponents up to this are products. Larger ones go through the logarithm."""
 
 
 @rule(aten.square)
@@ -26,7 +26,7 @@ def square(want: Want, z: Any) -> Pair:
 
 @rule(aten.pow)
 def power(want: Want, base: Any, exponent: Any) -> Pair:
-    """base^exponent = e^(exponent · ln base); small whole exponents and ±½ by products and roots, as in ATen."""
+    """base^exponent = e^(exponent · ln base). Small whole exponents and ±½ go by products and roots, as in ATen."""
     z = lift(base, want.real)
     if isinstance(exponent, Pair | torch.Tensor):
         return _general(want, z, lift(exponent, want.real))
@@ -57,7 +57,7 @@ def _general(want: Want, base: Pair, exponent: Pair) -> Pair:
     at_zero = (x == 0) & (y == 0)
     inside = Pair(torch.where(at_zero, 1.0, x), torch.where(at_zero, 0.0, y))
     re, im = exp(want, log(want, inside) * exponent).tensors()
-    # 0^w, as eager has it: 0 where Re w > 0, else e^(w · (−inf)), which is inf or nan, 0^0 included.
+    # 0^w, as in eager: 0 if Re w > 0, else e^(w · (−inf)), which is inf or nan, 0^0 included.
     zero_re = torch.where(u > 0, 0.0, torch.where(u < 0, math.inf, math.nan))
     zero_im = torch.where(u > 0, 0.0, math.nan)
     return Pair(torch.where(at_zero, zero_re, re), torch.where(at_zero, zero_im, im))

@@ -1,9 +1,9 @@
 """Products of matrices and vectors.
 
-A matrix times a vector is bound by reading the matrix: product and sum in one kernel read it once, interleaved as it
-lies. A product with a real matrix is two real ones. A product of two complex matrices stays what it is, between
-composing and splitting, for no number of real products is quicker (torch 2.13, complex64, two CPU cores, in ms, the
-best of many calls; "compiled" is `((a * b) @ c) * b` as a whole):
+A matrix times a vector is bound by reading the matrix. Product and sum in one kernel read it once, interleaved as it
+lies. A product with a real matrix is two real ones. A product of two complex matrices stays as it is, between composing
+and splitting, for no number of real products is quicker. Measured with torch 2.13, complex64, two CPU cores, in ms, the
+best of many calls. "compiled" is `((a * b) @ c) * b` as a whole:
 
     n                        64      128     256     512
     complex product         0.015   0.094   0.645   5.48     largest error at 512: 3.0e-5
@@ -12,8 +12,8 @@ best of many calls; "compiled" is `((a * b) @ c) * b` as a whole):
     compiled, complex       0.083   0.194   0.962   9.4
     compiled, four          0.112   0.245   0.980   8.2
 
-Three would gain a sixth at 512 alone, and cost half of the last digit; the real products also need their operands
-copied apart, where the complex one takes them as they lie.
+Three would gain a sixth at 512 alone, and cost half of the last digit. The real products also need their operands
+copied apart, and the complex one takes them as they lie.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def vdot(want: Want, a: Any, b: Any) -> Pair:
 
 @rule(aten.addmm, aten.baddbmm, aten.addmv)
 def addmm(want: Want, start: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
-    """Beta · start + alpha · A B; where beta is 0, start may hold nan."""
+    """Beta · start + alpha · A B. If beta is 0, start may hold nan."""
     product = {aten.addmm: mm, aten.baddbmm: bmm, aten.addmv: mv}[want.target.overloadpacket](want, a, b)
     return lift(start, want.real) * lift(beta) + product * lift(alpha)
 
@@ -80,7 +80,7 @@ def _product(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], a: P
 
 
 def _each(z: Pair, function: Callable[[torch.Tensor], torch.Tensor]) -> Pair:
-    """Apply a linear function to the parts; an exact zero stays one."""
+    """Apply a linear function to the parts. An exact zero stays one."""
 
     def applied(part: Part) -> Part:
         return function(part) if isinstance(part, torch.Tensor) else part

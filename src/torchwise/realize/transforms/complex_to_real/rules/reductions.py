@@ -1,4 +1,4 @@
-"""Sums are taken by parts, in `shapes`; here is what multiplies along a dimension, and norms."""
+"""Products along a dimension, and norms. Sums are taken by parts, in `shapes`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prod(want: Want, z: Any, dim: int | None = None, keepdim: bool = False, *, d
 
 @rule(aten.cumprod)
 def cumprod(want: Want, z: Any, dim: int, *, dtype: Any = None) -> Pair:  # noqa: ARG001 (want has it)
-    """Multiply each entry by that 1, 2, 4, ... places before it (Hillis and Steele, CACM 29, 1170, 1986)."""
+    """Multiply each entry by the one 1, 2, 4, ... places before it (Hillis and Steele, CACM 29, 1170, 1986)."""
     value = lift(z, want.real)
     re, _ = value.tensors()
     count, shift = re.shape[dim] if re.dim() else 1, 1
@@ -58,7 +58,7 @@ def _cat(a: Pair, b: Pair, dim: int) -> Pair:
 
 @rule(aten.linalg_vector_norm)
 def vector_norm(want: Want, z: Pair, *args: Any, **kwargs: Any) -> Any:
-    """The norm of the moduli; a complex `dtype` asks for the precision of its parts."""
+    """The norm of the moduli. A complex `dtype` means the precision of its parts."""
     if kwargs.get("dtype") in REAL:
         kwargs = {**kwargs, "dtype": REAL[kwargs["dtype"]]}
     return aten.linalg_vector_norm(modulus(want, z), *args, **kwargs)

@@ -46,14 +46,14 @@ VALUES: dict[str, tuple[str, ...]] = {
     "constant_pad_nd": ("self", "value"),
     "rev": ("a",),
 }
-"""Which arguments hold the numbers, where it is not `self` alone; others, such as a mask or an index, stay."""
+"""The arguments that hold the numbers, if not `self` alone. Others, such as a mask or an index, stay."""
 
 _RESHAPED: dict[str, Callable[..., Any]] = {"view": torch.reshape, "_unsafe_view": torch.reshape}
-"""Parts may lie in memory otherwise than the complex tensor did, so that a view of it is one of them only by chance."""
+"""Parts may have another layout than the complex tensor, so that a view of it is a view of them only by chance."""
 
 
 def by_parts(want: Want, *args: Any, **kwargs: Any) -> Any:
-    """f(z) = f(re) + i f(im), for every f that is linear in the numbers it is given."""
+    """f(z) = f(re) + i f(im), for every f that is linear in its numbers."""
     name = want.target.overloadpacket.__name__
     if want.target is aten.view.dtype:
         raise NotCoveredError("it reads memory as numbers of another kind")
@@ -77,7 +77,7 @@ def by_parts(want: Want, *args: Any, **kwargs: Any) -> Any:
 
 
 for _name in dict.fromkeys([*MOVES, *ADDS, *VALUES]):
-    if (_packet := getattr(aten, _name, None)) is not None:  # some came or went between versions of torch
+    if (_packet := getattr(aten, _name, None)) is not None:  # some operators came or went between versions of torch
         rule(_packet, computes=_name in ADDS)(by_parts)
 rule(prims.rev, computes=False)(by_parts)
 
@@ -99,7 +99,7 @@ def _lifted(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _parts(pairs: Any, originals: Any, part: Callable[[Pair], Part]) -> Any:
-    """Take one part of each: a number stays one where a number was, and is filled up where a tensor was."""
+    """Take one part of each. A number stays a number where one was given, and is filled up where a tensor was."""
     if isinstance(pairs, list):
         return [_parts(pair, original, part) for pair, original in zip(pairs, originals, strict=True)]
     value = part(pairs)
