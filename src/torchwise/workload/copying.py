@@ -45,9 +45,8 @@ def deep_copy(
     """Copy any object as `copy.deepcopy` does, and objects that `copy.deepcopy` refuses.
 
     Tensors of every layout are copied with their strides. The result of a graph becomes a value without one. Tensors
-    that
-    share memory share it in the copy. Random generators are copied with their state. Locks are made anew. Objects that
-    cannot be copied and hold no state, such as an open file or a thread, are shared.
+    that share memory share it in the copy. Random generators are copied with their state. Locks are made anew. Objects
+    that cannot be copied and hold no state, such as an open file or a thread, are shared.
 
     Args:
         thing: the object to copy.

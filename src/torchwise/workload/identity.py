@@ -5,8 +5,8 @@ The structure of a callable covers:
 - the source of each function and of each class, bases included, unless it is PyTorch's or Python's own. Code without
   source (typed at a prompt, or sent from `__main__`) counts by its bytecode, names and constants instead.
 - built-in functions, and PyTorch's own classes and functions, by their qualified name.
-- the objects that a function closes over, its defaults, the arguments that `functools.partial` binds, and the object
-  of a bound method.
+- the objects that a function closes over, its defaults, the arguments that `functools.partial` binds, and the object of
+  a bound method.
 - for a module: its printed form, the names, shapes and dtypes of parameters and buffers, which parts are in training
   mode, and the attributes of its parts that are plain values or functions.
 - for the callable itself: the static form that it declares.
@@ -18,8 +18,8 @@ weights of the mix, and the mode.
 
 Neither covers the values of weights or tensors, nor learning rates and other numbers of an optimizer. They leave out
 the name of the target and of the module that holds the code, the seed and the number of calls. The machine is left to
-`Environment`. Globals that a function reads, hooks, and the contents of lists and dicts do not count either. Source
-and bytecode of the same code differ. So a live model's structure is taken in its own process.
+`Environment`. Globals that a function reads, hooks, and the contents of lists and dicts do not count either. Source and
+bytecode of the same code differ. So a live model's structure is taken in its own process.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ class Overlap(tuple[tuple[int, int], ...]):
     """The positions of a call's tensors relative to each other in memory.
 
     It has an entry for each tensor, in order: the position of the first tensor that it overlaps with, and the distance
-    in
-    bytes at which it begins behind that one.
+    in bytes at which it begins behind that one.
     """
 
     __slots__ = ()

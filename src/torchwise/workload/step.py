@@ -63,19 +63,16 @@ class TrainStep:
 
     The first item of a batch goes to the model. It is a tensor, a tuple or list of positional arguments, or a dict of
     keyword arguments, a `transformers.BatchEncoding` included. The others go to the loss, behind the model's outputs.
-    By
-    itself a step runs as written. `tune`, `apply` and `optimize` take it as they take a model.
+    By itself a step runs as written. `tune`, `apply` and `optimize` take it as they take a model.
 
     A step clears gradients, runs forward and loss under autocast, then backward, and unscales and clips gradients. Then
     the optimizer and the scaler step, then the scheduler and the averaged weights. If gradients are not finite, the
-    scaler
-    skips the update, which changes no parameter. The scheduler steps all the same.
+    scaler skips the update, which changes no parameter. The scheduler steps all the same.
 
     Args:
         model: the model to train, in a distributed wrapper or not.
         loss: takes `(outputs, *targets)` and returns a scalar, the mean over the batch if that is cut into pieces. None
-            if
-            the model returns the loss itself, or an object that has it as `loss`.
+            if the model returns the loss itself, or an object that has it as `loss`.
         optimizer: any of `torch.optim`, or of the same interface.
         scheduler: one or several, stepped once after each step.
         scaler: for float16.
@@ -87,8 +84,7 @@ class TrainStep:
 
     Raises:
         WorkloadError: an argument is of the wrong kind, or the optimizer trains parameters that are in neither model
-            nor
-            loss. On a call: there is no loss, or the batch cannot be cut into equal pieces.
+            nor loss. On a call: there is no loss, or the batch cannot be cut into equal pieces.
     """
 
     _left_hooks = False

@@ -117,8 +117,7 @@ def lost_attributes(optimizer: Any) -> dict[str, Any]:
     """Return the attributes that an optimizer has in no copy, as its own way to be copied covers three alone.
 
     Attributes that `torch.optim` itself makes anew are left out. So are those that schedulers and plans wrap: they
-    belong
-    to the original.
+    belong to the original.
     """
     if not hasattr(optimizer, "__getstate__"):
         return {}

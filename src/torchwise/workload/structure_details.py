@@ -1,7 +1,7 @@
 """Describe a structure part by part, so that a message can name the differences of two models.
 
-A digest says that a model differs, but not how. So a decision keeps these details beside it: its classes and
-functions, the form of each weight, the mode and the plain attributes of each part. Code has a short digest of its own.
+A digest says that a model differs, but not how. So a decision keeps these details beside it: its classes and functions,
+the form of each weight, the mode and the plain attributes of each part. Code has a short digest of its own.
 """
 
 from __future__ import annotations

@@ -228,8 +228,7 @@ def held_by(leaf: Any) -> dict[Any, Any] | None:
     """Return a leaf's contents if it is walked here: a dataclass's fields, or the items of a kind of dict. Else None.
 
     It covers kinds of dict alone, as a copy whose items are set anew is like them. A copy of another mapping may share
-    the
-    object that holds the items. A mapping that also has its tensors as attributes would keep the old ones there.
+    the object that holds the items. A mapping that also has its tensors as attributes would keep the old ones there.
     """
     import torch
 
