@@ -1,7 +1,7 @@
-"""Two observations against a third: is the candidate no further from the reference than eager is?
+"""Compare two observations against a third: is the candidate no further from the reference than eager is?
 
-A candidate passes when each tensor's error is within a stated factor of eager's, plus a few roundings (`deviation`),
-where eager's error is that of rounding (`yardstick`).
+A candidate passes if each tensor's error is within a stated factor of eager's, plus a few roundings (`deviation`).
+Eager's error must be that of rounding (`yardstick`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def compare(
     epsilon: float | None,
     moved: Sensitivity,
 ) -> list[Check]:
-    """Hold a candidate's observation against the others.
+    """Compare a candidate's observation with the others.
 
     Args:
-        candidate: what is judged.
+        candidate: the observation to judge.
         native: eager as it is: decides structure, dtypes, shapes, strides and aliases.
         floor: eager at the candidate's precision: decides how large an error is normal.
-        reference: the model in float64; None where it cannot run, then `native` stands in for it.
-        epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
+        reference: the model in float64, or None if it cannot run. Then `native` replaces it.
+        epsilon: spacing at 1 of the precision that the candidate computes in, or None for each tensor's own dtype.
         moved: how far eager at the candidate's precision moves by rounding.
     """
     structure = check_structure(candidate, native)
@@ -49,8 +49,10 @@ def compare(
 
 
 def is_eagers_own(candidate: Observation, native: Observation) -> bool:
-    """Whether every value is eager's, bit by bit: where the model decides by rounding (how many boxes are above a
-    threshold), float64 may decide otherwise, and no other yardstick is left.
+    """Whether every value is eager's, bit by bit.
+
+    If the model decides by rounding (how many boxes are above a threshold), float64 may decide otherwise. Then no other
+    yardstick is left.
     """
     import torch
 
@@ -64,7 +66,7 @@ def is_eagers_own(candidate: Observation, native: Observation) -> bool:
 
 
 def check_structure(candidate: Observation, native: Observation) -> Check:
-    """Compare everything but values: paths, types, dtypes, shapes, strides, devices, and what shares memory."""
+    """Compare everything but values: paths, types, dtypes, shapes, strides, devices, and shared memory."""
 
     def failed(detail: str) -> Check:
         return Check("structure", Outcome.FAIL, detail)
@@ -92,7 +94,7 @@ def check_structure(candidate: Observation, native: Observation) -> Check:
 
 
 def _apart(ours: str, theirs: str) -> str:
-    """Return where two forms part: the outermost first, then each array and object among the outputs."""
+    """Return the first difference of two forms. Outer containers come first, then arrays and objects in the outputs."""
     pairs = itertools.zip_longest(ours.split("; "), theirs.split("; "), fillvalue="nothing")
     mine, eagers = next((one, other) for one, other in pairs if one != other)
     return f"{mine}, in eager {eagers}"
@@ -161,10 +163,10 @@ def _values(
             if found.outcome is Outcome.FAIL:
                 return check
             void = void or check
-        telling = found.usual.rms < BLIND, found.errors.rms  # where a tensor is rounding alone, its error says nothing
+        telling = found.usual.rms < BLIND, found.errors.rms  # the error of a tensor that is all rounding says nothing
         if worst is None or telling > (normal.rms < BLIND, worst.rms):
             worst, normal = found.errors, found.usual
-    # Said last: what can be compared may be wrong, which says more.
+    # Reported last: comparable values may be wrong, which says more.
     if void:
         return void
     if unseen:

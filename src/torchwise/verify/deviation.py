@@ -1,7 +1,7 @@
-"""How far one tensor is from another, and how far a candidate's may be: by eager's own error, and a few roundings.
+"""The distance of a tensor from another, and a candidate's allowed distance: by eager's own error, and a few roundings.
 
 Error is relative, in the root mean square over a tensor and in the worst element (scaled by the reference's own root
-mean square). Of whole numbers and booleans it is the share of elements that differ.
+mean square). For whole numbers and booleans it is the share of elements that differ.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     import torch
 
 RMS_FACTOR = 4.0
-"""Times eager's error that a candidate's error may be. PyTorch's own benchmarks use 2 to 3, and 10 for small tensors;
-reordering a sum legitimately moves its error by such factors, a wrong answer moves it by hundreds."""
+"""Maximum error of a candidate, as a multiple of eager's error.
+
+PyTorch's own benchmarks use 2 to 3, and 10 for small tensors. Reordering a sum legitimately moves its error by such
+factors. A wrong answer moves it by hundreds.
+"""
 WORST_FACTOR = 10.0
 ROUNDINGS = 32.0
 """Roundings of the candidate's dtype that are always granted: eager may hit the reference exactly, by luck."""
 ROUNDINGS_WITHOUT_REFERENCE = 1024.0
-"""The same where eager itself is the reference, whose own error is then unknown (1e-4 in float32, as PyTorch's own
-benchmarks tolerate)."""
+"""The same if eager itself is the reference, as its own error is then unknown (1e-4 in float32, as PyTorch's own
+benchmarks tolerate).
+"""
 MOST_GRANTED = 1e-3
 """Yet never more than this, or two roundings: 32 roundings of bfloat16 would be a quarter of the answer."""
 
@@ -38,7 +42,7 @@ class Errors:
 
 
 def granted_for(leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> float:
-    """Return the relative error that a tensor may have, whatever eager's is; `epsilon` as `compare` takes it."""
+    """Return the relative error that a tensor may have in any case. `epsilon` is as for `compare`."""
     import torch
 
     if epsilon is None:
@@ -58,7 +62,7 @@ def legible(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def problem_of(ours: torch.Tensor, errors: Errors, usual: Errors, granted: float) -> str | None:
-    """Say what is wrong with a tensor that has these errors where eager's has those, or return None."""
+    """Describe the problem of a tensor with these errors, compared with eager's errors, or return None."""
     if not is_rounded(ours):
         if errors.rms > most_flipped(usual):
             return f"differs in {errors.rms:.2%} of its elements, eager in {usual.rms:.2%}"
@@ -73,13 +77,13 @@ def problem_of(ours: torch.Tensor, errors: Errors, usual: Errors, granted: float
 def most_flipped(usual: Errors) -> float:
     """Return the share of whole numbers that may differ: a rounding may flip an argmax, as it does in eager.
 
-    Where eager errs often anything would pass at several times as often, so that what is left is halved instead.
+    If eager errs often, several times its share would let anything pass. So the rest is halved instead.
     """
     return min(RMS_FACTOR * usual.rms, (1 + usual.rms) / 2)
 
 
 def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> str | None:
-    """Say what is wrong with the infinities and NaN of a tensor, if anything is."""
+    """Describe the problem with the infinities and NaN of a tensor, if there is one."""
     if not is_rounded(ours):
         return None
     ours, floor, reference = map(legible, (ours, floor, reference))
@@ -92,7 +96,7 @@ def finiteness_problem(ours: torch.Tensor, floor: torch.Tensor, reference: torch
 
 
 def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return where the reference is not finite, and the candidate of another kind than it and eager: as in a mask."""
+    """Return a mask of elements, not finite in the reference, whose kind is neither the reference's nor eager's."""
     import torch
 
     def kind(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,14 +109,14 @@ def _other_infinity(ours: torch.Tensor, floor: torch.Tensor, reference: torch.Te
 
 
 def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None = None) -> Errors:
-    """Return the errors of `tensor` over the elements where both are finite.
+    """Return the errors of `tensor` over the elements that are finite in both.
 
-    Where the reference is zero throughout, errors are absolute.
+    If the reference is zero throughout, errors are absolute.
 
     Args:
-        tensor: what is judged.
-        reference: what it should be.
-        scale: to which errors are relative; None for the reference's root mean square.
+        tensor: the tensor to judge.
+        reference: the right values.
+        scale: the size that errors are relative to, or None for the reference's root mean square.
     """
     if not is_rounded(tensor):
         return Errors(float((tensor != reference.to(tensor.dtype)).sum()) / max(tensor.numel(), 1), 0.0)
@@ -124,7 +128,7 @@ def errors_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float | None
 
 
 def scale_of(reference: torch.Tensor) -> float:
-    """Return what errors are relative to: the root mean square over what is finite, or 1 where that is nothing."""
+    """Return the scale of errors: the root mean square over the finite elements, or 1 if that is zero."""
     from torchwise.verify.reference import widened
 
     finite = widened(reference)[legible(reference).isfinite()]
@@ -138,7 +142,7 @@ def median_error(tensor: torch.Tensor, reference: torch.Tensor, scale: float) ->
 
 
 def _off(tensor: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return absolute errors and exact values, where both are finite."""
+    """Return absolute errors and exact values of the elements that are finite in both."""
     from torchwise.verify.reference import widened
 
     both = legible(tensor).isfinite() & legible(reference).isfinite()

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def draws(workload: Workload, count: int) -> list[Example]:
-    """Return every example, then `count` further draws of each, as far as the model takes them.
+    """Return every example, then `count` further draws of each, as far as the model accepts them.
 
     A workload that can reseed draws its own. Otherwise the values of each floating tensor are shuffled, which keeps
-    their distribution and range; whole numbers and booleans stay, as they may be indices, lengths or masks. So do
-    tensors that are not strided, and those whose elements share memory otherwise than by being expanded.
+    their distribution and range. Whole numbers and booleans stay, as they may be indices, lengths or masks. So do
+    tensors that are not strided, and those whose elements share memory, unless they are merely expanded.
     """
     return [*workload.examples, *further(workload, range(1, count + 1))]
 
 
 def further(workload: Workload, seeds: Iterable[int]) -> Iterator[Example]:
-    """Yield a draw of each example for each seed; of shuffled ones those that the model, run plainly, does not refuse.
+    """Yield a draw of each example for each seed, without shuffled ones that the plain model refuses.
 
-    A model may check what it is given: that probabilities sum to 1, or that times rise.
+    A model may check its inputs: that probabilities sum to 1, or that times rise.
     """
     if workload.reseed is not None:
         yield from (example for seed in seeds for example in workload.reseed(1000 + seed))
@@ -37,7 +37,7 @@ def further(workload: Workload, seeds: Iterable[int]) -> Iterator[Example]:
 
 
 def _trial_of(workload: Workload) -> Callable[[Example], bool]:
-    """Return what says whether the model takes an example, and changes nothing by asking."""
+    """Return a function that tells whether the model accepts an example, without changing any state."""
     import torch
 
     step = workload.step.copy() if workload.step else None
@@ -61,7 +61,7 @@ def _trial_of(workload: Workload) -> Callable[[Example], bool]:
 
 
 def _shuffled(example: Example, seed: int) -> Example:
-    """Return a copy with shuffled values, in which tensors share what memory they share in the example."""
+    """Return a copy with shuffled values, in which tensors share the same memory as in the example."""
     drawn = example.clone()
     for tensor in {id(tensor): tensor for tensor in drawn.tensors()}.values():
         _shuffle(tensor.detach(), seed)

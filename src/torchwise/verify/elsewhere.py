@@ -1,11 +1,11 @@
-"""A third opinion: the model in float64 on the CPU, asked where a candidate's numbers fail on another device.
+"""A third opinion: the model in float64 on the CPU, for a candidate whose numbers fail on another device.
 
-Eager and its float64 reference run the same kernels of a device. Where one of those is wrong both are, in the same way,
-and a candidate that does without it looks wrong: the gradient of `avg_pool2d` on CUDA, for padded inputs whose channels
-lie innermost, is such a one (torch 2.11, https://github.com/pytorch/pytorch/issues/188344). Two float64s that differ
-show it: rounding does not.
+Eager and its float64 reference run the same kernels of a device. If one of those is wrong, both are, in the same way,
+and a candidate without that kernel looks wrong. An example is the gradient of `avg_pool2d` on CUDA, for padded inputs
+whose channels lie innermost (torch 2.11, https://github.com/pytorch/pytorch/issues/188344). Two float64s that differ
+show it: rounding does not explain that.
 
-The candidate fails all the same, for it does not do what the model does here. Who hears so should hear who is right.
+The candidate fails all the same, as it differs from the model on this device. But the report should say who is right.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ NOTHING = 1e-6
 
 
 def is_doubtful(check: Check, example: Example, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a check failed over numbers of a device other than the CPU, of a model that the host can hold.
+    """Whether a check failed over numbers of a device other than the CPU, for a model that the host can hold.
 
     Args:
         check: any check.
-        example: what the model was called with.
+        example: the inputs of the model.
         tensors: parameters and buffers.
     """
     if check.outcome is not Outcome.FAIL or check.name not in NUMBERS:
@@ -70,13 +70,13 @@ def doubted(
     here: Callable[[], Observation | None],
     elsewhere: Callable[[], Observation | None],
 ) -> Check:
-    """Return a failed check, with what the CPU says to it where that is against the device.
+    """Return a failed check, with the CPU's answer in its detail if that speaks against the device.
 
     Args:
         check: the check that failed.
-        ours: makes what the candidate makes of an example.
-        here: makes what float64 makes of it on the device; None where it cannot run.
-        elsewhere: makes what float64 makes of it on the CPU.
+        ours: observes the candidate on an example.
+        here: observes float64 on the device, or returns None if it cannot run.
+        elsewhere: observes float64 on the CPU.
     """
     try:
         start = time.perf_counter()
@@ -86,7 +86,7 @@ def doubted(
             return check
         exact = _numbers(elsewhere(), "cpu")
         mine = _numbers(ours())
-    except Exception:  # a model may insist on its device, or refuse float64, in any way; and memory may be full
+    except Exception:  # a model may insist on its device, or refuse float64, in any way, and memory may be full
         return check
     whole = max((float(leaf.abs().square().mean().sqrt()) for leaf in exact.values()), default=0.0)
     judged = [name for name in exact if float(exact[name].abs().square().mean().sqrt()) > NOTHING * whole]
@@ -120,7 +120,7 @@ def _numbers(seen: Observation | None, device: str | None = None) -> dict[str, t
 
 
 def _off(tensor: torch.Tensor | None, exact: torch.Tensor) -> float:
-    """Return the relative error, root mean square; infinite where it is of another form, or finite elsewhere."""
+    """Return the relative error (root mean square). It is infinite if the shape or the finite elements differ."""
     import torch
 
     if tensor is None or tensor.shape != exact.shape or not torch.equal(tensor.isfinite(), exact.isfinite()):

@@ -1,7 +1,7 @@
-"""First calls: what a plan answers while it compiles is served too, and need not be what it answers from then on.
+"""Check first calls: a plan's answers while it compiles are served too, and may differ from its later ones.
 
 Compiled complex `linalg.pinv` is such a case (torch 2.13, https://github.com/pytorch/pytorch/issues/198118): its first
-call runs where operators answer otherwise.
+call runs in a context that changes the answers of operators.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torchwise.verify.spot import differs
 
 
 class FirstAnswer:
-    """A call that keeps what it answered the first time, in the host's memory.
+    """A call that keeps its first answer, in the host's memory.
 
     Attributes:
-        seen: what that was; None before.
-        at: when that was.
+        seen: the observation of that answer, or None before it.
+        at: the time of that answer.
 
     Args:
-        call: what is called.
-        look: makes an observation of an answer; None for what it returned.
+        call: the call to make.
+        look: makes an observation of an answer, by default of its outputs alone.
     """
 
     def __init__(self, call: Callable[[], Any], look: Callable[[Any], Observation] | None = None) -> None:
@@ -45,18 +45,18 @@ class FirstAnswer:
 
 
 def very_first(answers: Sequence[FirstAnswer]) -> tuple[int, Observation] | None:
-    """Return which of these calls was made first of all, and what it answered; None where none was made."""
+    """Return the number and the answer of the earliest of these calls, or None if none was made."""
     made = [(answer.at, number, answer.seen) for number, answer in enumerate(answers) if answer.seen is not None]
     return min(made, key=lambda one: one[0])[1:] if made else None
 
 
 def check_first(first: Observation, later: Observation, error: float) -> Check:
-    """Hold the answer of a first call against that of a later one, which was found right.
+    """Compare the answer of a first call with that of a later one, which was found right.
 
     Args:
-        first: what the first call answered.
-        later: what a later one did, on the same inputs and from the same state.
-        error: its error.
+        first: the first call's answer.
+        later: a later call's answer, on the same inputs and from the same state.
+        error: the later answer's error.
     """
     known = dict(later.leaves)
     for name, leaf in first.leaves:

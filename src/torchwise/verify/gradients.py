@@ -1,9 +1,9 @@
-"""Gradients of single steps over several draws of the batch, against float64.
+"""Compare gradients of single steps over several draws of the batch with float64.
 
-A model that decides something (what is looked at closely, on which side of a kink an activation lies) decides otherwise
-once in a while after a rounding: a whole gradient is then off by far more than usual, eager's as often as a
+Some models make decisions: where to look closely, or on which side of a kink an activation lies. Once in a while a
+rounding changes such a decision. A whole gradient is then off by far more than usual, eager's as often as a
 candidate's, on other draws. So the draws are judged together: the typical error beside eager's typical one, and the
-worst beside eager's worst. More draws settle what a few leave open.
+worst beside eager's worst. More draws settle the cases that a few leave open.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ IDLE = (
 
 @dataclass(slots=True)
 class _Seen:
-    """One gradient on all draws: the error that is granted in any case, the candidate's errors, and eager's.
+    """One gradient on all draws: the error granted in any case, the candidate's errors, and eager's.
 
-    And why eager's tell nothing, on the draws where that was asked for: not once they have told something.
+    `void` has the reasons why eager's errors tell nothing, for the draws that were examined. It gets no more entries
+    once they have told something.
     """
 
     granted: float
@@ -45,7 +46,7 @@ class _Seen:
     void: list[str | None] = field(default_factory=list)
 
     def off(self, of: Callable[[Iterable[float]], float]) -> tuple[float, float] | None:
-        """Return the candidate's and eager's error, root mean square, where the candidate's is too large."""
+        """Return the candidate's and eager's error (root mean square) if the candidate's is too large."""
         ours, usual = (of(one.rms for one in side) for side in (self.ours, self.usual))
         return None if ours <= RMS_FACTOR * usual + self.granted else (ours, usual)
 
@@ -59,7 +60,7 @@ class _Seen:
 
     @property
     def why_void(self) -> str | None:
-        """Why eager's errors tell nothing, where that is so on every draw that was asked, and on most of all."""
+        """Why eager's errors tell nothing, if that holds on every draw examined, and on most of all draws."""
         return (
             self.void[0]
             if self.void and None not in self.void and 2 * len(self.void) > min(len(self.usual), 3)
@@ -76,7 +77,7 @@ class Gradients:
     """Gathers losses and gradients, draw by draw, and judges them.
 
     Args:
-        epsilon: spacing at 1 of the precision that the candidate computes in; None for each tensor's own dtype.
+        epsilon: spacing at 1 of the precision that the candidate computes in, or None for each tensor's own dtype.
     """
 
     def __init__(self, epsilon: float | None) -> None:
@@ -98,10 +99,10 @@ class Gradients:
         """Add a draw.
 
         Args:
-            ours: the candidate's.
+            ours: the candidate's observation.
             native: eager's: decides structure, dtypes and shapes.
             floor: eager's at the candidate's precision: decides how large an error is normal.
-            reference: in float64; None where there is none, then `native` stands in for it.
+            reference: in float64, or None if there is none. Then `native` replaces it.
             moved: how far rounding moves eager's at the candidate's precision.
         """
         structure = check_structure(ours, native)
@@ -133,7 +134,7 @@ class Gradients:
         seen.usual.append(usual)
 
     def checks(self) -> list[Check]:
-        """Judge all draws together; the last check is the one that fails, if any does."""
+        """Judge all draws together. The last check is the one that fails, if any does."""
         if self._problem:
             return [self._problem]
         values = self._values()
@@ -181,9 +182,9 @@ class Gradients:
 def _without_roundings(
     ours: Observation, floor: dict[str, Any], reference: dict[str, Any], names: set[str]
 ) -> Observation:
-    """Take eager's roundings for the candidate's where both are negligible beside the gradient as a whole.
+    """Replace the candidate's roundings by eager's if they are negligible beside the gradient as a whole.
 
-    How large the roundings of a sum are that should be zero is chance, and no fault of a candidate.
+    If a sum should be zero, the size of its roundings is chance, and no fault of a candidate.
     """
     import torch
 

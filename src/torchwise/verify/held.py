@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def check_held(call: Callable[..., Any], eager: Callable[..., Any], first: Example, second: Example) -> Check:
-    """Hold the outputs for `first` while `second` is answered twice; they must stay as they were.
+    """Hold the outputs for `first` while `second` is answered twice. They must stay as they were.
 
-    Where both inputs are alike, values would not tell, so memory shared between the answers counts too, unless eager's
+    If both inputs are alike, values would not tell. So memory shared between the answers counts too, unless eager's
     answers share theirs (a model may return a constant).
     """
 
     try:
         same, shares = _hold(call, first, second)
     except RuntimeError as error:  # PyTorch's CUDA-graph trees raise on the access itself
-        _hold(eager, first, second)  # which raises where it is no fault of the candidate's
+        _hold(eager, first, second)  # which raises if it is no fault of the candidate's
         return Check("held outputs", Outcome.FAIL, f"an output cannot be read after the next call: {error}"[:300])
     if same and not shares:
         return Check("held outputs", Outcome.PASS, "outputs stay as they are while later calls are made")
@@ -37,7 +37,7 @@ def check_held(call: Callable[..., Any], eager: Callable[..., Any], first: Examp
 
 
 def _hold(call: Callable[..., Any], first: Example, second: Example) -> tuple[bool, bool]:
-    """Return whether the outputs for `first` stay what they are while `second` is answered, and share its memory."""
+    """Return whether the outputs for `first` stay the same while `second` is answered, and share its memory."""
     held = _run(call, first)
     kept = [t.detach().clone() for t in held]
     later = [*_run(call, second), *_run(call, second)]

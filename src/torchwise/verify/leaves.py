@@ -1,8 +1,9 @@
-"""The leaves of an answer, down to what can be compared: NumPy's values and sparse or nested tensors as ordinary
-tensors, objects by what they hold.
+"""The leaves of an answer in a comparable form.
 
-An object is taken apart as `pickle` would: by what it says of itself (`__reduce_ex__`), which for a plain Python object
-are its attributes. What refuses that, such as a generator, a lock or an open file, stays whole: nobody can compare it.
+NumPy's values and sparse or nested tensors become ordinary tensors, and objects become their contents. An object is
+taken apart as `pickle` would: by its own description (`__reduce_ex__`), which covers a plain Python object's
+attributes. An object that refuses that, such as a generator, a lock or an open file, stays whole: nobody can compare
+it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 VALUES = (bool, int, float, complex, str, bytes, types.NoneType, enum.Enum)
 """Python's plain values, which `==` compares."""
 CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""Code, which is the same where it is the same object: no call changes it."""
+"""Code, which is equal only if it is the same object: no call changes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """What an answer comes down to.
+    """The leaves and the form of an answer.
 
     Attributes:
-        named: every leaf with its path; tensors are the answer's own, or share memory with its arrays.
-        form: the containers and the objects that they stand in.
+        named: every leaf with its path. Tensors are the answer's own, or share memory with its arrays.
+        form: the containers and the objects around them.
     """
 
     named: list[tuple[str, Any]] = field(default_factory=list)
@@ -52,8 +53,8 @@ def leaves_of(tree: Any, prefix: str = "", *, objects: bool = True) -> Leaves:
 
     Args:
         tree: an answer, or inputs.
-        prefix: of every path.
-        objects: whether objects are taken apart; arrays always are.
+        prefix: prefix of every path.
+        objects: whether to take objects apart. Arrays always are.
     """
     found = Leaves(form=[trees.form(tree)])
     _gather(tree, prefix, found, (), objects)
@@ -87,7 +88,7 @@ def is_unread(leaf: Any) -> bool:
 
 
 def unread_note(call: Callable[..., Any]) -> str:
-    """Say what is timed of a model that is written as a generator; return nothing of any other."""
+    """Say which part of a model is timed if it is written as a generator. Return "" for any other."""
     import torch
 
     code = call.forward if isinstance(call, torch.nn.Module) else call
@@ -121,7 +122,7 @@ def _kind(leaf: Any) -> str:
 
 
 def _array_parts(array: Any) -> list[tuple[str, Any]]:
-    """Return what an array or a scalar of NumPy holds."""
+    """Return the contents of a NumPy array or scalar."""
     import torch
 
     if isinstance(array, np.ma.MaskedArray):
@@ -138,9 +139,9 @@ def _array_parts(array: Any) -> list[tuple[str, Any]]:
 
 
 def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array in a form that PyTorch takes; itself where that can be."""
+    """Return an array in a form that PyTorch accepts, unchanged if possible."""
     kind, width = array.dtype.kind, array.dtype.itemsize
-    if kind == "u" and width > 1:  # PyTorch compares few of these; the dtype is told apart by name
+    if kind == "u" and width > 1:  # PyTorch compares few of these, and the name tells dtypes apart
         return array.view(np.int64) if width == 8 and array.dtype.isnative else array.astype(np.int64)
     if kind in "fc" and width > (8 if kind == "f" else 16):
         return array.astype(np.float64 if kind == "f" else np.complex128)
@@ -155,7 +156,7 @@ def _is_whole(array: np.ndarray[Any, Any]) -> bool:
 
 
 def _object_parts(leaf: Any) -> list[tuple[str, Any]] | None:
-    """Return what an object holds, by path; None where it does not say."""
+    """Return the contents of an object, by path, or None if it does not reveal them."""
     if isinstance(leaf, (set, frozenset)):
         return [("", sorted(leaf, key=repr))] if all(isinstance(item, VALUES) for item in leaf) else None
     if isinstance(leaf, (bytearray, memoryview)):
@@ -163,14 +164,14 @@ def _object_parts(leaf: Any) -> list[tuple[str, Any]] | None:
     try:
         told = leaf.__reduce_ex__(4)
         return [("", told)] if isinstance(told, str) else list(_told(*told[1:]))
-    except Exception:  # somebody's object may raise anything when it is asked: then nothing is known of it
+    except Exception:  # a custom object may raise anything here, and then nothing is known of it
         return None
 
 
 def _told(
     given: tuple[Any, ...], state: Any = None, items: Any = None, entries: Any = None, _setter: Any = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what `pickle` is told of an object: what it is made from, its attributes, and its items as a container."""
+    """Yield an object's description for `pickle`: constructor arguments, attributes, and items as a container."""
     yield from ((f"({place})", value) for place, value in enumerate(given) if not isinstance(value, type))
     slots: Any = None
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # attributes, and `__slots__`

@@ -22,16 +22,16 @@ Aliases = frozenset[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one call did.
+    """The observed effects of one call.
 
     Attributes:
         leaves: every output with its path, every input after the call, every buffer after the call, all other state
-            that the call changed, and in training every gradient; tensors are copies, arrays stand as tensors and
-            objects as what they hold.
+            that the call changed, and in training every gradient. Tensors are copies. Arrays appear as tensors, and
+            objects as their contents.
         aliases: pairs (output, input) of positions that share memory.
         shared: pairs of positions of outputs that share memory.
-        form: the containers that the outputs stand in, empty ones included, and which of them are arrays or objects.
-        calls: how many successive calls were made.
+        form: the containers around the outputs, empty ones included, and which of them are arrays or objects.
+        calls: number of successive calls made.
     """
 
     leaves: tuple[tuple[str, Any], ...]
@@ -52,17 +52,17 @@ def observe(
     calls: int = 1,
     may_end: bool = False,
 ) -> Observation:
-    """Run `call` on a copy of `example` from `seed`, then put the model's state back as it was.
+    """Run `call` on a copy of `example` from `seed`, then restore the model's state.
 
     Args:
-        call: what to run.
+        call: the callable to run.
         original: the model, whose state the call changes, and whose gradients it gives.
-        example: inputs; never written.
-        seed: of all of PyTorch's generators.
+        example: inputs, which are never written to.
+        seed: seed of all of PyTorch's generators.
         training: whether to run a backward pass too, from `torchwise.workload.loss.loss_of` the outputs.
         under: a context for the calls themselves.
         calls: successive calls to make, each of which goes on from the state that the one before it left.
-        may_end: whether the second and later ones may fail, as where a cache is full, which ends them.
+        may_end: whether the second and later ones may fail, for example when a cache is full, which ends them.
     """
     import torch
 
@@ -100,13 +100,13 @@ def _in_a_row(seen: list[Observation]) -> Observation:
 
 
 def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list[tuple[str, Any]]:
-    """Return what a call changed beside buffers and the tensors that it was given, and which outputs lie there.
+    """Return the state that a call changed beside buffers and input tensors, and the outputs in its memory.
 
     Args:
-        state: as it was before the call.
+        state: the state before the call.
         original: the model.
-        inputs: of the call, `(args, kwargs)`.
-        outputs: what it returned.
+        inputs: inputs of the call, `(args, kwargs)`.
+        outputs: the call's result.
     """
     import torch
 
@@ -122,7 +122,7 @@ def state_leaves(state: State, original: Any, inputs: Any, outputs: Any) -> list
 
 
 def observation_of(outputs: Any, inputs: Any, more: Sequence[tuple[str, Any]] = ()) -> Observation:
-    """Copy what a call returned, its inputs as they are after it, and more leaves by name."""
+    """Copy the outputs of a call, its inputs as they are after it, and more leaves by name."""
     returned, after = leaves_of(outputs, "output"), leaves_of(inputs, "input after the call ", objects=False)
     beside = [leaves_of(leaf, name, objects=False) for name, leaf in more]
     leaves = [*returned.named, *after.named, *(pair for found in beside for pair in found.named)]
@@ -148,7 +148,7 @@ def _gradients(outputs: Any, module: torch.nn.Module | None, inputs: Any) -> lis
 
 
 def _laid_out(gradient: Any, tensor: torch.Tensor) -> Any:
-    """Return a gradient in the strides that `.grad` has, which autograd gives it whatever those it was computed in."""
+    """Return a gradient in the strides of `.grad`, which autograd uses there even if it computed in others."""
     import torch
 
     if gradient is None or gradient.layout is not torch.strided or gradient.stride() == tensor.stride():

@@ -1,8 +1,8 @@
-"""How far rounding alone moves an answer: a program run again, with each of its roundings perturbed at random.
+"""Measure how far rounding alone moves an answer: run a program again, with each of its roundings perturbed at random.
 
-Monte Carlo arithmetic (Parker 1997): the result of every operator that rounds is moved by up to a rounding of the
-precision that it computes in. How far the answer moves shows the program's condition, whatever it is made of.
-Perturbing inputs alone would not do: rounding breaks what no other input does, such as the symmetry of a matrix.
+This is Monte Carlo arithmetic (Parker 1997). It moves the result of every operator that rounds by up to a rounding of
+the precision that it computes in. The answer's move shows the program's condition, for any kind of program. Perturbing
+inputs alone would not do: rounding breaks properties that no other input breaks, such as the symmetry of a matrix.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ EXACT = frozenset(_EXACT.split())
 PRODUCTS = ("mm", "mv", "dot", "conv", "attention", "linear", "lstm", "gru", "rnn")
 """Parts of the names of operators that add up products, which PyTorch may compute in a lower precision."""
 SUMS = ("sum", "mean", "norm", "var", "std", "loss", "dist", "prod", "trace")
-"""Parts of the names of operators that add up all of a tensor where they are given no dimensions."""
+"""Parts of the names of operators that add up all of a tensor if they receive no dimensions."""
 SUM_ROUNDINGS = 0.25
-"""Roundings that a sum of n terms is off by when they are added one by one, in units of the square root of n."""
+"""Error of a sum of n terms added one by one, in roundings, per square root of n."""
 MAX_CHANGE = 0.5
 """Relative change of a number beyond which nothing would be learnt from it."""
 SEED = 20_261_125
-"""Beside seeds that programs use: noise from the same numbers as the data would not be independent of it."""
+"""A seed apart from those that programs use: noise from the same numbers as the data would not be independent of it."""
 
 
 class Perturbed(TorchDispatchMode):
     """Moves the result of every operator that rounds by up to `roundings` of its precision, at random.
 
-    What sums or solves is moved further, the longer its sums are, and so are its inputs: where terms cancel, a rounding
-    is large beside what is left. Small whole numbers stay: they are exact for the most part, and become indices.
+    Operators that sum or solve are moved further, the longer their sums are, and so are their inputs: if terms cancel,
+    a rounding is large beside the remainder. Small whole numbers stay: they are exact for the most part, and become
+    indices.
 
     Args:
-        roundings: in units of the spacing of numbers at 1; 0 to run a program as it is, but under this mode.
-        seed: of the perturbation; the program's own random numbers stay what they are.
+        roundings: in units of the spacing of numbers at 1. 0 runs a program as it is, but under this mode.
+        seed: seed of the perturbation. The program's own random numbers stay the same.
     """
 
     def __init__(self, roundings: float, seed: int = 0) -> None:
@@ -59,7 +60,7 @@ class Perturbed(TorchDispatchMode):
         self._generators: dict[Any, torch.Generator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and move what it returns or writes."""
+        """Run an operator, and move the tensors that it returns or writes."""
         import torch
 
         kwargs = kwargs or {}
@@ -106,7 +107,7 @@ class Perturbed(TorchDispatchMode):
 
 
 def _name(func: Any) -> str:
-    """Return an operator's name without what marks its variants."""
+    """Return an operator's name without the marks of its variants."""
     name: str = func._schema.name.partition("::")[2]
     return name.strip("_")
 

@@ -27,17 +27,17 @@ WIDE_ARRAYS = {"f": "float64", "c": "complex128"}
 
 
 class Reference:
-    """A call in float64, observed as it answers where no dispatch mode is in the way.
+    """A call in float64, observed with the answers that it gives without a dispatch mode.
 
     Some operators answer otherwise under one (complex `linalg.pinv` and `linalg.lstsq`,
-    https://github.com/pytorch/pytorch/issues/198118). So the mode that draws eager's random numbers is left out where
-    nothing needs it. Where something does, there is no reference unless eager answers the same under a mode. A call
-    that is in float64 already, and draws, is its own reference: no other would draw the same.
+    https://github.com/pytorch/pytorch/issues/198118). So the mode that draws eager's random numbers is left out if
+    nothing needs it. If something does, there is no reference unless eager answers the same under a mode. A call that
+    is in float64 already, and draws, is its own reference: no other would draw the same.
 
     Args:
         call: a module or a function.
         training: whether to observe gradients too.
-        device: where it is to run; None for where it does.
+        device: the device to run on, or None for the call's own.
     """
 
     def __init__(self, call: Callable[..., Any], *, training: bool = False, device: str | None = None) -> None:
@@ -51,7 +51,7 @@ class Reference:
         self._is_void = False
 
     def on(self, example: Example, seed: int, calls: int = 1) -> Observation | None:
-        """Observe successive calls of the reference on an example, or return None where there is none."""
+        """Observe successive calls of the reference on an example, or return None if there is none."""
         wide = widen(example)
         if self._around is None:
             is_own = is_wide(example.tensors(), self._eager)
@@ -87,7 +87,7 @@ class Reference:
 def needed_around(
     run: Callable[[AbstractContextManager[None]], Any], *, is_wide: bool
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Run a reference once, and return what it has to run in: the least that it needs.
+    """Run a reference once, and return the context that it has to run in: the least that it needs.
 
     Args:
         run: runs it in a context.
@@ -124,14 +124,14 @@ def is_alike(plain: Observation, inside: Observation) -> bool:
 
 
 def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[..., Any]:
-    """Return a copy of a module in float64 / complex128; a function as it is, for its inputs decide its precision.
+    """Return a copy of a module in float64 / complex128, or a function as it is, as its inputs decide its precision.
 
     Args:
         call: a module or a function.
-        device: where the copy is to be; None for where the module is.
+        device: the device of the copy, or None for the module's own.
 
     Raises:
-        WorkloadError: it cannot be copied; the caller falls back to eager.
+        WorkloadError: it cannot be copied. The caller falls back to eager.
     """
     import torch
 
@@ -142,12 +142,12 @@ def float64_of(call: Callable[..., Any], device: str | None = None) -> Callable[
     )
     if device:
         reference.to(device)  # which a class may override
-    reference._apply(widened)  # likewise
+    reference._apply(widened)  # which a class may override, too
     return reference
 
 
 def widen(example: Example) -> Example:
-    """Return the example in float64 / complex128; integers and booleans stay."""
+    """Return the example in float64 / complex128. Integers and booleans stay."""
     wide: Example = example.clone(widened)
     return wide.map_tensors(lambda t: t, lambda array: array.astype(WIDE_ARRAYS.get(array.dtype.kind, array.dtype)))
 
@@ -163,10 +163,10 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def as_reference(noise: MatchedNoise | None = None) -> Iterator[None]:
-    """Run what is inside in float64 throughout, with random numbers drawn in float32 and then widened.
+    """Run the body in float64 throughout, with random numbers drawn in float32 and then widened.
 
     Args:
-        noise: the mode that draws; None for one of its own.
+        noise: the mode that draws, or None for a new one.
     """
     with in_float64(), noise or MatchedNoise():
         yield
@@ -174,7 +174,7 @@ def as_reference(noise: MatchedNoise | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Have PyTorch make tensors in float64 where nothing else is asked for."""
+    """Make float64 PyTorch's default dtype in the body."""
     import torch
 
     before = torch.get_default_dtype()
@@ -186,13 +186,13 @@ def in_float64() -> Iterator[None]:
 
 
 class MatchedNoise(TorchDispatchMode):
-    """Draws in float32 whatever is asked for in float64: then one seed gives eager and reference the same noise.
+    """Draws float64 random numbers in float32: then one seed gives eager and reference the same noise.
 
-    PyTorch's generators give other numbers for another dtype, so without this a stochastic model could be compared
-    with its reference in distribution only.
+    PyTorch's generators give other numbers for another dtype. Without this, a stochastic model could be compared with
+    its reference in distribution only.
 
-    What asks for a narrower dtype by name gets float64 too: `outputs.float()` before a loss, written for autocast,
-    would round the reference, or leave it in two dtypes that no backward pass takes.
+    Operators that request a narrower dtype by name get float64 too. Otherwise `outputs.float()` before a loss, written
+    for autocast, would round the reference, or leave it in two dtypes that no backward pass takes.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class MatchedNoise(TorchDispatchMode):
         """Whether anything was drawn otherwise, and whether anything asked for a narrower dtype."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Redirect the operators that draw; pass every other on."""
+        """Redirect the operators that draw, and pass every other on."""
         kwargs = kwargs or {}
         drawn = _drawn(func, args, kwargs)
         if drawn is not None:
@@ -214,7 +214,7 @@ class MatchedNoise(TorchDispatchMode):
 
 
 def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator that draws gives where it draws in float32; None where it is another."""
+    """Return the result of an operator that draws, drawn in float32, or None for any other operator."""
     import torch
 
     name = func._schema.name.removeprefix("aten::")
@@ -252,7 +252,7 @@ def _wide() -> dict[Any, torch.dtype]:
 
 
 def _drawn_in(asked: torch.dtype) -> torch.dtype:
-    """Return the dtype in which eager draws what the reference is asked for."""
+    """Return the dtype in which eager draws when the reference requests this one."""
     import torch
 
     return torch.float32 if asked is torch.float64 else asked

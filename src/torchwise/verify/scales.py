@@ -1,4 +1,4 @@
-"""How large each gradient is along the reference's: what rounding moves at random, and a wrong factor does not."""
+"""Compare the size of each gradient along the reference's: rounding moves it at random, and a wrong factor does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 SCALE = 2e-3
-"""Relative error of a gradient's scale that is granted, whatever the precision."""
+"""Relative error of a gradient's scale that is granted at any precision."""
 MOST_ROUNDING = 0.5
 """Relative error of eager's gradient at the candidate's precision from which there is no scale to compare."""
 TINY = 2.0**-24
@@ -21,13 +21,13 @@ TINY = 2.0**-24
 
 
 class Scales:
-    """How large each gradient is along the reference's: what rounding moves at random and a factor does not.
+    """The size of each gradient along the reference's: rounding moves it at random, and a wrong factor does not.
 
-    A rounding of a few numbers that everything passes through, as of a loss, moves all gradients of a step alike, and
-    moves them far: 15 % were seen under bfloat16. So the middle of all gradients is judged by how eager's varies from
-    step to step, and each gradient beside the middle, where the roundings of its elements average out, the better the
-    more there are; by how much worse than that eager's worst is, so much is granted the candidate's. Over several draws
-    the middle one counts. A gradient that is rounding for the most part, as where the true one is zero, has no scale.
+    Some numbers affect everything, such as a loss. A rounding of them moves all gradients of a step alike, and moves
+    them far: 15 % were seen under bfloat16. So the median of all gradients is judged by the variation of eager's from
+    step to step. Each gradient is then compared with the median. There the roundings of its elements average out, the
+    better the more there are. Eager's worst may exceed that noise, and the candidate's may then exceed it as far. Over
+    several draws the median one counts. A gradient that is mostly rounding, as when the true one is zero, has no scale.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def is_rounding(floor: Any, exact: Any) -> bool:
 
 
 def along(tensor: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return how large a tensor is along another: 1 where they agree."""
+    """Return the size of a tensor along another, which is 1 if they agree."""
     from torchwise.verify.reference import widened
 
     direction, value = widened(exact).flatten(), widened(tensor).flatten().to(exact.device)

@@ -1,7 +1,8 @@
-"""A spot check in a live program: one answer against the original's, with neither a reference nor a second look.
+"""A spot check in a live program: one answer against the original's, without a reference and without a repetition.
 
-The plan was proven before; this finds what a proof on examples cannot: other inputs, another state of the hardware, a
-fault that came with time. It must hardly ever cry wolf, as a plan is given up for it: what rounding can do passes.
+The plan was verified before. This finds problems that a verification on examples cannot: other inputs, another state of
+the hardware, a fault that came with time. False alarms must be very rare, as the plan is given up after one. So
+differences that rounding can explain pass.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from torchwise.verify.observe import Observation
 from torchwise.verify.yardstick import Sensitivity
 
 FLIPPED = 0.05
-"""Share of whole numbers and booleans that may differ: a rounding flips an argmax, or what lies next to a threshold."""
+"""Share of whole numbers and booleans that may differ: a rounding flips an argmax, or a comparison near a threshold."""
 MOST_INHERITED = 0.125
-"""Largest error in the proof that is taken for rounding unseen: from twice that, an answer of zeros would pass."""
+"""Maximum verified error that counts as rounding: from twice that, an answer of zeros would pass."""
 
 
 def mismatch(
     ours: Observation, theirs: Observation, proven_error: float, moved: Sensitivity | None = None
 ) -> str | None:
-    """Return what about an answer cannot be rounding, or None where it agrees.
+    """Return the difference of an answer that cannot be rounding, or None if it agrees.
 
     Args:
-        ours: what the plan did.
-        theirs: what the original did on the same inputs.
-        proven_error: the plan's largest relative error in its proof; the original's own is of that order, too.
-        moved: how far rounding moves the original on these inputs, which is asked where the two differ by much.
+        ours: the plan's answer.
+        theirs: the original's answer on the same inputs.
+        proven_error: the plan's largest relative error in its verification. The original's own is of that order, too.
+        moved: how far rounding moves the original on these inputs, which is measured only if the two differ by much.
     """
     structure = check_structure(ours, theirs)
     if structure.outcome is not Outcome.PASS:
@@ -50,7 +51,7 @@ def mismatch(
 
 
 def differs(ours: Any, theirs: Any, proven_error: float) -> str | None:
-    """Return what about one value, wherever it lies, cannot be rounding, or None where it agrees."""
+    """Return the difference of one value, on any device, that cannot be rounding, or None if it agrees."""
     if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor):
         is_other = type(ours) is not type(theirs) or (is_value(ours) and not isinstance(ours, float) and ours != theirs)
         return f"is {ours!r} in place of {theirs!r}"[:200] if is_other else None

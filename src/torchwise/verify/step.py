@@ -1,15 +1,15 @@
-"""All checks of a candidate for a training step, cheapest first; the first that does not pass ends them.
+"""Run all checks of a candidate for a training step, cheapest first. The first that does not pass ends them.
 
-1. Gradients of single steps against float64 (`gradients`), each tensor's error and its scale (`scales`): a gradient
-   that is 1 % too large lies within the rounding of a low precision, element by element, but rounding averages out
-   over a tensor, and a factor does not.
-2. What a few steps made of parameters, buffers and the optimizer's state, against float64.
+1. Gradients of single steps against float64 (`gradients`), each tensor's error and its scale (`scales`). A gradient
+   that is 1 % too large lies within the rounding of a low precision, element by element. But rounding averages out over
+   a tensor, and a factor does not.
+2. Parameters, buffers and the optimizer's state after a few steps, against float64.
 3. The loss of a step, held while later steps are taken.
 4. Curves of the loss over several seeds against eager's (`trajectory`).
-5. The weights that were trained, in the model run plainly.
+5. The trained weights, in the plain model.
 
-A step that draws random numbers is proven twice: with its dropout turned off for 1 and 2, and as it is by the
-distribution of its losses and gradients (`stochastic`), beside 3 and 4.
+A step that draws random numbers is verified twice. Checks 1 and 2 run with its dropout turned off. Beside 3 and 4, it
+is verified as it is by the distribution of its losses and gradients (`stochastic`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from torchwise.workload.step import TrainStep, sharded_parts, unwrapped
 from torchwise.workload.workload import Example, Workload
 
 MOST_DRAWS, PATIENCE = 12, 4.0
-"""Further draws of each example on which gradients are compared where the first do not settle it, and for how many
-times the budget: slow models get fewer."""
+"""Maximum number of further draws of each example to compare gradients on if the first do not settle it, and maximum
+time for them as a multiple of the budget: slow models get fewer.
+"""
 STEPS = 4
 """Steps after which all state is compared: enough for momenta to matter, too few for roundings to grow."""
 ORDERS = 4
 """Orders of the batches in which those steps are tried at most: one has to pass."""
 FURTHER = 2
-"""Times those steps after which parameters are compared once more, where the optimizer's state cannot be."""
+"""Multiple of those steps after which parameters are compared once more if the optimizer's state cannot be."""
 LEAST_STEPS, MOST_STEPS = 6, 40
 LEAST_SEEDS = 4
 LOOSE, LOOSE_REDUCED = 1e-3, 5e-2
@@ -56,16 +57,16 @@ LOOSE, LOOSE_REDUCED = 1e-3, 5e-2
 
 @dataclass(frozen=True, slots=True)
 class StepSubject:
-    """What is verified, with what it is held against.
+    """The candidate to verify, with everything it is compared with.
 
     Attributes:
         workload: its call is the step in the state that everything starts from, with the optimizer's state made.
-        candidate: what is judged.
+        candidate: the candidate to judge.
         make: makes such a candidate of another copy of the step.
-        floor: makes eager at the candidate's precision; None where that is the step as written.
-        precision: of the candidate.
+        floor: makes eager at the candidate's precision, or None if that is the step as written.
+        precision: the candidate's precision.
         stochastic: whether the step draws random numbers.
-        first: what the candidate's very first step made, and of which example; None where that is not known.
+        first: the number of the example and the observation of the candidate's very first step, or None if unknown.
     """
 
     workload: Workload
@@ -84,12 +85,12 @@ class StepSubject:
 
     @property
     def epsilon(self) -> float | None:
-        """Spacing at 1 of the numbers that the candidate computes in; None for each tensor's own dtype."""
+        """Spacing at 1 of the numbers that the candidate computes in, or None for each tensor's own dtype."""
         written = {"torch.bfloat16": "autocast_bf16", "torch.float16": "autocast_fp16"}.get(str(self.base.autocast))
         return EPSILON.get(self.precision if self.precision != "native" or written is None else written)
 
     def bounds(self, *, has_reference: bool) -> Bounds:
-        """Return what is granted the state that steps make."""
+        """Return the errors granted to the state after steps."""
         import torch
 
         wide = all(p.dtype in (torch.float64, torch.complex128) for p in self.base.trained())
@@ -103,13 +104,13 @@ def verify_step(
     noise_budget_s: float = 5.0,
     tell: Callable[[str], None] = lambda _stage: None,
 ) -> Verdict:
-    """Judge a candidate for a training step; the step itself is not changed by it.
+    """Judge a candidate for a training step, without changing the step itself.
 
     Args:
-        subject: what is judged, and against what.
+        subject: the candidate, and everything it is compared with.
         extra_draws: draws of the batch beyond the examples themselves, and seeds beyond the least.
         noise_budget_s: seconds for the loss curves, and as many for the distribution tests.
-        tell: hears of each check that is done; of the loss curves, where they went.
+        tell: receives a line for each finished check. For the loss curves, the line says where they went.
     """
     checks: list[Check] = []
     for check in _checks(subject, extra_draws, noise_budget_s):
@@ -144,7 +145,7 @@ def _arithmetic(
     more: Iterable[Example],
     budget_s: float,
 ) -> Iterator[Check]:
-    """Compare gradients and updates of a step that draws no random numbers; on `more` inputs where that is needed."""
+    """Compare gradients and updates of a step that draws no random numbers, on `more` inputs if needed."""
     native = _settled(Trainee(base), inputs)
     floor = _settled(Trainee(base, subject.floor), inputs) if subject.floor else native
     reference = ReferenceTrainee.of(base, inputs[0])
@@ -171,9 +172,10 @@ def _arithmetic(
 
 
 def _updates(sides: tuple[Trainee, ...], inputs: list[Example], rounding: Collection[str], bounds: Bounds) -> Check:
-    """Compare what some steps made, in several orders of the batches.
+    """Compare the state after some steps, in several orders of the batches.
 
-    Where a model decides otherwise after a rounding (see `gradients`), all that follows is another: one has to pass.
+    If a rounding changes a decision of the model (see `gradients`), everything after it differs. So one order has to
+    pass.
     """
     found: list[Check] = []
     for first in range(ORDERS):
@@ -206,7 +208,7 @@ def _leaves(trainee: Trainee, example: Example, seed: int) -> Mapping[str, Any]:
 
 
 def _moved(floor: Trainee, run: Callable[[], Mapping[str, Any]]) -> Sensitivity:
-    """Return how far rounding moves what a trainee makes; ranks would have to ask for that together."""
+    """Return how far rounding moves a trainee's results: unknown for several ranks, which would measure together."""
 
     def inside(context: AbstractContextManager[Any]) -> Mapping[str, Any]:
         with floor.inside(context):
@@ -222,9 +224,9 @@ def _is_shared(step: TrainStep) -> bool:
 def _asked_elsewhere(
     check: Check, base: TrainStep, ours: Trainee, reference: ReferenceTrainee | None, example: Example
 ) -> Check:
-    """Ask the step in float64 on the CPU who is right, where a check failed on another device.
+    """Run the step in float64 on the CPU to find out who is right, if a check failed on another device.
 
-    A kernel that is wrong is so on every draw of the batch. What ranks do together, one cannot do again by itself.
+    A wrong kernel is wrong on every draw of the batch. A collective operation of all ranks cannot be repeated by one.
     """
     if reference is None or _is_shared(base) or not is_doubtful(check, example, base.trained()):
         return check

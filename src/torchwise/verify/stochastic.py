@@ -1,9 +1,9 @@
-"""Models that draw random numbers: is the candidate's noise the same noise, and is it fresh on every call?
+"""Verify models that draw random numbers: is the candidate's noise the same noise, and is it fresh on every call?
 
-Outputs of many calls of eager and of the candidate on one input are reduced to a few scalars per call, and each scalar
-is compared by a two-sample Kolmogorov-Smirnov test. The scalars are standardised by a third, separate set of eager
-calls, so that under the null hypothesis the two compared sets are exchangeable and the false-alarm rate is what it
-says. Over all tests of one candidate together it is `FALSE_ALARM_RATE` (Bonferroni).
+Outputs of many calls of eager and of the candidate on one input are reduced to a few scalars per call. Each scalar is
+compared by a two-sample Kolmogorov-Smirnov test. A third, separate set of eager calls standardises the scalars. So
+under the null hypothesis the two compared sets are exchangeable, and the stated false-alarm rate holds. It is
+`FALSE_ALARM_RATE` over all tests of one candidate together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ FALSE_ALARM_RATE = 1e-3
 """Chance that a candidate whose noise is exactly eager's is rejected, over all tests of a verdict together."""
 LEAST_CALLS, MOST_CALLS = 40, 120
 MOST_ELEMENTS = 20_000
-"""Elements of an answer that are looked at, drawn once; more would cost time and tell little more."""
+"""Maximum number of elements of an answer that are examined, drawn once. More would cost time and tell little more."""
 PROJECTIONS = 8
 ELEMENTS = 8
 NEGLIGIBLE = 0.02
-"""At a lower precision than the model's own: relative change of a scalar's spread or place, in units of the noise,
-that is put down to rounding, however significant it is."""
+"""Relative change of a scalar's spread or place, in units of the noise, that counts as rounding.
+
+It applies at a lower precision than the model's own, however significant the change is.
+"""
 
 STILL, STILL_REDUCED = 1e-3, 5e-2
 """Relative error that an element which does not vary in eager may have, at the model's own and at a lower precision."""
 LEAST_STILL = 1e-2
 """Size of such elements beside their tensor's to which errors are relative at least."""
 FAINT = 1e-6
-"""Size of a tensor beside the largest of its answer up to which it is nothing but roundings, as is the gradient of a
-bias that a softmax or a normalisation takes away again: it need only stay small."""
+"""Maximum size of a tensor, beside the largest of its answer, that consists of roundings alone.
+
+The gradient of a bias that a softmax or a normalisation takes away again is such a tensor. It need only stay small.
+"""
 JITTER = 1e-3
 """Relative difference under one seed up to which rounding in another order explains it."""
 ROUNDINGS = 4
@@ -53,8 +57,8 @@ Samples = NDArray[np.float64]
 def is_stochastic(call: Callable[[], Any], original: Any = None) -> tuple[bool, bool]:
     """Return whether a call draws random numbers, and whether it differs under one seed too.
 
-    What differs under one seed by rounding alone (atomic additions on a GPU) and under another seed no more is not
-    random. What differs under one seed by more draws from a generator that is not PyTorch's.
+    Answers may differ under one seed by rounding alone (atomic additions on a GPU). If another seed adds no difference,
+    they are not random. If they differ by more under one seed, the call draws from a generator that is not PyTorch's.
     """
     import torch
 
@@ -78,7 +82,7 @@ def is_stochastic(call: Callable[[], Any], original: Any = None) -> tuple[bool, 
 
 
 def _apart(one: Samples, other: Samples) -> float:
-    """Return the relative root mean square of the difference over what is finite in both."""
+    """Return the relative root mean square of the difference over the elements that are finite in both."""
     if one.shape != other.shape:
         return float("inf")
     both = np.isfinite(one) & np.isfinite(other)
@@ -98,7 +102,7 @@ def check_noise(
     Args:
         candidate: one call on fixed inputs.
         eager: the same inputs, eager at the candidate's precision.
-        budget_s: seconds for all calls together; at least `LEAST_CALLS` are made of each.
+        budget_s: seconds for all calls together. At least `LEAST_CALLS` are made of each.
         exact_precision: whether the candidate computes in the model's own precision, so that nothing is negligible.
     """
     start = time.perf_counter()
@@ -133,7 +137,7 @@ def collect(call: Callable[[], Any], calls: int, seed: int) -> tuple[Samples, ND
 
 
 def _flat(outputs: Any) -> torch.Tensor:
-    """Return all numbers of an answer as one float64 vector; whole numbers too, for a model may sample tokens."""
+    """Return all numbers of an answer as one float64 vector. Whole numbers count too, as a model may sample tokens."""
     import torch
 
     parts = [t.flatten().double() for t in _parts(outputs)]
@@ -161,7 +165,7 @@ def judge(
 ) -> list[Check]:
     """Compare two matrices of outputs (calls, elements), standardised by a third.
 
-    What is small is told from what is nothing within each tensor: a loss and its gradients differ by many orders.
+    Small and negligible values are told apart within each tensor: a loss and its gradients differ by many orders.
 
     Returns:
         A check of the distribution and one of the independence of successive calls.
@@ -192,7 +196,7 @@ def judge(
 
 
 def _units(calibration: Samples, tensor_of: NDArray[np.intp]) -> Samples:
-    """Return for each element the root mean square of its tensor, or where that is faint, of the largest."""
+    """Return for each element the root mean square of its tensor, or of the largest one if that is faint."""
     squares = np.where(np.isfinite(calibration), calibration, 0.0) ** 2
     sizes = np.sqrt(_means(squares.mean(axis=0), tensor_of))
     many = sizes[np.bincount(tensor_of) > 1]  # a loss beside its gradients says nothing of their sizes
@@ -201,17 +205,17 @@ def _units(calibration: Samples, tensor_of: NDArray[np.intp]) -> Samples:
 
 
 def _means(values: Samples, tensor_of: NDArray[np.intp]) -> Samples:
-    """Return the mean over each tensor's elements; 0 where there are none."""
+    """Return the mean over each tensor's elements, or 0 for a tensor without elements."""
     return np.asarray(np.bincount(tensor_of, values) / np.maximum(np.bincount(tensor_of), 1))
 
 
 def _still_problem(
     candidate: Samples, eager: Samples, calibration: Samples, tensor_of: NDArray[np.intp], *, exact: bool
 ) -> str | None:
-    """Compare the elements that stood still in calibration: they must not vary, nor lie elsewhere, in the candidate.
+    """Compare the elements that were constant in calibration: the candidate must not vary or shift them.
 
-    What varies once in a while, as a gradient behind a ReLU and a dropout, may have stood still by chance. It is off on
-    few calls, and in the candidate on as many as in eager.
+    An element that varies once in a while, as a gradient behind a ReLU and a dropout, may have been constant by chance.
+    It is off on few calls, and in the candidate on as many as in eager.
     """
     expected = calibration.mean(axis=0)
     finite = np.isfinite(expected)
@@ -239,7 +243,7 @@ Scalar = Callable[[Samples], Samples]
 
 
 def _scalars(elements: int) -> list[tuple[str, Scalar]]:
-    """Return what each call is reduced to; where and how is fixed by a seed of its own."""
+    """Return the scalars that each call is reduced to. A seed of their own fixes projections and places."""
     rng = np.random.default_rng(20_240_607)
     signs = rng.choice((-1.0, 1.0), (PROJECTIONS, elements)) / np.sqrt(elements)
     places = rng.choice(elements, min(ELEMENTS, elements), replace=False)
@@ -266,7 +270,7 @@ def _of_tensors(tensor_of: NDArray[np.intp]) -> list[tuple[str, Scalar]]:
 
 
 def _successive(z: Samples) -> Samples:
-    """Return the mean product of calls 1 and 2, 3 and 4, …: near 1 where noise repeats, near 0 where it is fresh."""
+    """Return the mean product of calls 1 and 2, 3 and 4, …: near 1 if noise repeats, near 0 if it is fresh."""
     even = len(z) // 2 * 2
     return np.asarray((z[0:even:2] * z[1:even:2]).mean(axis=1))
 

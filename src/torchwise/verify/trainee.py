@@ -1,4 +1,4 @@
-"""A training step that is taken only to be looked at: from one state, again and again, as written or by a plan."""
+"""Run a training step only to observe it: from one state, again and again, as written or by a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_SKIPPED = 40
-"""Times that a scale may be halved: 2 to this power is beyond what scalers begin with."""
+"""Maximum number of times that a scale is halved: 2 to this power is beyond the first scale of any scaler."""
 QUIET = 1e-3
 """Relative size of an element of a gradient up to which its sign may be that of a rounding."""
 
@@ -27,19 +27,19 @@ Slot = tuple[int, str]
 """Which parameter's state, and under which key of it."""
 
 Maker = Callable[[TrainStep], Callable[..., Any]]
-"""Makes of a step, which it may change, what takes its steps by a plan."""
+"""Makes a function that takes a step by a plan. It may change the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What some steps made.
+    """The state after some steps.
 
     Attributes:
         state: how parameters moved, and all other state, by name.
-        of: for some of it the parameter that it belongs to.
-        quiet: for each parameter the elements whose gradients were nearly nothing at some step: an optimizer that
-            divides by their size makes of a rounding an update of either sign.
-        slots: for what the optimizer keeps, which parameter's it is, and under which key: `{name: (0, "exp_avg")}`.
+        of: the parameter that some of the state belongs to.
+        quiet: for each parameter the elements whose gradients were nearly zero at some step. An optimizer that divides
+            by their size turns a rounding into an update of either sign.
+        slots: the parameter and the key of each entry of the optimizer's state: `{name: (0, "exp_avg")}`.
     """
 
     state: dict[str, Any]
@@ -48,7 +48,7 @@ class After:
     slots: dict[str, Slot] = field(default_factory=dict)
 
     def forms(self) -> dict[Slot, str]:
-        """Return what each slot is but for the numbers in it: which tensors of which shape, and counts."""
+        """Return each slot without the numbers in it: the shapes of its tensors, and its counts."""
         found: dict[Slot, list[str]] = {}
         for name, slot in self.slots.items():
             found.setdefault(slot, []).append(f"{name} {_form(self.state[name])}")
@@ -67,8 +67,8 @@ class Trainee:
         call: takes its next step.
 
     Args:
-        base: copied, and never stepped; its optimizer has its state already.
-        make: by what plan; None as written.
+        base: the step to copy, which is never stepped. Its optimizer has its state already.
+        make: the plan's way to take steps, or None to take them as written.
     """
 
     def __init__(self, base: TrainStep, make: Maker | None = None) -> None:
@@ -79,7 +79,7 @@ class Trainee:
         self._start = {name: p.detach().clone() for name, p in self._named(averages=True)}
 
     def settle(self, examples: Sequence[Example]) -> None:
-        """Let the scaler, where there is one, find a scale at which all gradients are finite, and start from that.
+        """Let the scaler, if there is one, find a scale at which all gradients are finite, and start from that.
 
         A scaler begins far too high, and skips the first steps of a training: that is no fault of a candidate.
         """
@@ -97,7 +97,7 @@ class Trainee:
         self._restore = self.step.snapshot()
 
     def _scales(self, examples: Sequence[Example], scale: float) -> Iterator[float]:
-        """Yield what becomes of a scale in a step on each example."""
+        """Yield the new scale after a step on each example."""
         scaler = self.step.scaler
         assert scaler is not None
         for example in examples:
@@ -107,7 +107,7 @@ class Trainee:
             yield scaler.get_scale()
 
     def restart(self, seed: int | None) -> None:
-        """Go back to the state of the base, without gradients; seed all generators, unless None."""
+        """Go back to the state of the base, without gradients. Seed all generators, unless the seed is None."""
         import torch
 
         self._restore()
@@ -117,7 +117,7 @@ class Trainee:
             torch.manual_seed(seed)
 
     def take(self, example: Example) -> torch.Tensor:
-        """Take one step; return its loss."""
+        """Take one step. Return its loss."""
         import torch
 
         batch = example.clone()
@@ -134,7 +134,7 @@ class Trainee:
             return self.step.loss_of(*batch.args).detach()
 
     def gradients(self, example: Example, seed: int) -> Observation:
-        """Take one step from the base; return its loss and the gradients that it left."""
+        """Take one step from the base. Return its loss and the gradients that it left."""
         self.restart(seed)
         return self.made(self.take(example))
 
@@ -145,15 +145,16 @@ class Trainee:
         return Observation((("loss", loss.detach().clone()), *found), frozenset())
 
     def answer(self, example: Example) -> list[Any]:
-        """Take one step from the base, with whatever random numbers are next; return its loss and gradients."""
+        """Take one step from the base, with the generators as they are. Return its loss and gradients."""
         self.restart(None)
         loss = self.take(example)
         return [loss.detach().clone(), *(_dense(p.grad) for _, p in self._named() if p.grad is not None)]
 
     def after(self, examples: Sequence[Example], seed: int) -> After:
-        """Take one step on each example from the base; return how parameters moved, and all other state.
+        """Take one step on each example from the base. Return how parameters moved, and all other state.
 
-        Where there are schedulers, the learning rate is halved before the last: one that a plan holds fast shows so.
+        If there are schedulers, the learning rate is halved before the last step: a plan that holds it constant shows
+        so.
         """
         self.restart(seed)
         trained = {id(p): number for number, p in enumerate(self.step.trained())}
@@ -197,7 +198,7 @@ class Trainee:
                 group["lr"] *= 0.5
 
     def losses(self, examples: Sequence[Example], seed: int) -> list[float]:
-        """Take one step on each example from the base; return the losses, looked at when all are taken."""
+        """Take one step on each example from the base. Return the losses, read after the last step."""
         self.restart(seed)
         kept = [self.take(example) for example in examples]
         return [float(loss) for loss in kept]
@@ -227,11 +228,11 @@ class ReferenceTrainee(Trainee):
     """The step in float64, without autocast and scaler, drawing the random numbers that eager draws on its device.
 
     Args:
-        base: copied.
-        device: where it is taken; None for where it is.
+        base: the step to copy.
+        device: the device to run on, or None for its own.
 
     Raises:
-        Exception: whatever the copy raises; there is no reference then.
+        Exception: any error of the copy. There is no reference then.
     """
 
     def __init__(self, base: TrainStep, device: str | None = None) -> None:
@@ -240,15 +241,15 @@ class ReferenceTrainee(Trainee):
 
     @classmethod
     def of(cls, base: TrainStep, example: Example, device: str | None = None) -> ReferenceTrainee | None:
-        """Return the step in float64, in no mode that it can do without (see `verify.reference.Reference`).
+        """Return the step in float64, without a mode that it can do without (see `verify.reference.Reference`).
 
         Args:
-            base: copied.
-            example: on which it is tried.
-            device: where it is taken; None for where it is.
+            base: the step to copy.
+            example: the example to try it on.
+            device: the device to run on, or None for its own.
 
         Returns:
-            None where it cannot be taken, or needs a mode in which eager answers otherwise.
+            The step, or None if it cannot be taken, or needs a mode in which eager answers otherwise.
         """
         try:
             found = cls(base, device)
@@ -257,12 +258,12 @@ class ReferenceTrainee(Trainee):
             found.gradients(example, seed=0)
             if found._needed is as_reference and not (device or _is_alike_under_a_mode(Trainee(base), example)):
                 return None
-        except Exception:  # a model may refuse float64 in any way; the most precise eager stands in
+        except Exception:  # a model may refuse float64 in any way, and the most precise eager replaces it
             return None
         return found
 
     def take(self, example: Example) -> torch.Tensor:
-        """Take one step in float64; return its loss."""
+        """Take one step in float64. Return its loss."""
         return super().take(widen(example))
 
     def _around(self) -> AbstractContextManager[Any]:
@@ -280,7 +281,7 @@ def _is_alike_under_a_mode(eager: Trainee, example: Example) -> bool:
 
 
 def _float64_of(base: TrainStep, device: str | None) -> TrainStep:
-    """Return a copy in float64; counts of steps stay, as optimizers want them."""
+    """Return a copy in float64. Counts of steps stay, as optimizers want them."""
     step = base.copy().to(device) if device else base.copy()
     step.autocast = step.scaler = None
     for module in step.modules().values():
@@ -335,6 +336,6 @@ def _copied(value: Any) -> Any:
 
 
 def _is_quiet(gradient: torch.Tensor) -> torch.Tensor:
-    """Return where a gradient is so small beside the others of its tensor that roundings decide, zeros left out."""
+    """Return a mask of elements so small beside the others of their tensor that roundings decide, without zeros."""
     dense = widened(_dense(gradient)).abs()
     return (dense > 0) & (dense <= QUIET * dense.square().mean().sqrt())

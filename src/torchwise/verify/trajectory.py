@@ -1,11 +1,11 @@
-"""Whether two ways to train make the same progress: a test on the curves of their losses.
+"""Test whether two ways to train make the same progress, on the curves of their losses.
 
 From one state, each of several seeds gives an order of the batches and random numbers, and both train so. For each seed
 the mean loss over the second half of the steps is compared, relative to eager's: d. Two ways that differ by rounding
-alone differ in d by noise around 0, of a size that nobody knows beforehand, as training amplifies roundings. So d is
-held against its own spread over the seeds: the candidate fails where the mean of d is beyond the margin even at the
-near end of its confidence interval (Student's t). One whose d is truly within the margin fails so with a chance of at
-most `FALSE_ALARM_RATE`; where the seeds' curves are all the same, the mean itself decides.
+alone differ in d by noise around 0. Its size is unknown beforehand, as training amplifies roundings. So d is compared
+with its own spread over the seeds. The candidate fails if the mean of d is beyond the margin even at the near end of
+its confidence interval (Student's t). A candidate whose d is truly within the margin fails with a chance of at most
+`FALSE_ALARM_RATE`. If the seeds' curves are all the same, the mean itself decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy import stats
 from torchwise.records import Check, Outcome
 
 TRAJECTORIES = "trajectories"
-"""The name of the check; its detail ends with where the loss went."""
+"""The name of the check. Its detail ends with the start and the end of the loss."""
 FALSE_ALARM_RATE = 1e-3
 MARGIN, MARGIN_REDUCED = 0.01, 0.02
 """Relative difference of the mean loss that is granted, at the model's own and at a lower precision."""

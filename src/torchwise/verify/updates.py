@@ -1,9 +1,9 @@
-"""What a few steps made of all state: how parameters moved, buffers, and what the optimizer keeps.
+"""Compare all state after a few steps: how parameters moved, buffers, and the optimizer's state.
 
-What an optimizer keeps may depend on rounding in more than its numbers: L-BFGS leaves out directions that are too
-short, and a line search takes as many evaluations as it takes. Whether that is so is asked of eager, whose roundings
-are perturbed (`yardstick`). Where it is, the state of that parameter is no answer, and is held to its effect: on the
-parameters, also after further steps, and on the losses (`trajectory`).
+An optimizer's state may depend on rounding in more than its numbers. L-BFGS leaves out directions that are too short,
+and a line search takes a varying number of evaluations. Eager with perturbed roundings shows whether that is so
+(`yardstick`). If it is, the state of that parameter is not compared. Its effect is: on the parameters, also after
+further steps, and on the losses (`trajectory`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 GRANTED, GRANTED_IN_FLOAT64 = 1e-3, 1e-10
-"""Relative error of state that is granted, and where everything is in float64, without anything more precise."""
+"""Relative error granted to state, and the one granted if everything is in float64, without anything more precise."""
 ASTRAY = 0.5
 """Relative error of an update's size along the reference's that no rounding explains: one that is left out has 1."""
 
 
 def bounds_of(*, is_own: bool, in_float64: bool) -> Bounds:
-    """Return what is granted.
+    """Return the granted errors.
 
     Args:
         is_own: whether eager is its own reference.
@@ -41,7 +41,7 @@ def bounds_of(*, is_own: bool, in_float64: bool) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What some steps made.
+    """The state after some steps, on each side.
 
     Attributes:
         ours: the candidate's.
@@ -54,7 +54,7 @@ class Sides:
     reference: After
 
     def without_slots(self) -> Sides:
-        """Return what can be compared where the optimizer's state cannot."""
+        """Return the state that can be compared if the optimizer's state cannot."""
         return Sides(*(_without_slots(side) for side in (self.ours, self.floor, self.reference)))
 
 
@@ -65,18 +65,18 @@ def compare_updates(
     bounds: Bounds | None = None,
     moved: Sensitivity | None = None,
 ) -> tuple[Check, bool]:
-    """Compare what some steps made of all state.
+    """Compare all state after some steps.
 
     Args:
-        sides: what they made.
-        steps: how many there were.
-        rounding: parameters whose gradients are nothing but roundings: where those are much of an update in eager too,
-            it need only be finite.
-        bounds: what is granted.
-        moved: how far rounding moves what eager makes.
+        sides: the state on each side.
+        steps: the number of steps.
+        rounding: parameters whose gradients consist of roundings alone. If those are much of an update in eager too, it
+            need only be finite.
+        bounds: the granted errors.
+        moved: how far rounding moves eager's state.
 
     Returns:
-        What was found, and whether state was left out whose form is decided by rounding.
+        The check, and whether state was left out whose form is decided by rounding.
     """
     comparison = _Comparison(
         sides, steps, rounding, bounds or bounds_of(is_own=False, in_float64=False), moved or Sensitivity()
@@ -115,7 +115,7 @@ class _Comparison:
         return Check("state", Outcome.PASS, detail, self._worst, self._usual)
 
     def _decided_by_rounding(self) -> set[tuple[int, str]]:
-        """Return the slots whose form is not the same everywhere, where rounding alone explains that."""
+        """Return the slots whose form differs between sides, if rounding alone explains that."""
         ours, floor, reference = (side.forms() for side in (self._sides.ours, self._sides.floor, self._sides.reference))
         return {
             slot
@@ -128,7 +128,7 @@ class _Comparison:
         return name in side.slots and side.slots[name][0] in self.undecided
 
     def _judged(self, name: str, exact: Any) -> Check | None:
-        """Return what speaks against a leaf, or None."""
+        """Return a check that speaks against a leaf, or None."""
         import torch
 
         value, eagers = self._sides.ours.state[name], self._sides.floor.state.get(name)
@@ -184,7 +184,7 @@ def _without_slots(side: After) -> After:
 
 
 def _along(update: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return how large an update is along the reference's; 1 where that is nothing."""
+    """Return the size of an update along the reference's, or 1 if that is zero."""
     from torchwise.verify.scales import along
 
     return along(update, exact) if bool(exact.any()) else 1.0
@@ -199,9 +199,9 @@ def _equal(value: Any, exact: Any) -> bool:
 
 
 def _off(tensor: Any, exact: torch.Tensor, quiet: torch.Tensor | None) -> float:
-    """Return the relative error, root mean square, over the elements that are not quiet.
+    """Return the relative error (root mean square) over the elements that are not quiet.
 
-    NaN where it is finite elsewhere than the reference: a mask of infinities must be the same one.
+    It is NaN if other elements are finite than in the reference: a mask of infinities must be the same one.
     """
     import torch
 

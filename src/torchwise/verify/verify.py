@@ -1,4 +1,4 @@
-"""All checks of one candidate, cheapest first; the first that fails ends them."""
+"""Run all checks of one candidate, cheapest first. The first that fails ends them."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ if TYPE_CHECKING:
     import torch
 
 EPSILON = {"tf32": 2.0**-10, "bf16": 2.0**-7, "autocast_bf16": 2.0**-7, "autocast_fp16": 2.0**-10}
-"""Spacing at 1 of the numbers that a precision computes in; native computes in each tensor's own dtype."""
+"""Spacing at 1 of the numbers that a precision computes in. "native" computes in each tensor's own dtype."""
 MATCHED = 1e-2
 """Error of eager against the reference above which a stochastic model's noise was evidently not matched."""
 
 
 SUCCESSIVE = 4
-"""Calls in a row of a model that keeps state: only those that go on from a plan's own state prove that it is right."""
+"""Successive calls of a model that keeps state: only those that go on from a plan's own state verify that it is right.
+"""
 MAX_WINDOW = 64
 """Items of a deque of bounded length for which there are more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is verified, with what it is held against.
+    """The candidate to verify, with everything it is compared with.
 
     Attributes:
         workload: the model as it is, and its examples.
-        candidate: what is judged.
-        floor: eager at the candidate's precision; the model itself at native precision.
-        precision: of the candidate.
+        candidate: the candidate to judge.
+        floor: eager at the candidate's precision, or the model itself at native precision.
+        precision: the candidate's precision.
         reproducible: for a stochastic model, the candidate drawing eager's own random numbers, or None.
         stochastic: whether the model draws random numbers.
         training: whether gradients are compared too.
         stateful: whether a call changes the state that the next one starts from.
-        first: of each example, what the candidate answered when it was called first; empty where it was not.
+        first: the candidate's first answer to each example, or empty if there was none.
     """
 
     workload: Workload
@@ -66,19 +67,19 @@ class Subject:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The model, where it is a module."""
+        """The model, if it is a module."""
         return self.workload.module
 
     def reference(self, device: str | None = None) -> Reference:
-        """Return the model in float64, on another device where one is given."""
+        """Return the model in float64, on another device if one is given."""
         return Reference(self.workload.call, training=self.training, device=device)
 
 
 def verify(subject: Subject, *, extra_draws: int = 2, noise_budget_s: float = 5.0) -> Verdict:
-    """Judge a candidate; nothing of the model is changed by it.
+    """Judge a candidate, without changing the model.
 
     Args:
-        subject: what is judged, and against what.
+        subject: the candidate, and everything it is compared with.
         extra_draws: draws of the inputs beyond the examples themselves.
         noise_budget_s: seconds for the calls that the distribution tests need.
     """
@@ -125,14 +126,14 @@ def _deterministic(subject: Subject, candidate: Callable[..., Any], inputs: list
 
 
 def _inside(subject: Subject, example: Example, seed: int, calls: int, under: AbstractContextManager[Any]) -> Any:
-    """Return what eager makes of an example in a context, by name."""
+    """Return eager's leaves for an example in a context, by name."""
     return dict(_observed(subject, subject.floor, example, seed, calls, under).leaves)
 
 
 def _asked_elsewhere(subject: Subject, check: Check, reference: Reference, example: Example, seed: int) -> Check:
-    """Ask the model in float64 on the CPU who is right, where a check failed on another device.
+    """Run the model in float64 on the CPU to find out who is right, if a check failed on another device.
 
-    Random numbers are others there, and functions may keep tensors from one call to the next.
+    Random numbers differ there, and functions may keep tensors from one call to the next.
     """
     module = subject.module
     if subject.stochastic or module is None or not is_doubtful(check, example, _tensors_of(module)):
@@ -153,7 +154,7 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _noisy(subject: Subject, inputs: list[Example], budget_s: float) -> Iterator[Check]:
-    """Judge the arithmetic under eager's own random numbers where that can be, then the candidate's own noise."""
+    """Judge the arithmetic under eager's own random numbers if possible, then the candidate's own noise."""
     if subject.reproducible is not None and _noise_is_matched(subject, inputs[0]):
         yield from _reproduced(subject, subject.reproducible, inputs)
     for number, example in enumerate(subject.workload.examples):
@@ -186,10 +187,10 @@ def _once(subject: Subject, call: Callable[..., Any], example: Example) -> Calla
 
 
 def _reproduced(subject: Subject, candidate: Callable[..., Any], inputs: list[Example]) -> Iterator[Check]:
-    """Judge the arithmetic; where the candidate evidently draws other numbers than eager, leave it to the distribution.
+    """Judge the arithmetic. If the candidate evidently draws other numbers than eager, leave it to the distribution.
 
-    On CUDA eager's dropout is one fused kernel that takes its numbers in another order than what Inductor falls back
-    to, so an error of the size of the noise says nothing. Errors between rounding and `MATCHED` are the candidate's.
+    On CUDA, eager's dropout is one fused kernel. It takes its numbers in another order than Inductor's fallback, so an
+    error of the size of the noise says nothing. Errors between rounding and `MATCHED` are the candidate's.
     """
     for check in _deterministic(subject, candidate, inputs):
         if check.outcome is Outcome.FAIL and check.error is not None and check.error > MATCHED:
@@ -210,19 +211,19 @@ def _noise_is_matched(subject: Subject, example: Example) -> bool:
 
 
 def _run(subject: Subject, call: Callable[..., Any], example: Example, seed: int) -> Observation | None:
-    """Observe a call, or several in a row where they keep state; return None where the first raises."""
+    """Observe a call, or several successive ones of a model that keeps state. Return None if the first raises."""
     original = subject.workload.call
     try:
         calls = _calls_in_a_row(original, example) if subject.stateful else 1
         return observe(call, original, example, seed=seed, training=subject.training, calls=calls, may_end=True)
-    except Exception:  # eager may raise anything on a made-up draw or at another precision; the caller says which
+    except Exception:  # eager may raise anything on a made-up draw or at another precision, and the caller says which
         return None
 
 
 def _calls_in_a_row(call: Callable[..., Any], example: Example) -> int:
-    """Return how many calls drop what the first one kept from a deque of bounded length.
+    """Return the number of calls that drop the first call's item from a deque of bounded length.
 
-    Code that Dynamo (torch 2.13) makes adds to a full deque without dropping an item, which shows no sooner.
+    Code made by Dynamo (torch 2.13) adds to a full deque without dropping an item, which shows no sooner.
     """
     window = State.of(call, example.args, example.kwargs).window
     return max(SUCCESSIVE, min(window, MAX_WINDOW) + 1)

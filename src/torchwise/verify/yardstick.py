@@ -1,12 +1,12 @@
-"""Whether eager may be the yardstick of a candidate: its error has to be no larger than rounding explains.
+"""Decide whether eager can be the yardstick of a candidate: rounding has to explain its error.
 
-An error of eager's own is granted a candidate several times over. That is right where rounding makes it. Where
-something else does, it would let wrong answers pass: a float64 reference or a kernel that is wrong, or state that a
-call leaves behind. So it would where rounding moves answers as far as anything could, as in chaos. So a large error is
-held against the moves of eager under perturbed roundings (`perturbation`). Unless those explain it, and would be
-noticed if they were many times as coarse, nothing can be compared.
+A candidate is granted several times eager's own error. That is right if rounding causes it. Any other cause would let
+wrong answers pass: a wrong float64 reference, a wrong kernel, or state that a call leaves behind. So would rounding
+that moves answers as far as anything could, as in chaos. So a large error is compared with the moves of eager under
+perturbed roundings (`perturbation`). Unless those explain it, and much coarser ones would be noticed, nothing can be
+compared.
 
-Where there is nothing more precise than eager, as for a model in float64, its own error is what perturbed roundings do.
+If nothing is more precise than eager, as for a model in float64, its own error is its move under perturbed roundings.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ if TYPE_CHECKING:
 RUNS = 3
 """Perturbed runs of each kind at most."""
 EXPLAINED = 16.0
-"""Times what perturbed roundings do that eager's error may be: an operator may round many times inside."""
+"""Maximum error of eager as a multiple of its move under perturbed roundings: an operator may round many times inside.
+"""
 COARSE = 128.0
 """Roundings at once that have to be noticed, or the yardstick is too long to tell anything."""
 NOTICED_IN_THE_MIDDLE = 16.0
-"""Times eager's error in the middle element from which that is noticed, where a few elements decide otherwise."""
+"""Multiple of eager's error in the middle element that is noticed if a few elements decide otherwise."""
 FLIPPED = 0.05
 """Share of whole numbers and booleans that eager may have otherwise than the reference without a question."""
 BLIND = 0.25
-"""Error of eager's own from which zeros would pass, where perturbed runs are not to be had."""
+"""Error of eager's own from which zeros would pass if there are no perturbed runs."""
 
 PLAIN = (bool, int, float, str, tuple)
 """Leaves that are no tensors, and are equal or not."""
 
 Run = Callable[[AbstractContextManager[Any]], Mapping[str, Any]]
-"""Runs eager inside a context, from one state; returns what it made by name."""
+"""Runs eager inside a context, from one state. Returns its leaves by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,10 @@ class Move:
 
 
 class Sensitivity:
-    """How far eager moves when its roundings are perturbed: measured when it is asked for, and not before.
+    """How far eager moves when its roundings are perturbed. It is measured on demand.
 
     Args:
-        run: runs eager at the candidate's precision, each time from the same state; None where that cannot be.
+        run: runs eager at the candidate's precision, each time from the same state, or None if that is impossible.
     """
 
     def __init__(self, run: Run | None = None) -> None:
@@ -79,13 +80,13 @@ class Sensitivity:
         self._moves: dict[tuple[float, int], dict[str, Move] | None] = {}
 
     def move(self, name: str, roundings: float, run: int, scale: float) -> Move | None:
-        """Return how far a tensor moves in one run; None where eager cannot be run so, or has another form then.
+        """Return how far a tensor moves in one run, or None if eager cannot run so, or has another form then.
 
         Args:
-            name: of the tensor.
-            roundings: by how much each rounding is perturbed; 0 to see whether eager answers the same again.
-            run: which run, from 1.
-            scale: to what moves are relative, unless they are shares.
+            name: the tensor's name.
+            roundings: by how much each rounding is perturbed. 0 shows whether eager answers the same again.
+            run: the run's number, from 1.
+            scale: the size that moves are relative to, unless they are shares.
         """
         found = (self._of(roundings, run) or {}).get(name)
         if found is None or self._base is None:
@@ -95,12 +96,12 @@ class Sensitivity:
         return Move(Errors(found.errors.rms / scale, found.errors.worst / scale), found.middle / scale)
 
     def of_roundings(self, name: str, exact: torch.Tensor) -> Errors:
-        """Return the farthest that a tensor moves by single roundings; nothing where eager cannot be run so."""
+        """Return the farthest move of a tensor by single roundings, or zero if eager cannot run so."""
         found = (self.move(name, 1.0, run, scale_of(exact)) for run in range(1, RUNS + 1))
         return functools.reduce(Errors.or_larger, (move.errors for move in found if move), Errors(0.0, 0.0))
 
     def is_decided_by_rounding(self, name: str) -> bool:
-        """Whether what is no number of a tensor, such as a count, is another one after single roundings."""
+        """Whether a leaf that is no number of a tensor, such as a count, changes under single roundings."""
         found = (self.move(name, 1.0, run, 1.0) for run in range(1, RUNS + 1))
         return any(move.errors.rms > 0 for move in found if move)
 
@@ -139,13 +140,13 @@ def _is_rounded(leaf: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a tensor is judged by beside eager's error.
+    """The bounds that a tensor is judged by, beside eager's error.
 
     Attributes:
         granted: relative error that it may have in any case.
         plausible: error of eager's own up to which no question is asked.
-        is_own: whether eager is its own reference, so that its error is unknown and not zero; never where a rounding is
-            so coarse that several would let much pass.
+        is_own: whether eager is its own reference, so that its error is unknown and not zero. It is never so if a
+            rounding is so coarse that several would let much pass.
     """
 
     granted: float
@@ -154,7 +155,7 @@ class Bounds:
 
     @classmethod
     def of(cls, leaf: torch.Tensor, epsilon: float | None, *, has_reference: bool) -> Bounds:
-        """Return those of a tensor; `epsilon` as `compare` takes it."""
+        """Return the bounds of a tensor. `epsilon` is as for `compare`."""
         import torch
 
         granted = granted_for(leaf, epsilon, has_reference=has_reference)
@@ -168,7 +169,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found of one tensor: in words, with the candidate's errors and eager's."""
+    """The judgement of one tensor: in words, with the candidate's errors and eager's."""
 
     outcome: Outcome
     detail: str
@@ -182,11 +183,11 @@ def judge(
     """Judge one tensor of a candidate.
 
     Args:
-        name: of the tensor.
+        name: the tensor's name.
         ours: the candidate's.
         floor: eager's at the candidate's precision.
         exact: the reference's.
-        bounds: what is granted.
+        bounds: the bounds to judge by.
         moved: how far eager moves by rounding.
     """
     errors, usual = errors_of(ours, exact), errors_of(floor, exact)
@@ -210,15 +211,15 @@ def why_in_doubt(
     bounds: Bounds,
     moved: Sensitivity,
 ) -> str | None:
-    """Say why a tensor cannot be judged, or return None where it can; eager is run for it only where there is doubt.
+    """Say why a tensor cannot be judged, or return None if it can. Eager runs for it only in case of doubt.
 
     Args:
-        name: of the tensor.
+        name: the tensor's name.
         ours: the candidate's.
         floor: eager's at the candidate's precision.
         exact: the reference's.
         errors: the candidate's, and eager's.
-        bounds: what is granted.
+        bounds: the bounds to judge by.
         moved: how far eager moves by rounding.
     """
     mine, usual = errors
@@ -236,21 +237,21 @@ def _is_near(ours: torch.Tensor, floor: torch.Tensor, bounds: Bounds) -> bool:
 def why_void(
     name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity
 ) -> str | None:
-    """Say why eager's error tells nothing of a candidate's, or return None where it does.
+    """Say why eager's error tells nothing of a candidate's, or return None if it does.
 
     Args:
-        name: of the tensor.
+        name: the tensor's name.
         floor: eager's at the candidate's precision.
         exact: the reference's.
         usual: eager's errors.
-        bounds: what is granted.
+        bounds: the bounds to judge by.
         moved: how far eager moves by rounding.
     """
     return why_unexplained(name, exact, usual, bounds, moved) or _why_blind(name, floor, exact, usual, moved)
 
 
 def why_unexplained(name: str, exact: torch.Tensor, usual: Errors, bounds: Bounds, moved: Sensitivity) -> str | None:
-    """Say why eager's error is not that of rounding, or return None where it is; arguments as `why_void` takes them."""
+    """Say why eager's error is not that of rounding, or return None if it is. The arguments are as for `why_void`."""
     scale, own = _scale_of(exact), f"cannot be judged: eager itself is off by {usual.rms:.2g}"
     if not moved.is_known:
         return None
@@ -261,13 +262,13 @@ def why_unexplained(name: str, exact: torch.Tensor, usual: Errors, bounds: Bound
         explained = max(explained, EXPLAINED * move.errors.rms)
         if usual.rms <= explained + bounds.plausible:
             return None
-    if not explained:  # it does not run in our mode, or is computed where no mode sees it
+    if not explained:  # it does not run in our mode, or is computed beyond the reach of any mode
         return f"{own}, and how much of that is rounding cannot be measured" if usual.rms >= BLIND else None
     return f"{own} from its reference, and rounding explains no more than {explained:.1g} of it: one of them is wrong"
 
 
 def why_unsteady(name: str, exact: torch.Tensor, off: Errors, bounds: Bounds, moved: Sensitivity) -> str | None:
-    """Say that eager is another each time, by as much as an error `off` that this might explain, where that is so."""
+    """Say that eager differs each time, by enough to explain an error `off`, or return None if it does not."""
     again = moved.move(name, 0.0, 1, _scale_of(exact))
     if again is None or again.errors.rms <= max(bounds.plausible, off.rms / EXPLAINED):
         return None
@@ -276,7 +277,7 @@ def why_unsteady(name: str, exact: torch.Tensor, off: Errors, bounds: Bounds, mo
 
 
 def _why_blind(name: str, floor: torch.Tensor, exact: torch.Tensor, usual: Errors, moved: Sensitivity) -> str | None:
-    """Say why no wrong answer would be noticed, or return None where one would be."""
+    """Say why no wrong answer would be noticed, or return None if one would be."""
     scale = _scale_of(exact)
     first = next(_runs(moved, name, 1.0, scale), None)
     if first is None or not first.errors.rms or (not is_rounded(floor) and usual.rms < BLIND):
