@@ -1,4 +1,4 @@
-"""One candidate in one worker process: the job, the worker, and the launcher that survives whatever it does."""
+"""One candidate in one worker process: the job, the worker, and the launcher that survives every failure of it."""
 
 from torchwise.trial.job import AroundJob, Effort, Job, ProcessSettings
 from torchwise.trial.launcher import WAITING, Launcher, Limits, ProcessLauncher

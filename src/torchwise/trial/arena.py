@@ -1,4 +1,4 @@
-"""A workload in a worker, beside the clock: how whatever is tried there is run, timed and weighed against eager."""
+"""A workload in a worker, with its clock: run candidates, time them and compare them with eager."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ Calls = list[Callable[[], Any]]
 
 
 class Arena:
-    """What is tried, plan or contender, is built in here.
+    """Builds and runs candidates, whether plans or contenders.
 
     Attributes:
         workload: the job's, on its device.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
-        eager: the plain model's calls, run once already: the libraries' own start-up is not compile time.
+        eager: the plain model's calls, run once already, since the libraries' own start-up is not compile time.
 
     Args:
-        job: what to do; its traits say whether calls change what the next ones start from.
-        goes_on: whether such calls go on as in a program, which shows what each of them has compiled anew; by default
-            they are timed from one state.
+        job: the task. Its traits say whether calls change the starting state of the next ones.
+        goes_on: whether such calls go on as in a program, which shows their recompilations. By default they are timed
+            from one state.
     """
 
     _state: State | None = None
-    """Of the model, which calls start from; None where they change none."""
+    """The state of the model that calls start from, or None if they change none."""
 
     def __init__(self, job: Job, *, goes_on: bool = False) -> None:
         self._job, self._goes_on = job, goes_on
@@ -76,12 +76,12 @@ class Arena:
         return torch.set_grad_enabled(self.mode == "training")
 
     def subject(self) -> Callable[..., Any]:
-        """Return what a candidate is made of: the model, or a copy of a training step, whose state moves."""
+        """Return the subject of a candidate: the model, or a copy of a training step, whose state changes."""
         step = self.workload.step
         return step.copy() if step else self.workload.call
 
     def runners(self, call: Callable[..., Any]) -> Calls:
-        """Return the calls of `call` as they are timed."""
+        """Return the calls of `call` in the form that is timed."""
         restores = not self._job.traits.isdisjoint(["writes_inputs", "stateful"])
         mode = "inference" if self.workload.step else self.mode  # a step runs its own backward pass
         original = None if self.workload.step else self.workload.call  # and puts its state back by itself
@@ -90,19 +90,19 @@ class Arena:
         return [made(example) for example in self.workload.examples]
 
     def rewind(self) -> None:
-        """Put the model's state back as it was when it was loaded, after calls that moved it on."""
+        """Restore the model's state as it was when loaded, after calls that changed it."""
         if self._state is not None:
             self._state.restore()
 
     def once(self, call: Callable[[], Any]) -> float:
-        """Run `call` once, waiting for the device; return seconds."""
+        """Run `call` once, waiting for the device, and return the seconds."""
         return self._clock.once(call)
 
     def first_calls(self, calls: Calls) -> float:
-        """Make the first calls, compilation included; return the seconds they took beyond steady ones.
+        """Make the first calls, compilation included, and return the seconds they took beyond steady ones.
 
-        The largest example comes first: graphs of smaller ones then fit into the memory that they share with it. What
-        a compiler waits for the device while others measure is not its cost.
+        The largest example comes first: graphs of smaller ones then fit into the memory that they share with it. Time
+        in which a compiler waits for the device while others measure is not part of the cost.
         """
         calls = [calls[place] for place in _largest_first(self.workload)]
         with compiling_aside():
@@ -125,7 +125,7 @@ class Arena:
         block_s: float = LEAST_ROUND_S,
         evict: Callable[[], None] | None = None,
     ) -> Measurement:
-        """Time two sides in alternation, over the shape mix; see `measure_pair`, `Precision` and `Clock`."""
+        """Time two sides in alternation, over the shape mix. See `measure_pair`, `Precision` and `Clock`."""
         sides = mix_of(candidate, self.workload), mix_of(baseline, self.workload)
         effort = self._job.effort
         is_unsteady = {"contended_cores", "short_calls"} <= self._job.traits
@@ -135,9 +135,9 @@ class Arena:
         return measure_pair(*sides, clock, precision, prune_below=prune_below, usual_s=usual_s)
 
     def with_cold(self, found: Measurement, candidate: Calls, baseline: Calls) -> Measurement:
-        """Return a measurement of two sides with what they take with cold processor caches, timed now.
+        """Return a measurement of two sides with their times from cold processor caches, measured now.
 
-        Where the caches cannot be emptied, it says so in its notes.
+        If the caches cannot be emptied, a note says so.
         """
         try:
             evict = make_eviction(self.device)
@@ -149,7 +149,8 @@ class Arena:
     def memory(self, candidate: Calls) -> tuple[int | None, int | None]:
         """Return peak memory of the candidate and of eager: the largest over the examples.
 
-        What the candidate holds between calls counts as its own: copies of weights, graphs' pools, frozen constants.
+        Memory that the candidate holds between calls counts as its own: copies of weights, graphs' pools, frozen
+        constants.
         """
         found = [[peak_memory(call, self.device) for call in calls] for calls in (candidate, self.eager)]
         own, eager = (max((m for m in side if m is not None), default=None) for side in found)
@@ -157,9 +158,9 @@ class Arena:
 
 
 def _settled(workload: Workload) -> State:
-    """Return the state that calls of a model start from: what its first call makes for good, such as a cache, is made.
+    """Return the state that a model's calls start from, with the lasting effects of its first call, such as a cache.
 
-    Where there is no second call, as the first one filled something, they start from the model as it was loaded.
+    If a second call fails, as the first one filled something, they start from the model as it was loaded.
     """
     fresh = State.of(workload.call)
     example = workload.examples[0].clone()
@@ -168,7 +169,7 @@ def _settled(workload: Workload) -> State:
     example = workload.examples[0].clone()
     try:
         workload.call(*example.args, **example.kwargs)
-    except Exception:  # a model may raise anything, and may well be called but once
+    except Exception:  # a model may raise anything, and may allow only one call
         fresh.restore()
         return fresh
     settled.restore()
@@ -176,13 +177,13 @@ def _settled(workload: Workload) -> State:
 
 
 def _largest_first(workload: Workload) -> list[int]:
-    """Return the places of the examples in order of the bytes of their inputs."""
+    """Return the positions of the examples in order of the bytes of their inputs."""
     sizes = [sum(map(size_of, e.tensors())) for e in workload.examples]
     return sorted(range(len(sizes)), key=lambda place: -sizes[place])
 
 
 def held_beside_inputs(workload: Workload, device: str) -> int | None:
-    """Return the bytes held once there is one more copy of the inputs, as every candidate's calls bring along."""
+    """Return the bytes held with one more copy of the inputs, as every candidate's calls have one."""
     copies = [example.clone() for example in workload.examples]
     held = held_memory(device)
     del copies
@@ -190,6 +191,6 @@ def held_beside_inputs(workload: Workload, device: str) -> int | None:
 
 
 def held_since(before: int | None, device: str) -> int:
-    """Return the bytes held now beyond `before`; 0 where that cannot be known."""
+    """Return the bytes held now beyond `before`, or 0 if unknown."""
     now = held_memory(device)
     return 0 if now is None or before is None else max(now - before, 0)

@@ -1,6 +1,6 @@
-"""Whose error it is: the model's only where the model, run plainly on its own example, raises it.
+"""Decide whose error it is: the model's only if the model, run plainly on its own example, raises it.
 
-Plainly means outside all that Torchwise looks through: dispatch modes, the profiler, copies, made-up inputs, float64.
+Plainly means outside all of Torchwise's instruments: dispatch modes, the profiler, copies, generated inputs, float64.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torchwise.workload import Example, Workload
 
 PLAIN = ("start", "load", "run eager", "eager", "measure")
-"""Stages of a worker in which the model is run plainly, or not at all."""
+"""Stages of a worker in which the model runs plainly, or not at all."""
 T = TypeVar("T")
 
 
 def call_plainly(call: Callable[..., Any], example: Example) -> Any:
-    """Run the model once on an example, which it may write to, and return what it answers.
+    """Run the model once on an example, which it may write to, and return its answer.
 
     Raises:
         BaselineError: it raises.
@@ -38,7 +38,7 @@ def call_plainly(call: Callable[..., Any], example: Example) -> Any:
 
 
 def raised_by_model(error: Exception, example: Example) -> BaselineError:
-    """Return what to raise where the model raised an error by itself."""
+    """Return the exception to raise if the model raised an error by itself."""
     from torchwise.realize.capture.obstacle import place_of
     from torchwise.workload.identity import describe_example
 
@@ -48,10 +48,10 @@ def raised_by_model(error: Exception, example: Example) -> BaselineError:
 
 
 class Instruments:
-    """Looks at a model through instruments that not every model stands; such a one is left out, and noted.
+    """Applies instruments that not every model tolerates. Those that fail are left out, and noted.
 
     Attributes:
-        notes: what is not known for that, and why.
+        notes: the facts that stay unknown for that, and why.
 
     Args:
         plain: runs the model plainly.
@@ -62,19 +62,19 @@ class Instruments:
         self._plain = plain
 
     def use(self, what: str, look: Callable[[], T], otherwise: T) -> T:
-        """Return what `look` finds, or `otherwise` where only looking raises.
+        """Return the result of `look`, or `otherwise` if only the instrument raises.
 
         Args:
-            what: is looked for, for the note.
+            what: the name of the result, for the note.
             look: the instrument.
-            otherwise: stands for what is not known.
+            otherwise: stands for an unknown result.
 
         Raises:
             BaselineError: the model raises without it, too.
         """
         try:
             return look()
-        except Exception as error:  # a model may stand an instrument of ours in no way whatever
+        except Exception as error:  # a model may fail under our instruments in any way
             self._plain()
             told = first_line(raised(error))
             self.notes.append(f"{what} is not known: looking for it raised {told}, though the model runs by itself")
@@ -82,14 +82,14 @@ class Instruments:
 
 
 def judged(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
-    """Return a verdict on a candidate; what the checks raise for eager in its place is not the candidate's error.
+    """Return a verdict on a candidate, unless the checks also raise for eager in its place.
 
     Raises:
         InternalError: the checks cannot be made of this model at all.
     """
     try:
         return judge()
-    except Exception as error:  # a candidate may raise anything, and is told so unless eager fares no better
+    except Exception as error:  # a candidate may raise anything: the error is its own unless eager fails as well
         try:
             judge_eager()
         except Exception as ours:  # likewise
@@ -101,13 +101,13 @@ def judged(judge: Callable[[], T], judge_eager: Callable[[], Any]) -> T:
 
 
 def blamed(failure: Failure, run_again: Callable[[], str | Failure] | None = None) -> TorchwiseError:
-    """Return what to raise where a worker that looked at the plain model ended without an answer.
+    """Return the exception to raise if a worker on the plain model ended without an answer.
 
     Args:
         failure: how it ended.
-        run_again: runs the model plainly in a worker of its own; None where that cannot be asked.
+        run_again: runs the model plainly in a worker of its own, or None if that is impossible.
     """
-    if failure.kind is not FailureKind.RAISED:  # what the model raises by itself comes as a `BaselineError`
+    if failure.kind is not FailureKind.RAISED:  # an error that the model raises by itself comes as a `BaselineError`
         if failure.stage not in PLAIN and run_again is not None:
             again = run_again()
             if not isinstance(again, Failure):

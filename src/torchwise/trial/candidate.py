@@ -24,7 +24,7 @@ from torchwise.verify.trainee import Maker, Trainee
 from torchwise.workload.state import kept_state
 
 SETTLED_AFTER = 5
-"""Calls in a row of which the last two must compile nothing: Dynamo makes what varies a variable on the second."""
+"""Calls in a row, of which the last two must compile nothing: on the second, Dynamo makes varying values variable."""
 MAX_NAMED = 3
 """Pieces of state that an error names."""
 
@@ -33,9 +33,9 @@ def attempt(job: Job, stage: Callable[[str], None], backend: Backend | None = No
     """Compile the job's plan, verify it, and only then time it against eager.
 
     Args:
-        job: what to try.
+        job: the order, with its plan.
         stage: hears of each stage.
-        backend: what makes the compiled part, where that is not the plan's own backend.
+        backend: compiles the model, if it is not the plan's own backend.
     """
     trial = _Tryout(job, backend)
     with trial.arena.gradients():
@@ -70,7 +70,7 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
 
 
 def duel(job: Job, stage: Callable[[str], None]) -> Measurement:
-    """Time the job's plan against its rival, in alternation; their trials have proven both."""
+    """Time the job's plan against its rival, in alternation, after their trials have verified both."""
     assert job.rival is not None, "a duel is with a rival"
     arena = Arena(job)
     with arena.gradients():
@@ -110,7 +110,7 @@ class _Tryout:
         return realize(call, plan, example, device=arena.device, mode=arena.mode, backend=backend)
 
     def first_calls(self) -> float:
-        """Return the seconds that the first calls took beyond steady ones.
+        """Return the seconds of the first calls beyond steady ones.
 
         Raises:
             UnsupportedError: the plan compiles, but nothing was compiled.
@@ -125,19 +125,19 @@ class _Tryout:
 
     @property
     def _first_step(self) -> tuple[int, Observation] | None:
-        """What the very first step made, and of which example: the only one that starts from the state of a proof.
+        """The very first step's result and its example: the only step that starts from the state of the verification.
 
-        A step that scales its loss may be skipped, and then makes nothing.
+        A step that scales its loss may be skipped, and then has no result.
         """
         step = self.arena.workload.step
         scales = step is None or step.scaler is not None or self._job.plan.precision == "autocast_fp16"
         return None if scales else very_first(self._answers)
 
     def check_that_it_settles(self) -> None:
-        """Go on from call to call where each changes the state of the next, as a program does and timing does not.
+        """Make consecutive calls if each changes the state of the next, as a program does and timing does not.
 
         Raises:
-            UnsupportedError: the calls go on compiling, for what they change is compiled in.
+            UnsupportedError: the calls go on compiling, as the values that they change are compiled in.
         """
         if not self._is_compiled_here or "stateful" not in self._job.traits or self._trainee is not None:
             return
@@ -150,7 +150,7 @@ class _Tryout:
                     compiled.append(compiled_graphs())
             except StalePlanError as error:
                 raise UnsupportedError(f"a call changes what the plan holds for: {error}") from error
-            except Exception:  # as the model raises where a cache is full; verification holds the calls against its own
+            except Exception:  # a model may raise when a cache is full; verification compares the calls with its own
                 return
             changed, grown = list(state.changes()), state.grown()
         if len(compiled) <= SETTLED_AFTER or not compiled[-1] > compiled[-2] > compiled[-3]:
@@ -211,7 +211,7 @@ class _Tryout:
         )
 
     def _reproducible(self) -> Callable[..., Any] | None:
-        """Return the candidate drawing eager's own random numbers, where that is possible."""
+        """Return the candidate drawing eager's own random numbers, if that is possible."""
         plan = self._job.plan
         if plan.precision not in ("native", "tf32") or not self._job.effort.reproduce_noise:
             return None  # another dtype draws other numbers from the same generator
@@ -219,21 +219,21 @@ class _Tryout:
             return None  # an earlier trial of this study found out
         if plan.backend == "eager":
             return self._realized.call
-        # CUDA graphs keep their own count of random numbers, so the arithmetic is proven without them.
+        # CUDA graphs keep their own count of random numbers, so the arithmetic is verified without them.
         plain = replace(plan, capture="none", mode=plan.mode.replace("reduce-overhead", "default"))
         plain = replace(plain, mode="max-autotune-no-cudagraphs") if plain.mode == "max-autotune" else plain
         return self._realize(plain.with_choice("options", ("fallback_random", True))).call
 
     def measurement(self) -> Measurement:
         job, eager = self._job, self.arena.eager
-        # Where threads wait for cores, eager takes now long and now not: no time is its usual one.
+        # If threads wait for cores, eager's time varies widely: no time is its usual one.
         usual = None if "contended_cores" in job.traits else job.baseline_s
         found = self.arena.measure(self.candidate, eager, prune_below=job.prune_below, usual_s=(None, usual))
         return replace(found, busy_s=profile_of(self.candidate[0], self.arena.device).busy_s)
 
 
 def _floor_of(plan: Plan) -> Plan:
-    """Return eager at the plan's precision: the noise floor it is held against."""
+    """Return eager at the plan's precision, which gives the noise floor for it."""
     return replace(EAGER, precision=plan.precision)
 
 

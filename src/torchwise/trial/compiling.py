@@ -1,9 +1,9 @@
-"""Compiling beside whoever measures: on the CPU's cores, and on the GPU only where kernels are timed or weights folded.
+"""Compile while others measure: on the CPU's cores, and on the GPU only to time kernels or fold weights.
 
-All private use of Dynamo and Inductor that this needs sits here. What a call does around them, to run a graph that is
-ready or to record it, uses the GPU, and so keeps the worker's share of it: only what traces one frame, with fake
-tensors, and what turns one graph into code step aside, and come back for each kernel that is timed and for weights that
-are folded. Kernels whose settings are tuned on their first run are in that share.
+This module has all the private use of Dynamo and Inductor that this needs. The rest of a call, which runs or records a
+finished graph, uses the GPU, and so keeps the worker's share of it. Only two functions step aside: one traces a single
+frame with fake tensors, the other turns a single graph into code. They take their share again for each timed kernel and
+for folded weights. Kernels whose settings are tuned on their first run are in that share.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _TRACER = ("torch._dynamo.convert_frame", "_compile")
 """Traces one frame, and has its graphs compiled."""
 _COMPILER = ("torch._inductor.compile_fx", "fx_codegen_and_compile")
 _FOLDER = ("torch._inductor.freezing", "freeze")
-"""Computes what depends on frozen weights alone."""
+"""Computes values that depend on frozen weights alone."""
 _BENCHMARKER = ("torch._inductor.runtime.benchmarking", "benchmarker")
 _CONFIG = ("torch._inductor", "config")
 NAMES = (_TRACER, _COMPILER, _FOLDER, _BENCHMARKER, _CONFIG)
 TIMES = "benchmark_gpu"
 """Method of the benchmarker that times on the GPU, on its own or for its others."""
 ALSO_RUNS = "benchmark_gpu_with_cuda_graph"
-"""Since torch 2.13: runs and records what it then hands to `TIMES`."""
+"""Since torch 2.13: runs and records a callable before it hands it to `TIMES`."""
 ELSEWHERE = ("autotune_in_subproc", "pipeline_max_autotune_gemm", "profile_bandwidth_with_do_bench_using_profiling")
-"""Settings under which Inductor times kernels in another process, or past its benchmarker; CUTLASS's always are."""
+"""Settings under which Inductor times kernels in another process, or past its benchmarker, as always for CUTLASS."""
 
 
 @contextlib.contextmanager
 def compiling_aside() -> Iterator[None]:
-    """Step aside from the device while Dynamo traces and Inductor compiles, but for when that uses it.
+    """Step aside from the device while Dynamo traces and Inductor compiles, except when they use it.
 
-    Without effect where `turns.may_step_aside` says no, or where this torch lacks a name that this needs.
+    It has no effect if `turns.may_step_aside` says no, or if this torch lacks a name that this needs.
     """
     if not (turns.may_step_aside() and _is_known()):
         yield
@@ -66,14 +66,14 @@ def _is_known() -> bool:
 
 
 def _tracing() -> AbstractContextManager[None]:
-    """Step aside for one frame. What was queued on the GPU, such as the graph before this one, ends first."""
+    """Step aside for one frame, after the queued work on the GPU, such as the graph before this one, has ended."""
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
     return turns.aside()
 
 
 def _compiling() -> AbstractContextManager[None]:
-    """Step aside for one graph, unless its options, which are set while it is compiled, move the timing elsewhere."""
+    """Step aside for one graph, unless its options, which are set during its compilation, move the timing elsewhere."""
     config = look_up(WHO, _CONFIG)
     elsewhere = any(getattr(config, name, False) for name in ELSEWHERE)
     elsewhere |= bool(getattr(config.triton, "autotune_at_compile_time", False))  # torch 2.11, with cpp_wrapper
@@ -83,7 +83,7 @@ def _compiling() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _within(context: Callable[[], AbstractContextManager[None]], owner: Any, name: str) -> Iterator[None]:
-    """Have each call of `owner`'s function run within a context of its own meanwhile."""
+    """Run each call of `owner`'s function within a context of its own for a while."""
     original, is_own = getattr(owner, name), name in vars(owner)
 
     @functools.wraps(original)

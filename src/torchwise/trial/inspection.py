@@ -1,4 +1,4 @@
-"""What the plain model is like: the worker's side of the first job of every study."""
+"""Inspect the plain model: the worker's side of the first job of every study."""
 
 from __future__ import annotations
 
@@ -35,24 +35,23 @@ from torchwise.workload.structure_details import details_of
 SIGNIFICANT = 0.02
 """Share of time from which a kind of work counts as a trait."""
 LEAST_OPERATORS = 60
-"""Operators in a call from which repetitions in it are a trait: whatever has fewer is compiled whole in seconds."""
+"""Operators in a call from which repetitions are a trait: a call with fewer is compiled whole in seconds."""
 HOPPER = (9, 0)
 """The first compute capability at which a kernel may start before the one ahead of it has ended."""
 MANY_OPERATORS = 1000
 """Operators in a call from which it is long: compiling it whole may take minutes."""
 MOST_OPERATORS = 20_000
-"""Operators of a call that are looked at for repetitions."""
+"""Operators of a call that are searched for repetitions."""
 SHORT_S = 0.003
-"""Seconds of a call on the CPU below which it is short: waking threads for each operator may take longer than they
-save."""
+"""Seconds of a CPU call below which it is short: waking threads for each operator may cost more than it saves."""
 MAX_NAMED = 3
 """Pieces of state that a note names."""
 _REDUCTION, _MEAN = 3, 1
-"""Place of the reduction among the arguments of cross entropy in ATen, and what stands for the mean there."""
+"""Place of the reduction among the arguments of cross entropy in ATen, and its value for the mean."""
 
 
 def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
-    """Look at the plain model: does it run, what is it made of, where does its time go, how steady is the clock.
+    """Inspect the plain model: whether it runs, its structure, where its time goes, and how steady the clock is.
 
     Raises:
         InputError: the target cannot be loaded.
@@ -63,7 +62,7 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
     workload = load(job)
     mode = job.workload.mode
     clock = Clock(job.workload.device, each=job.workload.objective != "throughput")
-    # Before the first call: a model that counts its calls in an attribute is another one after it.
+    # Before the first call: a model that counts its calls in an attribute has another identity after it.
     model = job.structure or structure(workload.call)
     details = job.structure_details or packed(details_of(workload.call))
     named = job.identity_of(identity(workload, mode, model))
@@ -119,9 +118,9 @@ def inspect(job: Job, stage: Callable[[str], None]) -> Inspection:
 
 
 def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list[str]:
-    """Return what a model on the CPU has that makes another number of threads worth a trial at once.
+    """Return the traits of a model on the CPU that make another number of threads worth a trial at once.
 
-    Where threads wait for cores, a call takes now long and now not: the quickest tells how much there is to do.
+    If threads wait for cores, a call's time varies widely: the quickest call shows the amount of work.
     """
     if device != "cpu":
         return []
@@ -131,13 +130,13 @@ def _core_traits(device: str, measurement: Measurement, steady_s: float) -> list
 
 
 def mix_of(calls: list[Callable[[], Any]], workload: Workload) -> Mix:
-    """Return the calls with the workload's weights, made to sum to 1."""
+    """Return the calls with the workload's weights, scaled to sum to 1."""
     total = sum(example.weight for example in workload.examples)
     return Mix(tuple(calls), tuple(example.weight / total for example in workload.examples))
 
 
 def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, bool]:
-    """Return whether a call draws random numbers, and whether it is unsteady; of a step, from one state."""
+    """Return whether a call draws random numbers, and whether it is unsteady, starting a step from one state."""
     if workload.step is None:
         return is_stochastic(call, workload.call)
     trainee = Trainee(with_optimizer_state(workload).step)  # type: ignore[arg-type]
@@ -145,11 +144,15 @@ def _is_stochastic(workload: Workload, call: Callable[[], Any]) -> tuple[bool, b
 
 
 def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
-    """Return the traits that only a look at every operator of a call tells, and how many there are.
+    """Return the traits that need a visit to every operator of a call, and the number of operators.
 
-    It computes with complex numbers somewhere, where inputs and outputs may be real; the same operators repeat; rows
-    of a few elements are read again and again; a mean is taken over labels of which some may be ignored, or weigh
-    more than others; or Python asks the GPU yes or no, or how many, or reads numbers from it.
+    The traits are:
+
+    - It computes with complex numbers somewhere, although inputs and outputs may be real.
+    - The same operators repeat.
+    - Rows of a few elements are read again and again.
+    - A mean is taken over labels of which some may be ignored, or weigh more than others.
+    - Python asks the GPU for a yes or no, or a count, or reads numbers from it.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -167,7 +170,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
             is_complex |= any(t.is_complex() for t in trees.tensors((args, result)))
             has_short_rows = has_short_rows or any(reads_across(func, t, result) for t in trees.tensors(args))
             has_uneven_mean = has_uneven_mean or _is_uneven_mean(func, args)
-            if len(labels) < MOST_OPERATORS and not func.is_view:  # which of a sequence's parts a step takes, differs
+            if len(labels) < MOST_OPERATORS and not func.is_view:  # each step takes another part of a sequence
                 labels.append(hash((func, _form((args, kwargs)))))
             return result
 
@@ -181,7 +184,7 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
         reads = reads or (not tensor.is_cpu and tensor.is_floating_point())
         return asked(tensor) if tensor.dtype is torch.bool else NotImplemented
 
-    # Some operators refuse to be watched, with any error; the model itself ran before, and what was seen counts.
+    # Some operators refuse to be watched, with any error. The model itself ran before, and its traits so far count.
     with contextlib.suppress(Exception), answering(asked, read), Watch():  # type: ignore[no-untyped-call]
         call()
         is_whole = True
@@ -198,9 +201,9 @@ def _watched(call: Callable[[], Any]) -> tuple[frozenset[str], int | None]:
 
 
 def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator is a cross entropy's mean: not over all labels alike, where some are ignored or have weights.
+    """Return whether an operator is a cross entropy's mean, in which labels may be ignored or have weights.
 
-    That the labels of the example are not so says nothing of the next batch's (-100 is padding in most texts).
+    The labels of this example may all count alike, but the next batch's need not (-100 is padding in most texts).
     """
     import torch
 
@@ -209,11 +212,11 @@ def _is_uneven_mean(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _compatible(traits: frozenset[str]) -> frozenset[str]:
-    """Drop what a model only seems to have.
+    """Drop traits that a model only seems to have.
 
-    The steps that repeat in an RNN, however many, are its own, which Dynamo never sees. A batch is divisible, and a
-    mean over it that is uneven is not the mean of its pieces' means. What a model with static shapes asks for is what
-    its other form need not ask.
+    Repeated steps in an RNN, however many, are its own, and Dynamo never sees them. A batch is divisible, but an uneven
+    mean over it is not the mean of its pieces' means. Questions of a model with static shapes do not arise in its
+    static form.
     """
     if "rnn" in traits:
         traits -= {"repeats", "long"}
@@ -229,7 +232,7 @@ def _repeats(labels: list[int]) -> bool:
 
 
 def _form(arguments: Any) -> str:
-    """Return arguments as text: tensors by what they look like, objects by type, as a storage prints all its bytes."""
+    """Return arguments as text: tensors by their metadata, objects by type, as a storage prints all its bytes."""
     import torch
 
     def form(leaf: Any) -> Any:
@@ -271,7 +274,7 @@ def _traits(
 
 
 def _launches_early() -> bool:
-    """Whether this GPU can start a kernel before the one ahead of it has ended, and Inductor knows how."""
+    """Return whether this GPU can start a kernel before the one ahead of it has ended, and Inductor knows how."""
     import torch
 
     return torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER

@@ -1,4 +1,4 @@
-"""What a worker is told and what it answers: plain data, no tensors and no models."""
+"""The order for a worker and its answer: plain data, no tensors and no models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Task = Literal["inspect", "check", "try", "warm", "duel"]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How carefully one candidate is looked at.
+    """How carefully one candidate is tried.
 
     Attributes:
         half_width: relative half-width of the speed-up's interval at which measuring stops.
@@ -25,8 +25,8 @@ class Effort:
         extra_draws: inputs to verify on, beyond the examples.
         noise_s: seconds for the calls of the distribution tests.
         reproduce_noise: whether a stochastic candidate is compiled once more with eager's own random numbers.
-        duels: how many times at the most two plans that trials may not tell apart are timed beside each other.
-        processes: how many fresh processes at the most a plan is timed in, where the decision hangs on its speed.
+        duels: at most how many times two plans are timed beside each other, if trials may not tell them apart.
+        processes: in at most how many fresh processes a plan is timed, if the decision depends on its speed.
     """
 
     half_width: float
@@ -47,7 +47,7 @@ EFFORTS = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """Settings of PyTorch in the user's process that change what eager does; the worker takes them over.
+    """Settings of PyTorch in the user's process that change eager's results or speed, copied to the worker.
 
     Attributes:
         matmul_precision: `torch.get_float32_matmul_precision()`.
@@ -67,13 +67,13 @@ class ProcessSettings:
 
     @classmethod
     def of_this_process(cls) -> ProcessSettings:
-        """Read them; this imports torch."""
+        """Read the settings, which imports torch."""
         import torch
 
         try:
             precision = torch.get_float32_matmul_precision()
         except RuntimeError:
-            # The user set it through the newer `fp32_precision`, which this reading refuses to mix with.
+            # The user set it through the newer `fp32_precision`, which cannot be mixed with this reading.
             precision = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
         return cls(
             precision,
@@ -88,7 +88,7 @@ class ProcessSettings:
         """Set them in this process."""
         import torch
 
-        # Where it is so already, nothing is set: PyTorch's cache keys tell a default from the same value, set.
+        # A setting that is right already is not set: PyTorch's cache keys tell a default from the same value, set.
         if self.matmul_precision != ProcessSettings.of_this_process().matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
         torch.set_default_dtype(getattr(torch, self.default_dtype))
@@ -100,23 +100,23 @@ class ProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told.
+    """The order for a worker.
 
     Attributes:
         task: "inspect" the plain model, "try" a plan, start it "warm" from the caches of a try and time it once more,
             or time it in a "duel".
-        workload: what was asked.
+        workload: the requested workload.
         plan: the candidate.
-        source: file with a live Python model, written by this very run; None to load the target.
-        traits: what the inspection found; empty for the inspection itself.
+        source: file with a live Python model, written by this very run, or None to load the target.
+        traits: from the inspection, and empty for the inspection itself.
         effort: how carefully.
-        prune_below: stop measuring once the speed-up surely lies below this.
-        baseline_s: seconds per call of the plain model when it was inspected; None where it was not.
+        prune_below: stop measuring once the speed-up certainly lies below this.
+        baseline_s: seconds per call of the plain model in its inspection, or None if it was not inspected.
         cache_dir: compile caches of this candidate alone.
-        settings: of the user's process; None for PyTorch's own defaults.
-        structure: of a live model, worked out where its source code is at hand; None to work it out in the worker.
-        structure_details: what that is made of, packed; "" for none.
-        environment: variables to set in the worker, this process's own: the worker's server may be older than they.
+        settings: of the user's process, or None for PyTorch's own defaults.
+        structure: of a live model, found while its source code is at hand, or None to find it in the worker.
+        structure_details: the parts of the structure, packed, or "" for none.
+        environment: variables of this process to set in the worker, as the worker's server may be older than they.
         rival: the other plan of a duel.
         usual_s: in a duel, seconds per call of the plan and of its rival in their trials.
         cold: whether a "warm" start, or a contest, times with cold processor caches as well.
@@ -148,12 +148,12 @@ class Job:
     def variables(self) -> dict[str, Any]:
         """Return every environment variable that the worker must see."""
         caches = {"TORCHINDUCTOR_CACHE_DIR": self.cache_dir, "TRITON_CACHE_DIR": f"{self.cache_dir}/triton"}
-        plain = {"TORCHWISE_DISABLE": "1"}  # parts of what is tried are plain here: a worker seeks no plans for them
+        plain = {"TORCHWISE_DISABLE": "1"}  # parts of a candidate are plain here: a worker seeks no plans for them
         return {**self.environment, **(caches if self.cache_dir else {}), **plain}
 
 
 class AroundJob:
-    """Base of what else a worker is told: another task on a job's workload, under the job's variables."""
+    """Base of further orders for a worker: another task on a job's workload, under the job's variables."""
 
     __slots__ = ()
     job: Job
@@ -165,7 +165,7 @@ class AroundJob:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a try found; the measurement is missing where the verdict is no pass."""
+    """The result of a trial, with no measurement if the verdict is no pass."""
 
     costs: Costs
     verdict: Verdict
@@ -174,10 +174,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What a plan that was proven before is like in one more fresh process.
+    """The result of a verified plan in one more fresh process.
 
     Attributes:
-        warm_s: seconds that the first calls took beyond steady ones, from the caches that were there.
+        warm_s: seconds that the first calls took beyond steady ones, from the existing caches.
         measurement: of the plan beside eager, in this process.
     """
 

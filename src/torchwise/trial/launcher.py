@@ -1,7 +1,7 @@
-"""The parent's side: start a worker, hear its stages, and end it when its time or memory is spent.
+"""The parent's side: start a worker, hear its stages, and end it when its time or memory is used up.
 
-Workers are forked from a server that has PyTorch loaded and has never touched CUDA, so that a start costs
-milliseconds and the parent needs neither.
+Workers are forked from a server that has PyTorch loaded and has never touched CUDA. So a start costs milliseconds, and
+the parent needs neither.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PRELOAD = [
     "torchwise.trial.server",  # comes last
 ]
 SERVER_VARIABLES = {
-    # Importing Inductor asks whether there is a GPU, and in torch 2.11 that alone initialises the driver, after which
-    # no fork of the server can use CUDA. With this PyTorch asks NVML instead.
+    # Importing Inductor asks whether there is a GPU. In torch 2.11 that alone initialises the driver, after which no
+    # fork of the server can use CUDA. With this PyTorch asks NVML instead.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # A worker that is killed leaves its semaphores to Python's tracker, which removes them, and need not say so.
+    # A killed worker leaves its semaphores to Python's tracker, which removes them, and need not report it.
     "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
-    # What others have compiled must not flatter what compiling costs.
+    # Others' compiled code must not hide the cost of compiling.
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "0",
     "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "0",
     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "0",
@@ -53,7 +53,10 @@ _INNERMOST = re.compile(
     r'^Current thread .*\n  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE
 )
 WAITING = "wait for the device, where another measures or compiles"
-"""Stage that a listener hears of while the worker waits; see `torchwise.measure.turns`."""
+"""Stage that a listener hears of while the worker waits.
+
+See `torchwise.measure.turns`.
+"""
 MOST_TRACEBACK = 8000
 
 OnStage = Callable[[str], None]
@@ -61,7 +64,7 @@ OnStage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a worker may use before it is ended.
+    """The resources that a worker may use before it is ended.
 
     Attributes:
         time_s: wall seconds.
@@ -73,15 +76,15 @@ class Limits:
 
     @classmethod
     def of_this_machine(cls, time_s: float) -> Limits:
-        """Grant nine tenths of the memory that is free now: the rest keeps the user's own program alive."""
+        """Grant nine tenths of the memory that is free now, as the rest keeps the user's own program alive."""
         return cls(time_s, int(psutil.virtual_memory().available * 0.9))
 
 
 class Launcher(Protocol):
-    """Runs jobs somewhere else. Must never raise for what a candidate does."""
+    """Runs jobs somewhere else. A candidate's failure must never make it raise."""
 
     def run(self, job: Assignment, limits: Limits, on_stage: OnStage) -> str | Failure:
-        """Run `job`; return the worker's record as JSON, or why there is none.
+        """Run `job`, and return the worker's record as JSON, or the reason why there is none.
 
         Raises:
             InputError: the user's target or inputs cannot be used.
@@ -155,7 +158,7 @@ class _Conversation:
             self._waits_since = time.monotonic()
             self._on_stage(WAITING)
             return None
-        if kind == "goes on" and self._waits_since is not None:  # others' work is not on this worker's account
+        if kind == "goes on" and self._waits_since is not None:  # others' work does not count as this worker's
             self._deadline += time.monotonic() - self._waits_since
             self._waits_since = None
             self._on_stage(self._stage)
@@ -175,7 +178,7 @@ class _Conversation:
         return Failure(FailureKind.TIMED_OUT, self._stage, limit, stacks)
 
     def _stacks(self) -> str:
-        """Return what the worker is doing, as far as it can say: it may end of being asked, and is to end anyway."""
+        """Return the worker's stacks if it can write them: the request may end it, but it is to end anyway."""
         written, deadline = self._written(), time.monotonic() + TELLING_S
         if self._process.pid is not None:
             with contextlib.suppress(OSError):
@@ -196,12 +199,12 @@ class _Conversation:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal; one of real time has none of its own."""
+    """Name a signal, including real-time signals, which have no names of their own."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _end(process: BaseProcess) -> None:
-    """Kill the worker's whole group: a compiler that it started must not outlive it."""
+    """Kill the worker's whole group, as a compiler that it started must not outlive it."""
     if process.pid is None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -214,7 +217,7 @@ def _end(process: BaseProcess) -> None:
 
 
 def _resident(pid: int | None) -> int:
-    """Sum the resident memory of a process and its children, in bytes; 0 once it is gone."""
+    """Sum the resident memory of a process and its children, in bytes, or 0 once it is gone."""
     if pid is None:
         return 0
     total = 0
@@ -227,7 +230,7 @@ def _resident(pid: int | None) -> int:
 
 
 def _start_server() -> None:
-    """Start the workers' server, where it does not run, deaf to Ctrl-C until it has loaded PyTorch; see `server`."""
+    """Start the workers' server, if it does not run, deaf to Ctrl-C until it has loaded PyTorch. See `server`."""
     resource_tracker.ensure_running()  # or the server starts it, which unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
@@ -243,8 +246,8 @@ _start_lock = threading.Lock()
 def _clean_start() -> Iterator[None]:
     """Hide the user's script, and keep the workers' server from touching CUDA, while a worker starts.
 
-    multiprocessing would run the script again in the worker, and a script that calls `tune` without an
-    `if __name__ == "__main__"` guard would call it again there. Nothing of it is needed: models travel by value.
+    multiprocessing would run the script again in the worker. A script that calls `tune` without an `if __name__ ==
+    "__main__"` guard would call it again there. The worker needs nothing of it, as models travel by value.
 
     The first start begins the server, which sees `SERVER_VARIABLES` beside the user's own.
     """

@@ -1,4 +1,4 @@
-"""A workload in a worker, and a live model on its way there."""
+"""Load a workload in a worker, and send a live model there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(job: Job) -> Workload:
 
 
 class AgainAndAgain(TrainStep):
-    """A step in a worker, which is taken more often than its schedule may provide for: there that starts over.
+    """A training step in a worker, whose schedules start over when it is taken more often than they provide for.
 
     `OneCycleLR` raises beyond its last step, and timing alone may take more steps than a training has left.
     """
@@ -53,13 +53,16 @@ class AgainAndAgain(TrainStep):
 
     @classmethod
     def of(cls, step: TrainStep) -> AgainAndAgain:
-        """Return the step, whose schedules start over from where they are now."""
+        """Return the step with schedules that start over from their present state."""
         found = cls.__new__(cls)
         vars(found).update(vars(step), _start=[copy.deepcopy(s.state_dict()) for s in step.schedulers])
         return found
 
     def advance(self) -> None:
-        """Step the schedulers and the averaged weights; the former raise only where not even their start can."""
+        """Step the schedulers and the averaged weights.
+
+        Schedulers raise only if even their start does.
+        """
         try:
             super().advance()
         except Exception:  # a scheduler may raise anything
@@ -69,7 +72,7 @@ class AgainAndAgain(TrainStep):
 
 
 def refuse_step(workload: Workload, who: str) -> None:
-    """Refuse a training step, for `who` looks at calls of a model.
+    """Refuse a training step, as `who` works on calls of a model.
 
     Raises:
         InputError: it is one.
@@ -85,8 +88,8 @@ def _loaded(job: Job) -> Workload:
 
     if job.source is None:
         return target.load(job.workload.target, device=job.workload.device, seed=job.workload.seed)
-    # Written moments ago by the process that started this one, into a folder of its own; never from a store.
-    # Tensors that hang in attributes and objects, which `to` does not move, come back to where they were.
+    # Written moments ago by the process that started this one, into a folder of its own, and never from a store.
+    # Tensors in attributes and objects, which `to` does not move, return to their former device.
     place = "cpu" if job.workload.device == "cpu" else None
     with open(job.source, "rb") as file:
         call, examples, name, methods = torch.load(file, map_location=place, weights_only=False)
@@ -96,7 +99,7 @@ def _loaded(job: Job) -> Workload:
 
 
 def _give_main_its_names() -> None:
-    """Put what the code of the user's script refers to into `__main__`, where Dynamo looks it up.
+    """Put the names that the user's script refers to into `__main__`, where Dynamo looks them up.
 
     Functions that travel by value bring their globals along, in dicts of their own.
     """
@@ -142,11 +145,11 @@ def _parts(step: TrainStep) -> list[Any]:
 
 
 def with_optimizer_state(workload: Workload) -> Workload:
-    """Take a training step as written, so that the optimizer has its state: what is made of a step starts from here.
+    """Take a training step as written, so that the optimizer has its state, from which all candidates start.
 
     A step that the scaler skips makes no state: then another one follows, at half the scale.
 
-    Of another workload nothing is called.
+    Other workloads are not called.
     """
     if workload.step:
         scaler = workload.step.scaler
@@ -168,15 +171,15 @@ def runner(
     restores: bool = False,
     goes_on: bool = False,
 ) -> Callable[[], Any]:
-    """Return one call on one example, as it is timed: in training, with the backward pass.
+    """Return one call on one example in its timed form: in training, with the backward pass.
 
     Args:
-        call: what is run.
-        example: its inputs; copied once, so that the example itself is never written.
+        call: the callable to run.
+        example: its inputs, copied once, so that the example itself is never written.
         mode: "inference" or "training".
         original: the model, whose state the call changes.
-        restores: whether each call begins from the same state of the model and of the inputs, for one that changes
-            them: putting them back is timed with it, on both sides alike.
+        restores: whether each call begins from the same state of the model and the inputs, if it changes them. Putting
+            them back is timed with it, on both sides alike.
         goes_on: whether each call goes on from the state that the one before it left, as long as that can be.
     """
     import torch

@@ -1,6 +1,6 @@
-"""Methods that a program put in classes of its modules: a worker imports those classes as they are written.
+"""Methods that a program added to its modules' classes, which a worker imports in their original form.
 
-Whatever looks put there travels along, with a digest of its code. The worker takes what its own class has not.
+All of these methods travel along, with a digest of their code. The worker takes those that its own class lacks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Method:
         cls: the class, which a worker imports.
         name: of the attribute.
         digest: of its code, and of the functions that it closes over.
-        written: the function, pickled; None where that failed.
-        error: why.
+        written: the function, pickled, or None if that failed.
+        error: the reason.
     """
 
     cls: type
@@ -38,13 +38,13 @@ class Method:
 
 
 def methods_put_in(things: Iterable[Any]) -> list[Method]:
-    """List what was put in the classes of some objects, as far as that can be told: a decorator looks like it."""
+    """List the methods added to the classes of some objects, as far as they differ: decorated ones look the same."""
     classes = dict.fromkeys(cls for thing in things for cls in type(thing).__mro__ if _is_imported(cls))
     return [_method(cls, *found) for cls in classes for found in _put_in(cls)]
 
 
 def put_in(methods: Iterable[Method]) -> None:
-    """Put methods in the classes of this process that have others there, or none.
+    """Add methods to those classes of this process that have others there, or none.
 
     Raises:
         WorkloadError: one of them could not be pickled.
@@ -66,7 +66,7 @@ def put_in(methods: Iterable[Method]) -> None:
 
 
 def _is_imported(cls: type) -> bool:
-    """Whether a worker gets a class by its name; others travel by value, with whatever they hold."""
+    """Return whether a worker gets a class by its name. Other classes travel by value, with all their contents."""
     found: Any = sys.modules.get(cls.__module__) if cls.__module__ != "__main__" else None
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -106,5 +106,5 @@ def _method(cls: type, name: str, value: Any, function: types.FunctionType) -> M
     digest = _digest(function)
     try:
         return Method(cls, name, digest, cloudpickle.dumps(value))
-    except Exception as error:  # what code holds may refuse in any way; it matters where the worker has other code
+    except Exception as error:  # a value in the code may refuse in any way, which matters if the worker has other code
         return Method(cls, name, digest, None, raised(error))

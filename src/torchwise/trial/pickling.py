@@ -1,6 +1,6 @@
-"""How a live model is written for a worker: as cloudpickle writes it, and what that refuses, too.
+"""Write a live model for a worker: as cloudpickle writes it, and also objects that cloudpickle refuses.
 
-What is no state, such as a lock, is made anew by the worker.
+The worker recreates objects without state, such as locks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """What `torch.save` makes its own pickler from."""
+    """The base class of `torch.save`'s own pickler."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how an object is made anew in the worker."""
+        """Return how to recreate an object in the worker."""
         kind = type(obj)
         if kind in _WAYS:
             return _WAYS[kind](obj)
@@ -95,4 +95,4 @@ _WAYS: dict[type, Callable[[Any], Any]] = {
     contextvars.ContextVar: lambda variable: (contextvars.ContextVar, (variable.name,)),
     weakref.ref: _reference,
 }
-"""What is made anew of each type, as `__reduce__` says it."""
+"""How to recreate each type, as `__reduce__` says it."""

@@ -1,4 +1,4 @@
-"""The plain model, called once on each example: whether it runs, and what a call of it changes."""
+"""Call the plain model once on each example: whether it runs, and which state a call changes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True, slots=True)
 class PlainCall:
-    """What one call of the model on each example did.
+    """The effects of one call of the model on each example.
 
     Attributes:
-        writes: whether it writes to tensors that it is given.
+        writes: whether it writes to its input tensors.
         answers: whether there are numbers in its answers.
         moves: the state that it changes for the next call, by path.
         grows: whether a tensor of that state took another shape.
@@ -38,18 +38,18 @@ class PlainCall:
 
     @property
     def traits(self) -> frozenset[str]:
-        """What an arena must know, to begin each call from one state."""
+        """The traits that an arena needs, to begin each call from one state."""
         found = {"writes_inputs": self.writes, "stateful": bool(self.moves)}
         return frozenset(name for name, present in found.items() if present)
 
 
 def run_plainly(workload: Workload, mode: str) -> PlainCall:
-    """Run the model once on each example, and see what that changes; what is changed is put back.
+    """Run the model once on each example, record the changes, and undo them.
 
     Raises:
         BaselineError: it raises.
-        WorkloadError: it changes what cannot be put back; or it is to be trained, and the loss that stands in for its
-            own has no backward pass.
+        WorkloadError: it makes a change that cannot be undone. Or it is to be trained, and the surrogate loss has no
+            backward pass.
     """
     writes = answers = grows = False
     moves: dict[str, None] = {}
@@ -75,7 +75,7 @@ def _answer(workload: Workload, call: Callable[..., Any], given: Example, exampl
     except BaselineError as error:
         if workload.step is None:
             raise
-        call_plainly(workload.step, example.clone())  # which raises where it is the step's own error
+        call_plainly(workload.step, example.clone())  # which raises if it is the step's own error
         raise InternalError(f"a copy of the training step fails where the step itself does not: {error}") from error
 
 
@@ -84,7 +84,7 @@ def _check_trains(call: Callable[..., Any], answer: Any, example: Example) -> No
         runner(call, example, "training", original=call, restores=True)()
     except WorkloadError:
         raise
-    except Exception as error:  # the user's model may raise anything, and so may what stands in for its loss
+    except Exception as error:  # the user's model may raise anything, and so may its surrogate loss
         if loss_of(answer) is answer:  # the model's own
             raise raised_by_model(error, example) from error
         raise WorkloadError(
@@ -96,10 +96,10 @@ def _check_trains(call: Callable[..., Any], answer: Any, example: Example) -> No
 def _moves_on(
     workload: Workload, call: Callable[..., Any], given: Example, first: State
 ) -> tuple[dict[str, None], bool]:
-    """Call once more; return the paths of what that changed, and whether a tensor there took another shape.
+    """Call once more, and return the paths of the changes, and whether a tensor there took another shape.
 
-    What the first call alone changed was made for good, such as a cache of positions, and stays. Where there is no
-    second call, as the first one filled a cache, what it changed is put back.
+    Changes by the first call alone are made for good, such as a cache of positions, and stay. If a second call fails,
+    as the first one filled a cache, its changes are undone.
     """
     moved, grown = _moves(workload, given, first), first.grown()
     if not moved:
@@ -107,7 +107,7 @@ def _moves_on(
     second = State.of(None if workload.step else call, given.args, given.kwargs)
     try:
         call(*given.args, **given.kwargs)
-    except Exception:  # a model may raise anything, and may well be called but once
+    except Exception:  # a model may raise anything, and may allow only one call
         first.restore()
     else:
         moved, grown = _moves(workload, given, second), second.grown()
@@ -116,8 +116,10 @@ def _moves_on(
 
 
 def _moves(workload: Workload, given: Example, state: State) -> list[str]:
-    """Return the paths of what a call changed for the next one: not the tensors that it is given each time, nor what
-    batch normalisation counts while it trains, which no call in training reads.
+    """Return the paths of a call's changes for the next one.
+
+    Input tensors, which are passed each time, do not count. Neither do the counts of batch normalisation in training,
+    which no call in training reads.
     """
     import torch
 
@@ -134,12 +136,12 @@ def _moves(workload: Workload, given: Example, state: State) -> list[str]:
 
 
 def _tells(leaf: tuple[str, Any]) -> bool:
-    """Whether something can be compared with a leaf of an answer; of kinds that cannot be looked at that is assumed."""
+    """Return whether a leaf of an answer can be compared, which is assumed for kinds that cannot be inspected."""
     import torch
 
     found = leaf[1]
     if not isinstance(found, torch.Tensor):
         return found is not None
     with contextlib.suppress(Exception):
-        return not bool(found.detach().isnan().all())  # of no elements, all are
+        return not bool(found.detach().isnan().all())  # without elements, all are
     return True

@@ -1,4 +1,4 @@
-"""Whether a call prints or logs: whoever waits for such a line misses it once the call is a replay of kernels."""
+"""Find out whether a call prints or logs: its output is lost once the call is a replay of kernels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unittest import mock
 LEAST_LEVEL = logging.INFO
 """Below this a line is for debugging, and usually switched off."""
 NOT_THE_MODELS = "torch"
-"""Loggers of PyTorch tell of how a call runs, and not what the model has to say."""
+"""PyTorch's loggers report how a call runs, and not the model's own messages."""
 
 
 def prints(call: Callable[[], Any]) -> bool:
-    """Make the call once, and say whether it prints or logs in this thread; not of what writes to a stream directly.
+    """Make the call once, and say whether it prints or logs in this thread, except by writing to a stream directly.
 
     Loggers count whether they are switched on or not: that is another matter in the process that will make the calls.
     """

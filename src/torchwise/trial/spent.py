@@ -1,4 +1,4 @@
-"""How long something takes, without the time in which other processes have the device."""
+"""Measure elapsed time without the time in which other processes have the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchwise.trial.launcher import WAITING, OnStage
 
 
 class Spent:
-    """Counts seconds from when it is made, except where the stages that it hears say that a worker waits for others.
+    """Counts seconds from its creation, except for stages in which a worker waits for others.
 
     Args:
         on_stage: hears the stages too.
@@ -30,5 +30,5 @@ class Spent:
 
     @property
     def seconds(self) -> float:
-        """How many there are so far; a wait is left out once it is over, as a worker may end in it without a word."""
+        """The seconds so far. A wait is left out once it is over, as a worker may end in it without a word."""
         return time.monotonic() - self._start - self._waited_s

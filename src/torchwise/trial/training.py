@@ -1,4 +1,4 @@
-"""What there is to know of a training step before plans for it are tried."""
+"""Facts about a training step that are needed before plans for it are tried."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torchwise.workload import Workload, trees
 from torchwise.workload.step import TrainStep
 
 PIECES = (2, 4)
-"""Into how many pieces a plan may cut a batch."""
+"""The numbers of pieces into which a plan may cut a batch."""
 
 
 def step_traits(workload: Workload) -> frozenset[str]:
-    """Return the traits that only a training step has; none of any other workload."""
+    """Return the traits that only a training step has, and none for any other workload."""
     if workload.step is None:
         return frozenset()
     return frozenset({"training_step", *forms_open(workload.step.optimizer), *_cuts(workload, workload.step)})
@@ -33,7 +33,7 @@ def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
     if any(isinstance(module, batch_norm) for module in step.model.modules()):
         return  # its statistics are those of the whole batch
     if step.has_hooks:
-        return  # which would run once for each piece; no candidate could show what comes of it, as copies have none
+        return  # it would run once for each piece, and no candidate could show the effect, as copies have no hooks
     tensors = [t for example in workload.examples for t in trees.tensors(example.args)]
     rows = [{t.shape[0] if t.dim() else 0 for t in trees.tensors(example.args)} for example in workload.examples]
     if any(len(lengths) != 1 for lengths in rows):
@@ -44,11 +44,11 @@ def _cuts(workload: Workload, step: TrainStep) -> Iterator[str]:
 
 
 def work_of(workload: Workload, call: Callable[[], Any], instruments: Instruments) -> StepWork:
-    """Return what one step works on and computes; the first example stands for all.
+    """Return the work of one step, with the first example standing for all.
 
-    Samples are the rows of the batch, tokens its elements where the first tensor holds whole numbers in two dimensions.
-    FLOPs are those of matrix products and convolutions, forward and backward (`torch.utils.flop_counter`); the peak is
-    the rate of large matrix products at the step's precision, measured here.
+    Samples are the rows of the batch. Tokens are its elements if the first tensor holds whole numbers in two
+    dimensions. FLOPs are those of matrix products and convolutions, forward and backward (`torch.utils.flop_counter`).
+    The peak is the rate of large matrix products at the step's precision, measured here.
     """
     first = next(iter(trees.tensors(workload.examples[0].args)), None)
     rows = int(first.shape[0]) if first is not None and first.dim() else 1
@@ -77,7 +77,7 @@ def flops_of(call: Callable[[], Any]) -> float:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts as `FlopCounterMode` does, without its hooks on modules: those do not stand gradients taken in a call."""
+    """Counts as `FlopCounterMode` does, but without hooks on modules, which fail if gradients are taken in a call."""
 
     supports_higher_order_operators = True
 

@@ -1,4 +1,4 @@
-"""One trial from the parent's side: launch, listen, and turn whatever comes back into a record."""
+"""One trial from the parent's side: launch, listen, and turn every outcome into a record."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DUEL_WIDTH = 0.01
 
 
 def inspect_workload(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Inspection:
-    """Look at the plain model in a worker.
+    """Inspect the plain model in a worker.
 
     Raises:
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model raises, dies, hangs or runs out of memory.
-        InternalError: Torchwise fails when it looks at it, and the plain model does not.
+        InternalError: Torchwise fails during the inspection, and the plain model does not.
     """
     answer = launcher.run(job, limits, on_stage)
     if isinstance(answer, Failure):
@@ -53,11 +53,11 @@ def try_plan(
 
     Args:
         launcher: where the workers run.
-        job: of task "try"; where it names no folder for caches they are deleted at the end.
+        job: of task "try". If it names no folder for caches they are deleted at the end.
         trial: as it was claimed, state RUNNING.
         limits: of each worker.
         on_stage: hears the stages as they are entered.
-        warm: whether the warm cost is wanted at all.
+        warm: whether to measure the warm cost at all.
 
     Returns:
         The trial, finished: COMPLETE, PRUNED or FAIL, with the reason in words.
@@ -82,11 +82,11 @@ def hold_duel(
 
     Args:
         launcher: where the worker runs.
-        job: of the plan's trial, with what both plans took in theirs.
-        rival: the other plan, which was proven as well.
+        job: of the plan's trial, with both plans' times in their trials.
+        rival: the other plan, which was verified as well.
         limits: of the worker.
         on_stage: hears the stages as they are entered.
-        caches: folders that the trials of both have left; what lies in none is compiled anew.
+        caches: folders left by the trials of both. Code that is in none is compiled anew.
     """
     spent = Spent(on_stage)
     with own_caches(caches) as folder:
@@ -96,7 +96,7 @@ def hold_duel(
     if isinstance(answer, Failure):
         return Duel(rival, failure=answer, seconds=spent.seconds)
     found = codec.from_json(answer, Measurement)
-    if (times := found.times_as_long(job.usual_s)) > HELD_UP:  # another program may hold up one of them and not both
+    if (times := found.times_as_long(job.usual_s)) > HELD_UP:  # another program may slow down one of them and not both
         reason = f"one of the plans took {times:.1f} times as long as in its trial"
         return Duel(rival, failure=Failure(FailureKind.HELD_UP, "measure", reason), seconds=spent.seconds)
     return Duel(rival, found, seconds=spent.seconds)
@@ -114,9 +114,9 @@ def _judged(trial: Trial, attempt: Attempt) -> Trial:
 
 
 def _is_worth_a_warm_start(trial: Trial) -> bool:
-    """Only a plan that beat eager can be decided for, and only one that compiles has a warm cost of its own.
+    """Return whether a plan beat eager, so that it may be decided for, and compiles, so that it has a warm cost.
 
-    Whether it did beat eager, more processes than its own will tell; here it need have done so in that one.
+    More processes than its own will tell whether it did beat eager. Here it is enough if it did in that one.
     """
     return trial.is_promising and trial.plan.backend != "eager"
 
@@ -134,14 +134,14 @@ def _with_warm_cost(launcher: Launcher, job: Job, trial: Trial, limits: Limits, 
 def measure_again(
     launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage, caches: Iterable[str] = ()
 ) -> Measurement | Failure:
-    """Time the job's plan, which was proven before, beside eager in one more fresh process.
+    """Time the job's verified plan beside eager in one more fresh process.
 
     Args:
         launcher: where the worker runs.
         job: of the plan's trial.
         limits: of the worker.
         on_stage: hears the stages as they are entered.
-        caches: folders that the plan's trial has left; what lies in none is compiled anew.
+        caches: folders left by the plan's trial. Code that is in none is compiled anew.
     """
     with own_caches(caches) as folder:
         restart = _restarted(launcher, replace(job, cache_dir=folder), limits, on_stage)
@@ -151,16 +151,16 @@ def measure_again(
 
 
 def _restarted(launcher: Launcher, job: Job, limits: Limits, on_stage: OnStage) -> Restart | Failure:
-    # What is timed again is timed to its end: it was not pruned before.
+    # A repeated measurement runs to its end: its plan was not pruned before.
     answer = launcher.run(replace(job, task="warm", prune_below=None), limits, on_stage)
     return answer if isinstance(answer, Failure) else codec.from_json(answer, Restart)
 
 
 @contextmanager
 def own_caches(filled_from: Iterable[str] = ()) -> Iterator[str]:
-    """Give a candidate a cache of its own, so that no other candidate's compilation flatters its cold cost.
+    """Give a candidate a cache of its own, so that no other candidate's compilation hides its cold cost.
 
-    It is empty, or filled from these folders; what cannot be copied is compiled anew.
+    It is empty, or filled from these folders. Files that cannot be copied are compiled anew.
     """
     folder = tempfile.mkdtemp(prefix="torchwise-cache-")
     try:

@@ -1,8 +1,12 @@
-"""The child's side: do one job, say at which stage it stands, answer with one record, and end.
+"""The child's side: do one job, report each stage, answer with one record, and end.
 
-Messages to the parent are pairs of strings: ("stage", name), ("waits", stage) and ("goes on", stage) around a wait for
-the device, ("result", JSON), ("failure", JSON of a `Failure`), or ("error", "ClassName|message") for an error of the
-user's that ends the whole study.
+Messages to the parent are pairs of strings:
+
+- ("stage", name).
+- ("waits", stage) and ("goes on", stage) around a wait for the device.
+- ("result", JSON).
+- ("failure", JSON of a `Failure`).
+- ("error", "ClassName|message") for an error of the user's that ends the whole study.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from torchwise.records import Failure, FailureKind, codec
 Stage = Callable[[str], None]
 TRACEBACK_LINES = 40
 TELL_WHERE = signal.SIGUSR1
-"""Has a worker write what each of its threads is doing to its log, even where it hangs outside Python."""
+"""Makes a worker write the activity of each of its threads to its log, even if it hangs outside Python."""
 TASKS = {
     "inspect": "torchwise.trial.inspection:inspect",
     "check": "torchwise.trial.blame:check",
@@ -35,11 +39,11 @@ TASKS = {
     "warm": "torchwise.trial.candidate:start_warm",
     "duel": "torchwise.trial.candidate:duel",
 }
-"""What a job's task means; any other task names its function itself, as `module:function`."""
+"""The function of each job's task. Any other task names its function itself, as `module:function`."""
 
 
 class Assignment(Protocol):
-    """What a worker can be told: a picklable record that names its task."""
+    """An order for a worker: a picklable record that names its task."""
 
     @property
     def task(self) -> str:
@@ -52,7 +56,7 @@ class Assignment(Protocol):
 
 
 def main(job: Assignment, connection: Connection, log: str) -> None:
-    """Run `job` in this process, which is the worker's own; everything it prints goes to the file `log`."""
+    """Run `job` in this process, which is the worker's own, with all its output in the file `log`."""
     _become_leader()
     threading.Thread(target=_follow_parent, args=(connection,), daemon=True).start()
     os.environ.update(job.variables())
@@ -70,7 +74,7 @@ def main(job: Assignment, connection: Connection, log: str) -> None:
     turns.take_part(lambda waits: connection.send(("waits" if waits else "goes on", stage[0])))
     try:
         connection.send(("result", codec.to_json(_run(job, enter))))
-    except BaseException as error:  # whatever a candidate raises is this trial's result, and nobody else's problem
+    except BaseException as error:  # an exception of a candidate is this trial's result, and nobody else's problem
         connection.send(_report(error, stage[0]))
     sys.stdout.flush()
     # Interpreter shutdown after CUDA graphs and compile pools can crash or hang, and there is nothing left to save.
@@ -118,8 +122,8 @@ def _become_leader() -> None:
 def _follow_parent(connection: Connection) -> None:
     """End with the parent, which never sends anything: when its end of the pipe closes, it is gone.
 
-    The kernel's signal alone does not do: it comes when the workers' server ends, and multiprocessing gives each worker
-    a hold on the server, so that neither would end while the other lives.
+    The kernel's signal alone is not enough, as it comes when the workers' server ends. multiprocessing gives each
+    worker a hold on the server, so that neither would end while the other lives.
     """
     with contextlib.suppress(EOFError, OSError):
         connection.recv()
