@@ -1,4 +1,7 @@
-"""The command line: one file per command. Heavy imports stay inside the commands, so that `--help` is instant."""
+"""The command line, with one file per command.
+
+Heavy imports stay inside the commands, so that `--help` is instant.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,13 @@ from torchwise.errors import TorchwiseError
 
 
 class Commands(Group):
-    """The commands; what is refused as no number is named, which Typer itself may leave out, and so is Ctrl-C."""
+    """The group of all commands.
+
+    It adds the refused value to errors about numbers, which Typer may leave out, and handles Ctrl-C.
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was named."""
+        """Run the named command."""
         try:
             with interruptible():
                 return super().invoke(ctx)
@@ -87,10 +93,12 @@ def options(
 
 
 def main(run: Callable[[], None] | None = None) -> None:
-    """Run the command line. Exit codes: 0 decided, 2 bad input, 3 the model itself fails, 130 interrupted.
+    """Run the command line.
+
+    Exit codes: 0 decided, 2 bad input, 3 the model itself fails, 130 interrupted.
 
     Args:
-        run: what reads the words and does what they say; `app` by default.
+        run: the function that parses the arguments and runs the command, by default `app`.
     """
     _write_anywhere()
     try:
@@ -101,7 +109,7 @@ def main(run: Callable[[], None] | None = None) -> None:
 
 
 def _write_anywhere() -> None:
-    """Have signs that an output's encoding lacks, such as latin-1 the ×, come out as ?, not as an error at the end."""
+    """Print ? for characters that the output's encoding lacks, such as × in latin-1, instead of failing at the end."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""`torchwise analyze`: one plan in full, from what it costs to compile to what to reserve for it."""
+"""`torchwise analyze`: one plan in full, from its compile cost to the memory to reserve for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchwise.plan import Plan
 
 LIMIT_S = 600.0
-"""As `torchwise.diagnose.analysis.run.LIMIT_S`, which cannot be read here without loading all of it."""
+"""The same as `torchwise.diagnose.analysis.run.LIMIT_S`, whose import would load all of that module."""
 
 
 def analyze(
@@ -91,10 +91,10 @@ def analyze(
 
 
 def _plan(given: str, store: str | None) -> Plan:
-    """Return the plan that is meant.
+    """Return the plan that `given` names.
 
     Raises:
-        InputError: there is none such, or the study has no decision.
+        InputError: there is no such plan, or the study has no decision.
     """
     from torchwise.cli.lookup import find_decided
     from torchwise.diagnose.analysis.plans import is_id, plan_of
@@ -106,10 +106,10 @@ def _plan(given: str, store: str | None) -> Plan:
 
 
 def _sizes(given: str) -> tuple[int, ...]:
-    """Read batch sizes with commas between them.
+    """Read comma-separated batch sizes.
 
     Raises:
-        InputError: one is no whole number.
+        InputError: a size is no whole number.
     """
     from torchwise.errors import InputError
 

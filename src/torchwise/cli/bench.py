@@ -1,4 +1,4 @@
-"""`torchwise bench`: Torchwise beside everything a user would pick instead, on many targets."""
+"""`torchwise bench`: compare Torchwise with its alternatives on many targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchwise.records.benchmark import Benchmark
 
 LIMIT_S = 300.0
-"""As `torchwise.bench.request.LIMIT_S`, which cannot be read here without loading all of the benchmark."""
+"""The same as `torchwise.bench.request.LIMIT_S`, whose import would load all of the benchmark."""
 
 
 def bench(
@@ -106,14 +106,14 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where results go.
+    """The output files of a benchmark.
 
     Attributes:
-        exports: JSON, CSV or Markdown.
-        plots: a folder.
-        whole: JSON, whatever it is called.
-        html: a page.
-        resume: JSON to go on with, written after every row; one of the exports.
+        exports: JSON, CSV or Markdown files.
+        plots: a folder for plots.
+        whole: a JSON file, with any name.
+        html: an HTML page.
+        resume: a JSON file to continue from, written after every row. It is one of the exports.
     """
 
     exports: tuple[Path, ...]
@@ -124,7 +124,7 @@ class Files:
 
     @property
     def json(self) -> str | None:
-        """The first file that holds all of a benchmark, quoted for a shell."""
+        """The first JSON file, which holds the complete benchmark, quoted for a shell."""
         from torchwise.report.json_export import STDOUT
 
         files = [file for file in self.exports if file.suffix == ".json"]
@@ -133,7 +133,7 @@ class Files:
 
 
 def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None:
-    """Run, keep every row as soon as it is done, and show and write what there is, however it ended."""
+    """Run, store every row as soon as it is done, and show and write all rows, even after an interrupt."""
     from torchwise.bench import run_benchmark
     from torchwise.errors import StorageError
     from torchwise.records.answer import EXIT_INCONCLUSIVE
@@ -146,9 +146,9 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
         with progress:
             done: Benchmark | None = run_benchmark(request, ProcessLauncher(), progress, earlier)
         interrupted = False
-    except KeyboardInterrupt:  # caught here, as Typer would end without a word
+    except KeyboardInterrupt:  # caught here, as Typer would end silently
         done, interrupted = progress.benchmark or earlier, True
-    except StorageError:  # a row could not be kept: what was measured is shown all the same
+    except StorageError:  # a row could not be stored: still show the measurements
         if progress.benchmark:
             _print(progress.benchmark, request, files)
         raise
@@ -164,7 +164,7 @@ def _run(request: BenchRequest, earlier: Benchmark | None, files: Files) -> None
 
 
 def _is_told(done: Benchmark) -> bool:
-    """Whether what was timed can be trusted at all; where nothing was, the rows say why."""
+    """Return whether the timings can be trusted. If nothing was timed, the rows say why."""
     from torchwise.records.answer import Reliability
     from torchwise.records.scale import trust_of
 
@@ -173,7 +173,7 @@ def _is_told(done: Benchmark) -> bool:
 
 
 def _kept(done: Benchmark | None, files: Files) -> str:
-    """Say what is kept of a run that was interrupted, and how it is gone on with."""
+    """Return a message about the stored rows of an interrupted run, and how to continue it."""
     if not done:
         return "no row was finished"
     if files.resume:
@@ -196,7 +196,7 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
     from torchwise.report.bench import export, write_bench_html, write_plots
     from torchwise.report.json_export import write_json
 
-    _print(done, request, files)  # first, so that a disk that is full by now does not take the table with it
+    _print(done, request, files)  # first, so that the table survives a full disk
     for file in files.exports:
         export(done, file)
     if files.whole:
@@ -208,21 +208,21 @@ def _show(done: Benchmark, request: BenchRequest, files: Files) -> None:
 
 
 def _next(done: Benchmark, request: BenchRequest, files: Files) -> list[str]:
-    """Return the commands that make sense next, the most useful first."""
+    """Return useful next commands, the most useful first."""
     found = []
     wanted = _wanted(request)
     if left := len(wanted - {row.key for row in done.rows}):
         resumed = f"the same command with --resume {files.json or 'bench.json'}"
         again = "the same command again" if files.resume else resumed
         found.append(f"{again}: {left} of {len(wanted)} rows are not done")
-    if any(row.performance for row in done.rows):  # else there is nothing that another benchmark could be held against
+    if any(row.performance for row in done.rows):  # otherwise there is nothing to compare another benchmark with
         after = "" if files.json else "  (after --export)"
         found.append(f"torchwise compare {files.json or 'BEFORE.json'} AFTER.json{after}")
     return found
 
 
 def _wanted(request: BenchRequest) -> set[tuple[str, str, str, str, str]]:
-    """Return the keys of the rows that are asked for."""
+    """Return the keys of the requested rows."""
     from torchwise.bench.contenders import find
 
     asked = (request.device, request.mode, request.objective)
@@ -238,10 +238,10 @@ def _suite(
     objective: str,
     contenders: str | None,
 ) -> Suite:
-    """Return the suite of the file, or an empty one, with what was given on the command line in its place.
+    """Return the file's suite, or an empty one, with the command line's values in place of its own.
 
     Raises:
-        InputError: the contenders that are given are none.
+        InputError: the given contenders do not exist.
     """
     from dataclasses import replace
 
@@ -274,10 +274,10 @@ def _targets(suite: Suite) -> list[str]:
 
 
 def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> None:
-    """Refuse what could not be written, before minutes are spent on it.
+    """Refuse files that cannot be written, before minutes are spent on their contents.
 
     Raises:
-        InputError: naming the file and what is wrong with it.
+        InputError: a file cannot be written. The message names it and the reason.
     """
     from torchwise.errors import InputError
     from torchwise.report.bench import check_exportable
@@ -289,16 +289,16 @@ def _check_files(files: list[Path], plots: Path | None, resume: Path | None) -> 
         check_writable(file)
     if plots and plots.exists() and not plots.is_dir():
         raise InputError(f"{plots} is a file, but plots go to a folder")
-    if plots:  # made with its parents where it is not there
+    if plots:  # created with its parents if it is missing
         there = next(folder for folder in (plots.absolute(), *plots.absolute().parents) if folder.exists())
         check_writable(there / "speedup.png")
 
 
 def _name_families() -> None:
-    """Refuse a benchmark of nothing.
+    """Refuse a benchmark without targets.
 
     Raises:
-        InputError: always, naming what there is.
+        InputError: always. The message names the families.
     """
     from torchwise.errors import InputError
     from torchwise.zoo import list_workloads

@@ -1,4 +1,4 @@
-"""`torchwise bisect`: where a wrong answer, a NaN, a crash, a hang or a slow-down enters."""
+"""`torchwise bisect`: find the source of a wrong answer, a NaN, a crash, a hang or a slow-down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 300.0
 NOT_COMPARABLE = 5
-"""Exit code where nobody can tell whether there is a fault; a script must not take it for "nothing found"."""
+"""Exit code if it is unknown whether there is a fault, which a script must not take for "nothing found"."""
 
 
 def bisect(
@@ -76,7 +76,7 @@ def bisect(
 
 
 def exit_code(found: Bisection) -> int:
-    """Return 0 for nothing found, 1 for a fault, and 5 where the answers could not be compared."""
+    """Return 0 for nothing found, 1 for a fault, and 5 if the answers could not be compared."""
     if not found.is_comparable:
         return NOT_COMPARABLE
     return 1 if found.found else 0
@@ -92,7 +92,7 @@ def _plan(text: str, store: str | None) -> Plan:
     """Read a plan: JSON, or the decision of a study.
 
     Raises:
-        InputError: it is neither, or leaves the model alone.
+        InputError: it is neither, or the plan is eager.
     """
     from torchwise.cli.lookup import find_decided
     from torchwise.errors import InputError

@@ -1,4 +1,4 @@
-"""`torchwise cache`: a decision and its compiled code in one file, for other processes and equal machines."""
+"""`torchwise cache`: a decision and its compiled code as one artifact, for other processes and equal machines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def save(
         raise InputError(
             f"study {study} is of {target}, a model of a running program: save it there, by torchwise.artefact.save"
         )
-    # Loads torch, which takes seconds: what the store knows was asked first.
+    # This import loads torch, which takes seconds, so the store is read first.
     from torchwise import artefact
     from torchwise.artefact.place import is_url
 
@@ -136,10 +136,10 @@ def info(
 
 
 def size_of(text: str) -> int:
-    """Return the bytes that "10GiB", "500 MB" or "1000" means.
+    """Return the number of bytes in "10GiB", "500 MB" or "1000".
 
     Raises:
-        InputError: it means none, or less than one.
+        InputError: the text is no size, or is less than one byte.
     """
     from torchwise.errors import InputError
 

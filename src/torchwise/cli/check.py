@@ -1,4 +1,4 @@
-"""`torchwise check`: does what is locked still hold on this machine?"""
+"""`torchwise check`: check whether locked plans still hold on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchwise.cli.lock import File
 from torchwise.cli.options import Effort, json_option
 
 LIMIT_S = 600.0
-"""As `torchwise.lock.check.LIMIT_S`, which cannot be read here without loading the launcher."""
+"""The same as `torchwise.lock.check.LIMIT_S`, whose import would load the launcher."""
 
 
 def check(
@@ -55,5 +55,5 @@ def check(
         found = run_check(known, request, ProcessLauncher(), progress)
     if json:
         write_json(found, json)
-    Console(highlight=False).print(render_check(found), soft_wrap=True)  # a line each, to be searched and pasted
+    Console(highlight=False).print(render_check(found), soft_wrap=True)  # one line each, for searching and copying
     raise typer.Exit(found.exit_code)

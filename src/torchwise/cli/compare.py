@@ -1,4 +1,4 @@
-"""`torchwise compare`: did anything become slower or wrong from one benchmark to the next?"""
+"""`torchwise compare`: find changes for the worse between two benchmarks, in speed or correctness."""
 
 from __future__ import annotations
 

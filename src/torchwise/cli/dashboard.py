@@ -9,7 +9,7 @@ import typer
 from torchwise.cli.options import Store
 
 PORT = 8501
-"""Streamlit's own."""
+"""Streamlit's default."""
 
 
 def dashboard(
@@ -36,5 +36,5 @@ def dashboard(
     from torchwise.store import default_url, open_storage
 
     url = store or default_url()
-    open_storage(url, existing=True).close()  # one that cannot be used is refused here, in words
+    open_storage(url, existing=True).close()  # an unusable store is refused here, with a clear message
     serve(url, host, port, read_only=not is_this_machine(host) if read_only is None else read_only, browser=browser)

@@ -1,4 +1,4 @@
-"""`torchwise doctor`: is this machine ready, and if not, what to do."""
+"""`torchwise doctor`: check whether this machine is ready, with advice if it is not."""
 
 from __future__ import annotations
 

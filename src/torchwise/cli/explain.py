@@ -1,4 +1,4 @@
-"""`torchwise explain`: why a model is slow, where, and what each mend would save."""
+"""`torchwise explain`: why and where a model is slow, and the potential saving of each fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchwise.records.explanation import Explanation
 
 BUDGET_S = 45.0
-"""As `torchwise.diagnose.explain.BUDGET_S`, which cannot be read here without loading the launcher."""
+"""The same as `torchwise.diagnose.explain.BUDGET_S`, whose import would load the launcher."""
 
 
 def explain(
@@ -71,7 +71,7 @@ def explain(
 
 
 def _keep(told: Explanation, store: str | None) -> None:
-    """Keep what was told; where that fails, it is told all the same."""
+    """Store the explanation. If that fails, it is still shown."""
     from torchwise.errors import StorageError
     from torchwise.store import open_storage
 

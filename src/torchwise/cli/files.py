@@ -1,4 +1,4 @@
-"""Files that a command is to write: tried before the work that is to be kept there."""
+"""Check a command's output files before its work starts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def check_writable(file: Path | None) -> None:
-    """Refuse a path that could not be written, before minutes are spent on what goes there.
+    """Refuse a path that cannot be written, before minutes are spent on its contents.
 
     Raises:
-        InputError: its folder does not exist or cannot be written to, or it is a folder itself.
+        InputError: its folder does not exist or is not writable, or it is a folder itself.
     """
-    if file is None:  # nothing is loaded for it: `torchwise zoo` answers at once
+    if file is None:  # loads nothing, so that `torchwise zoo` is instant
         return
     import os
     import secrets
@@ -31,7 +31,8 @@ def check_writable(file: Path | None) -> None:
         if not os.access(file, os.W_OK):
             raise InputError(f"{file} cannot be written: permission denied; give another place")
         return
-    # Asking for permissions is not enough, as file systems may be read-only. Named like the draft of `write_whole`.
+    # Reading permissions is not enough, as file systems may be read-only. The name is like that of a draft of
+    # `write_whole`.
     probe = file.resolve().with_name(f".{file.resolve().name}.{secrets.token_hex(4)}.tmp")
     try:
         probe.touch(exist_ok=False)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command works."""
+"""Handle Ctrl-C during a command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 
 @contextlib.contextmanager
 def interruptible(kept: Callable[[], str] = str) -> Iterator[None]:
-    """End with exit code 130 on Ctrl-C, and say what is kept: Typer would end without a word.
+    """End with exit code 130 on Ctrl-C, and print the stored results. Typer would end silently.
 
     Raises:
-        Exit: of Typer, with code 130.
+        Exit: Typer's error, with code 130.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""`torchwise lock`: write down what each model runs by, for a team to review."""
+"""`torchwise lock`: write each model's plan into a file, for a team to review."""
 
 from __future__ import annotations
 

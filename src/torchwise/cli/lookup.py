@@ -1,4 +1,4 @@
-"""From what the user types to a study (a number, `latest`, or a JSON file) and to a plan of it."""
+"""Find a study by the user's text (a number, `latest`, or a JSON file), and a plan of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torchwise.records import Decision, Study
 
 
 def find_study(name: str, store: str | None) -> Study:
-    """Return the study that `name` means; `latest` is the one that was decided last.
+    """Return the study that `name` means. `latest` is the one with the newest decision.
 
     Raises:
-        InputError: there is none; the message says what there is.
+        InputError: there is no such study. The message says which studies there are.
     """
     if name.endswith(".json"):
         return read_study(Path(name))
@@ -36,7 +36,7 @@ def find_decided(name: str, store: str | None) -> tuple[Study, Decision]:
     """Return the study that `name` means, and its decision.
 
     Raises:
-        InputError: there is no such study, or it has no decision; the message has the way out.
+        InputError: there is no such study, or it has no decision. The message has the way out.
     """
     study = find_study(name, store)
     if study.decision is None:
@@ -45,15 +45,15 @@ def find_decided(name: str, store: str | None) -> tuple[Study, Decision]:
 
 
 def find_plan(name: str | None, study: Study, ruled: Sequence[Plan] = ()) -> Plan:
-    """Return the plan of `study` that `name` means: `eager`, an id, or its beginning; the decided one without a name.
+    """Return the plan of `study` that `name` means: `eager`, an id or its beginning, or no name for the decided one.
 
     Args:
-        name: what the user typed.
-        study: whose trials are meant, and eager.
-        ruled: further plans that may be meant.
+        name: the user's text.
+        study: the study whose plans, and eager, may be meant.
+        ruled: additional plans that may be meant.
 
     Raises:
-        InputError: none is meant, or several are; the message says what there is.
+        InputError: no plan matches, or several do. The message lists the plans.
     """
     if name is None:
         if study.decision is None:
@@ -73,6 +73,6 @@ def read_study(file: Path) -> Study:
     """Read a study from JSON.
 
     Raises:
-        InputError: the file cannot be read, or holds no study.
+        InputError: the file cannot be read, or contains no study.
     """
     return parsing.read(file, Study.from_json)

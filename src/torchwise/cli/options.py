@@ -1,4 +1,4 @@
-"""Options that several commands share: what each is called and means is said once."""
+"""The shared options of several commands, with their names and meanings."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ def _stream(ctx: typer.Context, file: Path | None) -> Path | None:
         return file
     from torchwise.report.json_export import STDOUT
 
-    ctx.with_resource(contextlib.redirect_stdout(sys.stderr))  # or no program could read what comes
+    ctx.with_resource(contextlib.redirect_stdout(sys.stderr))  # otherwise no program could read the output
     return STDOUT
 
 
 def json_option(help: str) -> Any:
-    """Return `--json FILE`; with - for standard output, where all that the command says goes to standard error."""
+    """Return the option `--json FILE`.
+
+    With -, JSON goes to standard output, and all messages of the command go to standard error.
+    """
     return typer.Option("--json", help=f"{help}; - is standard output.", callback=_stream)

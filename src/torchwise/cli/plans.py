@@ -1,4 +1,4 @@
-"""`torchwise plans`: what was decided, for which models and machines, and what people ruled about it."""
+"""`torchwise plans`: the decisions for models and machines, and approvals of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ plans = typer.Typer(
 
 SCHEMA = "torchwise.plans/1"
 UNCUT = 10_000
-"""Characters of a line that no table reaches."""
+"""More characters than any line of a table has."""
 FOLDED = ("target", "plan")
 LEAST_FOLDED = 20
-"""Characters in a line of a table that the columns that are folded are to have."""
+"""Minimum width of folded columns in a table, in characters."""
 
 PlanArgument = Annotated[
     str | None,
@@ -71,7 +71,7 @@ def list_plans(
         return
     console = Console()
     if not console.is_terminal:
-        console.width = UNCUT  # a program that searches the lines finds no name that goes over two
+        console.width = UNCUT  # programs search by line, and would miss a name on two lines
     console.print(_table(summaries, console.width))
     if len(found) > limit:
         typer.echo(f"These are the newest {limit}, and there are older ones: --limit N, --target TARGET.")
@@ -201,7 +201,7 @@ def list_rulings(
 
 
 def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
-    """Return a table, a row for each study; where that would fold more than targets and plans, paragraphs."""
+    """Return a table with a row per study, or paragraphs if it would fold more than targets and plans."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -209,9 +209,9 @@ def _table(summaries: Sequence[StudySummary], width: int) -> RenderableType:
     rows = [tuple(map(str, _cells(row))) for row in summaries]
     longest = {column[0]: max(map(len, column)) for column in zip(headings, *rows, strict=True)}
     widths = [min(length, LEAST_FOLDED) if name in FOLDED else length for name, length in longest.items()]
-    if sum(widths) + 3 * len(widths) + 1 > width:  # a line and two spaces go with each column
+    if sum(widths) + 3 * len(widths) + 1 > width:  # each column has a border and two spaces
         return Text("\n".join(map(_paragraph, summaries)), overflow="fold")
-    # A name that is cut can be given to no command.
+    # A shortened name would be of no use to a command.
     table = Table(*(Column(heading, overflow="fold", no_wrap=heading not in FOLDED) for heading in headings))
     for cells in rows:
         table.add_row(*cells)
@@ -265,5 +265,5 @@ def _login() -> str:
 
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # what it raises differs by version and system
+    except (OSError, KeyError, ImportError):  # its errors differ by version and system
         raise InputError("this system knows no login name: say who rules with --by NAME") from None

@@ -29,7 +29,7 @@ def report(
     for file in (json, html):
         check_writable(file)
     found = find_study(study, store)
-    # The number in a file is that of the store it was written from.
+    # The number in a file belongs to the store that the file came from.
     named = {"name": study} if study.endswith(".json") else {"store": place_of(store) if store else None}
     Console().print(render_study(found, **named))
     if json:

@@ -1,4 +1,4 @@
-"""`torchwise store`: where studies are kept, and how they come to another place."""
+"""`torchwise store`: the place of studies, and ways to move them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchwise sweep`: tune many targets, as many at once as there are devices."""
+"""`torchwise sweep`: tune many targets, one per device at a time."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def sweep(
     choice.check(launcher, address)
     tasks = read_manifest(manifest).on(device or choice.default_device(launcher, address)).tasks
     for task in tasks:
-        task.request()  # what `tune` would refuse is refused before anything runs
+        task.request()  # refuse early what `tune` would refuse
     slots = choice.slots(launcher, address, parallel)
     choice.check_fit(tasks, slots)
-    open_storage(store).close()  # one that cannot be used is refused here, once
+    open_storage(store).close()  # an unusable store is refused here, once
     kept = "; finished trials are kept, and the same command goes on"
     with interruptible(lambda: kept):
         done = run_sweep(tasks, slots, _command(), _environment(store), lambda line: typer.echo(line, err=True))
@@ -58,7 +58,7 @@ def sweep(
 
 
 def _command() -> list[str]:
-    """Return how the command line is called in a process that ends with this one, and waits for a store as it may."""
+    """Return the command for a process that ends with this one, and waits for the store."""
     own = (
         f"from torchwise.cluster.following import follow; follow({os.getpid()}); "
         "from torchwise.cluster.patience import patient; from torchwise.cli import app, main; "
@@ -68,7 +68,10 @@ def _command() -> list[str]:
 
 
 def _environment(store: str | None) -> dict[str, str]:
-    """Return what the studies inherit; the store goes here, as its URL may hold a password, which a list would show."""
+    """Return the environment of the studies.
+
+    It contains the store's URL, as that may hold a password, which a list of processes would show.
+    """
     from torchwise.store.location import VARIABLE
 
     return {**os.environ, **({VARIABLE: store} if store else {})}

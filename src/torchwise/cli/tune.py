@@ -1,4 +1,4 @@
-"""`torchwise tune`: find the fastest proven way to run a model."""
+"""`torchwise tune`: find the fastest verified way to run a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchwise zoo`: the reference workloads, what each shows, and how to tune it."""
+"""`torchwise zoo`: the reference workloads, their subjects, and how to tune them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def zoo(
 
 
 def parameters(entry: Entry) -> str:
-    """Return the parameters with their range over all sizes, such as "batch 8–512, width 512"."""
+    """Return the parameters with their ranges over all sizes, such as "batch 8–512, width 512"."""
     found = []
     for parameter in entry.sizes["small"]:
         values = [sizes[parameter] for sizes in entry.sizes.values()]
@@ -60,7 +60,7 @@ def parameters(entry: Entry) -> str:
 
 
 def notes(entry: Entry) -> list[str]:
-    """Return what is special about it: that it is random by design, that it is for training, too or alone."""
+    """Return notes on a workload: that it is random by design, or for training, too or only."""
     found = {
         "random by design": entry.stochastic,
         "for training too": entry.trains,
