@@ -1,4 +1,4 @@
-"""The model of the tutorial (docs/tutorial.md): slow although it is compiled, and its mend.
+"""The model of the tutorial (docs/tutorial.md), which is slow although it is compiled, and its fix.
 
 torchwise explain examples/slow_model.py:make
 """
@@ -18,17 +18,17 @@ class Block(nn.Module):
         self.temperature = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what comes of (batch, width), in the same shape."""
+        """Map (batch, width) to the same shape."""
         h = nn.functional.gelu(self.up(x))
         temperature = self.temperature.item()
         return x + self.down(torch.tanh(h / temperature))
 
 
 class MendedBlock(Block):
-    """The same, with the temperature kept a tensor."""
+    """The same block, with the temperature as a tensor."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what comes of (batch, width), in the same shape."""
+        """Map (batch, width) to the same shape."""
         h = nn.functional.gelu(self.up(x))
         return x + self.down(torch.tanh(h / self.temperature))
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
         self.first, self.second, self.third = block(width), block(width), block(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what comes of (batch, width), in the same shape."""
+        """Map (batch, width) to the same shape."""
         return self.third(self.second(self.first(x)))
 
 
@@ -52,5 +52,5 @@ def make(block: type[Block] = Block, seed: int = 0) -> tuple[nn.Module, tuple[to
 
 
 def make_mended(seed: int = 0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """Return the mended model, with the same weights and inputs."""
+    """Return the fixed model, with the same weights and inputs."""
     return make(MendedBlock, seed)

@@ -1,10 +1,13 @@
-"""A small service around an optimised model: requests, health, metrics, and nothing compiled while it serves.
+"""A small service around an optimised model, with requests, health and metrics.
+
+It compiles nothing while it serves.
 
     pip install 'torchwise[metrics]' fastapi uvicorn
     uvicorn --app-dir examples/service app:app
 
-The first start searches for a plan, which takes a minute or two; later ones find it in the store. With
-TORCHWISE_CANARY=1000 in the environment one request in a thousand is answered by the plain model as well, and compared.
+The first start searches for a plan, which takes a minute or two. Later starts find it in the store. With
+TORCHWISE_CANARY=1000 in the environment, the plain model also answers one request in a thousand, and the answers are
+compared.
 """
 
 from __future__ import annotations
@@ -37,18 +40,18 @@ class Scorer(torch.nn.Module):
         self.head = torch.nn.Linear(FEATURES, 1)
 
     def forward(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Return scores, 0 to 1, (batch,), of sequences, (batch, STEPS, FEATURES)."""
+        """Return scores, 0 to 1, (batch,), for sequences, (batch, STEPS, FEATURES)."""
         return torch.sigmoid(self.head(self.encoder(sequence).mean(1)))[:, 0]
 
 
 class Request(BaseModel):
-    """What is to be scored."""
+    """The sequence to score."""
 
     sequence: list[list[float]] = Field(description=f"{STEPS} rows of {FEATURES} numbers")
 
 
 def load() -> tuple[Any, torch.device]:
-    """Build the model, and find or look up how to run it here; then call it once, so that it is compiled."""
+    """Build the model, find or look up its plan, and call it once, so that it is compiled."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)  # in place of a checkpoint
     model = Scorer().eval().to(device)
@@ -63,7 +66,7 @@ def load() -> tuple[Any, torch.device]:
 
 @asynccontextmanager
 async def lifespan(service: FastAPI) -> AsyncIterator[None]:
-    """Load before the first request, and export metrics and alerts for as long as the service runs."""
+    """Load before the first request, and export metrics and alerts while the service runs."""
     service.state.scorer, service.state.device = load()
     remove_metrics = torchwise.export_metrics(service.state.scorer, "scorer")
     remove_alerts = torchwise.on_alert(lambda alert: logger.error("%s: %s", alert.kind, alert.message))
@@ -94,7 +97,7 @@ def _score(sequence: torch.Tensor) -> float:
 
 @app.get("/health")
 def health() -> dict[str, Any]:
-    """Say by which plan the service answers, and what became of its calls."""
+    """Return the service's plan and the statistics of its calls."""
     return {"plan": str(app.state.scorer.decision.plan), **app.state.scorer.statistics.snapshot()}
 
 

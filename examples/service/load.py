@@ -1,4 +1,4 @@
-"""Load for the service: several clients at once, and what they saw.
+"""Put load on the service by several parallel clients, and print their results.
 
 python examples/service/load.py --requests 2000 --clients 8
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Send the requests, and print rates, latencies and what the service says of itself."""
+    """Send the requests, and print rates, latencies and the service's own report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--requests", type=int, default=2000)
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def request(url: str, seed: int) -> float:
-    """Have one sequence scored; return the seconds it took."""
+    """Request the score of one sequence, and return the duration in seconds."""
     draw = random.Random(seed).gauss
     sequence = [[draw(0, 1) for _ in range(64)] for _ in range(32)]
     body = json.dumps({"sequence": sequence}).encode()
@@ -45,7 +45,7 @@ def request(url: str, seed: int) -> float:
 
 
 def read(request: str | urllib.request.Request) -> Any:
-    """Return the JSON that a request is answered with."""
+    """Return the JSON answer to a request."""
     with urllib.request.urlopen(request, timeout=30) as response:
         return json.load(response)
 
