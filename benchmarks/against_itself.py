@@ -1,8 +1,8 @@
-"""How far the clock can be trusted, and what a decision to stay with eager costs a call.
+"""How far the clock can be trusted, and the cost per call of a decision to stay with eager.
 
-Three pairs are timed by turns, each as a search and a benchmark time theirs: eager against itself, which should come
-out at 1; eager behind `torchwise.apply` against eager; and eager against that. The root of the quotient of the latter
-two is free of what favours whichever side is the candidate.
+Three pairs are timed in turn, each as in a search and a benchmark. The first is eager against itself, with an expected
+ratio of 1. The second is eager behind `torchwise.apply` against eager, and the third is the reverse. The square root of
+the quotient of the latter two is free of any bias towards the candidate's side.
 
 Run it: taskset -c 0-3 python benchmarks/against_itself.py zoo:tutorial.break_print@medium --device cuda
 """
@@ -37,7 +37,7 @@ def main() -> None:
     here = environment.detect(options.device)
     print(f"{here.gpu or here.cpu}, torch {torch.__version__}, blocks of {options.block_ms:g} ms")
     print("speed of the first over that of the second")
-    precision = Precision(1e-6, options.seconds, options.block_ms / 1e3)  # all the time that is given
+    precision = Precision(1e-6, options.seconds, options.block_ms / 1e3)  # use all the given time
     with torch.no_grad():
         for name in options.targets:
             workload = target.load(name, device=options.device, seed=0)
@@ -50,7 +50,7 @@ def main() -> None:
 def compare(
     sides: dict[str, Callable[..., Any]], workload: Workload, clock: Clock, precision: Precision, name: str
 ) -> tuple[float, float]:
-    """Time the three pairs once; return eager over itself, and kept over eager from both orders."""
+    """Time the three pairs once, and return eager over itself, and kept over eager from both orders."""
 
     def speed(candidate: str, baseline: str) -> Interval:
         mixes = [

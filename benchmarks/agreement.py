@@ -1,20 +1,20 @@
-"""Do runs agree? Tune one target ten times from nothing and compare the decisions.
+"""Do runs agree? Tune one target ten times from scratch and compare the decisions.
 
-Two runs agree when they decide for the same plan, or for plans whose speed-up intervals (95 %) overlap. Beside it is
-what a run decides by: the cost of compiling and of all calls together, as a share of what eager would take. Where
-compiling barely pays over the calls asked for, two plans may cost the same and differ in speed.
+Two runs agree if they decide for the same plan, or for plans whose speed-up intervals (95 %) overlap. The output also
+shows the basis of each decision: the cost of compilation and all calls, as a share of eager's. If compilation barely
+pays over these calls, two plans may cost the same and differ in speed.
 
 Run it: python benchmarks/agreement.py zoo:tutorial.fusion_demo --device cpu --runs 10 --out .
 
-With `--busy N`, so many other processes compute meanwhile, each on a core of its own. With `--against FILE`, the JSON
-of earlier runs on a quiet machine, each decision is judged: right, inconclusive or wrong. It is wrong where it names a
-plan that is slower than eager there, or stays with eager where a plan is faster there by more than 2 %, and would pay:
+With `--busy N`, N other processes compute meanwhile, each on its own core. With `--against FILE`, the JSON of earlier
+runs on a quiet machine, each decision is judged as right, inconclusive or wrong. A plan is wrong if it is slower than
+eager there. Eager is wrong if a plan is faster there by more than 2 % and would pay:
 
     python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 3 --label quiet
     python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 10 --label busy --busy 2 --budget 90 --against FILE
 
-With `--earlier FILE…`, runs of other such files are taken in: some may have been made beside each other, each on cores
-of its own (`taskset`).
+With `--earlier FILE…`, runs from other such files are included. These may have run in parallel, each on its own cores
+(`taskset`).
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ def main() -> None:
         for number in range(options.runs):
             runs.append(judged(tune(options), quiet))
             print(number, json.dumps(runs[-1]), flush=True)
-            report(runs, options)  # after every run, so that a run that is cut off keeps what it has
+            report(runs, options)  # after every run, so that an interrupted run keeps its results
     print(report(runs, options))
 
 
 def judged(run: dict[str, object], quiet: list[dict[str, object]]) -> dict[str, object]:
-    """Return a run with what is to be said of its decision, where there are runs to say it by."""
+    """Return a run with the judgement of its decision, if there are runs to judge it by."""
     return run | ({"judged": judge(run, quiet)} if quiet else {})
 
 
 @contextlib.contextmanager
 def computing(count: int, cores: Sequence[int] = ()) -> Iterator[None]:
-    """Have so many other processes compute, each on one core of these (or of all), as long as this lasts."""
+    """Run `count` other processes that compute, each on one of these cores (or any), inside this context."""
     cores = cores or sorted(os.sched_getaffinity(0))
     code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", code, str(cores[n % len(cores)])]) for n in range(count)]
@@ -85,7 +85,7 @@ def computing(count: int, cores: Sequence[int] = ()) -> Iterator[None]:
 
 
 def judge(run: dict[str, object], quiet: list[dict[str, object]]) -> str:
-    """Say whether a decision is right, inconclusive or wrong, by what quiet runs measured; or unknown, by none."""
+    """Judge a decision as right, inconclusive or wrong by the measurements of quiet runs, or unknown without any."""
     if run["answer"] == "inconclusive":
         return "inconclusive"
     known: dict[str, list[float]] = {}
@@ -102,7 +102,7 @@ def judge(run: dict[str, object], quiet: list[dict[str, object]]) -> str:
 
 
 def tune(options: argparse.Namespace) -> dict[str, object]:
-    """Tune once with an empty store; return what was decided."""
+    """Tune once with an empty store, and return the decision."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "study.json")
         command = ["tune", options.target, "--device", options.device, "--calls", options.calls]
@@ -119,7 +119,7 @@ def tune(options: argparse.Namespace) -> dict[str, object]:
 
 
 def summary(study: Study) -> dict[str, object]:
-    """Return what was decided, its cost, and every candidate with its speed-up."""
+    """Return the decision, its cost, and every candidate with its speed-up."""
     decision = study.decision
     assert decision is not None
     economics = Economics(decision.baseline_s, study.workload.calls, study.workload.restarts)

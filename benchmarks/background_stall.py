@@ -1,9 +1,9 @@
-"""What tuning in the background costs a program under a steady load: stalls, and the 99th percentile of its calls.
+"""The cost of background tuning to a program under steady load: stalls, and the 99th percentile of its calls.
 
-One thread calls a model at a steady rate; each call is timed from when it was due. First without, then while
-`torchwise.optimize(background=True)` searches in another process and swaps its plan in, then with the plan. Answers are
-compared with the original's, every one of them. One core is left to the search, as PyTorch is given one thread less
-than there are.
+One thread calls a model at a steady rate. Each call is timed from its due time. There are three phases. The first is
+without tuning. In the second, `torchwise.optimize(background=True)` searches in another process and swaps its plan in.
+The third is with the plan. All answers are compared with the original's. PyTorch gets one thread less than there are
+cores, which leaves one core to the search.
 
 Run it: python benchmarks/background_stall.py zoo:spinlock.operator@small --device cpu --period-ms 10
 """
@@ -28,14 +28,14 @@ from torchwise.workload import target
 
 
 class Load:
-    """Calls at a steady rate, in seconds from when each was due to when its answer was there."""
+    """Calls at a steady rate, timed in seconds from each call's due time to its answer."""
 
     def __init__(self, call: Callable[[], Any], right: torch.Tensor, period_s: float, device: str) -> None:
         self._call, self._right, self._period_s, self._device = call, right, period_s, device
         self.worst = 0.0
 
     def run(self, until: Callable[[float, int], bool]) -> list[float]:
-        """Call until `until` says so, given the seconds and calls so far; return how long each call took."""
+        """Call until `until` returns true for the seconds and calls so far, and return the seconds of each call."""
         taken: list[float] = []
         start = time.perf_counter()
         due = start
@@ -44,7 +44,7 @@ class Load:
             if (wait := due - time.perf_counter()) > 0:
                 time.sleep(wait)
             else:
-                due = time.perf_counter()  # what is late is counted once, and not for all calls that follow
+                due = time.perf_counter()  # count a delay once, and not again for later calls
             answer = self._call()
             if self._device == "cuda":
                 torch.cuda.synchronize()

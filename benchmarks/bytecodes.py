@@ -1,10 +1,9 @@
 """Counts the bytecodes that Python executes: for a call, for `import torchwise`, and for `torchwise --help`.
 
-The number is the same on every run and every machine, whatever else runs there. Not counted is the search for modules
-on disk, as it depends on where packages are installed. What C code does is not seen, except for the items that `map`
-goes through.
+The number is the same on every run and every machine, under any load. The search for modules on disk is excluded, as it
+depends on the location of packages. Work in C code is not counted, except for the items that `map` goes through.
 
-`host_cost.py` runs it, in a process that loaded nothing else: python -S benchmarks/bytecodes.py "import torchwise"
+`host_cost.py` runs it in a process without other modules: python -S benchmarks/bytecodes.py "import torchwise"
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import builtins
 import sys
 
-TYPE_CHECKING = False  # `typing` has it, but what is loaded here would not count where Torchwise loads it
+TYPE_CHECKING = False  # modules imported here would not count when Torchwise imports them
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType
@@ -24,9 +23,9 @@ def count_bytecodes(call: Callable[[], object], leave_out: CodeType | None = Non
     """Count the bytecodes that a call executes in this thread.
 
     Args:
-        call: what to count.
-        leave_out: the code of a function whose calls do not count, nor does what they call. What a compiler made of
-            this function, under its name, is left out as well.
+        call: the call to count.
+        leave_out: the code of a function whose calls do not count, with everything they call. Code that a compiler made
+            from this function, under its name, is left out as well.
     """
     count, is_left_out = 0, False
 
@@ -63,7 +62,7 @@ def count_bytecodes(call: Callable[[], object], leave_out: CodeType | None = Non
 
 
 def map_in_python(function: Callable[..., object], *iterables: Iterable[object]) -> Iterator[object]:
-    """Do as `map` does, so that each item counts: a loop in C would hide how much a call looks at."""
+    """Do the same as `map` in Python, so that each item counts: a loop in C would hide the work of a call."""
     for values in zip(*iterables):  # noqa: B905
         yield function(*values)
 

@@ -1,11 +1,11 @@
-"""Which claims of the five earlier systems hold: their figures against a benchmark of the zoo, claim by claim.
+"""Check the claims of the five earlier systems against a benchmark of the zoo, claim by claim.
 
-For each claim and each size that was run, the fastest mode of `torch.compile` and Torchwise are given apart: the claims
-were made for the former. A claim holds where the whole 95 % interval lies at or above it, and does not where it lies
+For each claim and size, the table shows the fastest mode of `torch.compile` and Torchwise separately, as the claims
+were about the former. A claim holds if the whole 95 % interval lies at or above it, and fails if the interval lies
 below.
 
-Claims of a lower precision are held against results that were allowed it: where the plan that was chosen there computes
-in the model's own precision all the same, it says so.
+Claims about a lower precision are compared with results that allowed it. The table says so if the chosen plan still
+computes in the model's own precision.
 
 Run it: python benchmarks/claims.py results.json [more.json] [--allowed reduced.json] > claims.md
 """
@@ -33,11 +33,11 @@ def main() -> None:
 
 
 def table(benchmarks: Iterable[Benchmark], allowed: Iterable[Benchmark] = ()) -> str:
-    """Return one line for each claim and size, by the last of several rows.
+    """Return one line for each claim and size, from the last of several rows.
 
     Args:
-        benchmarks: in their order.
-        allowed: likewise, of runs for which lower precision was allowed.
+        benchmarks: the benchmarks, in order.
+        allowed: the same for runs that allowed lower precision.
     """
     native, reduced = (
         {row.key: row for benchmark in several for row in benchmark.rows} for several in (benchmarks, allowed)
@@ -50,7 +50,7 @@ def table(benchmarks: Iterable[Benchmark], allowed: Iterable[Benchmark] = ()) ->
 
 
 def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
-    """Return one line for each size in which the claim's target was run, or one that says that it was not."""
+    """Return one line for each measured size of the claim's target, or one that says that there is none."""
     sizes = dict.fromkeys(r.workload.target for r in rows if r.workload.target.partition("@")[0] == claim["target"])
     lines = []
     for target in sizes:
@@ -66,7 +66,7 @@ def lines_of(claim: dict[str, object], rows: list[Row]) -> list[str]:
 
 
 def judged(claim: dict[str, object], rows: list[Row]) -> tuple[str, str]:
-    """Return what was measured, and whether the claim holds by it."""
+    """Return the measurement, and whether the claim holds."""
     if not rows:
         return "not measured", ""
     best = max(rows, key=lambda row: row.speedup.mid if row.speedup else 0.0)
@@ -92,7 +92,7 @@ def judged_memory(claimed: float, row: Row) -> tuple[str, str]:
 
 
 def named(row: Row) -> str:
-    """Return which mode it is; Torchwise has a column of its own."""
+    """Return the row's mode. Torchwise has its own column."""
     return "" if row.contender == OURS else f"{row.contender} "
 
 

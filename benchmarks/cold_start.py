@@ -1,10 +1,10 @@
-"""How long a new process takes to its first optimised answer, with an artefact, without, and eagerly.
+"""The time of a new process to its first optimised answer, with an artifact, without one, and with eager.
 
     python benchmarks/cold_start.py [TARGET] [--device cuda] [--starts N] [--plan JSON] [--json FILE]
 
-Every start is a process of its own with an empty compile cache. The seconds of each are printed: `imports` (torch and
-torchwise), `load` (the artefact, with the import of the compiler), `model`, and `first`, from the model being ready to
-its first answer. Arms alternate, so that a change in the machine's load meets all of them.
+Every start is a new process with an empty compile cache. The output shows the seconds of four stages. `imports` is for
+torch and torchwise. `load` is for the artifact, with the import of the compiler. `model` builds the model. `first` is
+from then to its first answer. Arms alternate, so that a change in the machine's load affects all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STAGES = ("imports", "load", "model", "first")
 
 
 def start(arm: str, target: str, device: str, file: str) -> None:
-    """Be one new process, and print what its stages took."""
+    """Run one new process, and print the seconds of its stages."""
     clock = [time.perf_counter()]
     import torch
 
@@ -84,7 +84,7 @@ def main() -> None:
             options.target, device=options.device, plans=[plan], effort="quick", store=f"{folder}/s.db", progress=False
         )
         file = f"{folder}/model.tw"
-        made = artefact.save(file, options.target, replace(tuned.decision, plan=plan))  # also where eager would win
+        made = artefact.save(file, options.target, replace(tuned.decision, plan=plan))  # even if eager would win
         arms: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
         for _ in range(options.starts):
             for arm in ARMS:

@@ -1,7 +1,7 @@
 """PyTorch's own wrapper for complex numbers against Torchwise's rewriting, plain Inductor and eager, side by side.
 
-The wrapper is `torch._functorch.config.enable_complex_wrapper`, of torch 2.13 and later. Answers are held against
-complex128 first; ratios are paired within rounds, with 95 % bootstrap intervals. An FFT is tried apart.
+The wrapper is `torch._functorch.config.enable_complex_wrapper`, of torch 2.13 and later. Answers are verified against
+complex128 first. Ratios are paired within rounds, with 95 % bootstrap intervals. An FFT is tested separately.
 
 Run it: python benchmarks/complex_wrapper.py zoo:ivhl.field_superposition@large --device cpu
 """
@@ -66,7 +66,7 @@ def contenders(call: Callable[..., Any], example: Example, device: str) -> dict[
 
 
 def wrapped(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    """Compile with PyTorch's wrapper, a function of its own so that no other compilation serves it."""
+    """Compile with PyTorch's wrapper, as a new function so that no other compilation serves it."""
 
     def own(*given: Any) -> Any:
         return call(*given)

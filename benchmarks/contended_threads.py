@@ -1,8 +1,8 @@
-"""What a small model takes a call while another program holds one core: eager, torch.compile's modes and Torchwise.
+"""The time per call of a small model while another program holds one core: eager, torch.compile's modes and Torchwise.
 
 A process that computes all the time is bound to one core. Meanwhile Torchwise tunes a multi-layer perceptron at batch 1
-with effort quick; then all ways are timed in turn, in blocks of calls. A block counts by its mean, as a program pays
-for every call: of calls that now wait and now do not, the median would tell only the one or the other.
+with effort quick. Then all ways are timed in turn, in blocks of calls. A block counts by its mean, as a program pays
+for every call. If only some calls wait, a median would show only one kind of call.
 
 Run it: python benchmarks/contended_threads.py [results.json]
 """
@@ -46,7 +46,7 @@ def main() -> None:
     with computing(0 if options.quiet else 1, [max(os.sched_getaffinity(0))]), torch.no_grad():
         decision = decide(model, x, options.budget)
         ways: dict[str, Way] = {"eager": model, "eager, 1 thread": on_one_thread(model)}
-        for mode in MODES:  # which leaves a mark on a model that it is given
+        for mode in MODES:  # `compile` marks the model it is given
             ways[f"torch.compile {mode}"] = torch.compile(copy.deepcopy(model), mode=mode)
         ways["torchwise"] = tw.apply(model, decision)
         watch = CoreWatch()
@@ -62,14 +62,14 @@ def main() -> None:
 
 
 def decide(model: torch.nn.Module, x: torch.Tensor, budget: float) -> Any:
-    """Return what Torchwise decides, in a store of its own."""
+    """Return Torchwise's decision, from a new store."""
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/studies.db"
         return tw.tune(model, (x,), calls=10_000_000, effort="quick", budget=budget, store=store).decision
 
 
 def on_one_thread(model: Way) -> Way:
-    """Return the model with one thread for its own calls, as a user would write it."""
+    """Wrap the model to use one thread for its own calls, as a user would write it."""
 
     def call(x: torch.Tensor) -> Any:
         before = torch.get_num_threads()
@@ -83,14 +83,14 @@ def on_one_thread(model: Way) -> Way:
 
 
 def time_in_turn(ways: dict[str, Way], x: torch.Tensor, seconds: float) -> dict[str, list[float]]:
-    """Return mean seconds a call of each block of each way: one block of each a round, in any order."""
+    """Return the mean seconds per call of each block, by way. Each round has one block per way, in random order."""
     for way in ways.values():
         for _ in range(3):
             way(x)
     samples: dict[str, list[float]] = {name: [] for name in ways}
     end, order = time.perf_counter() + seconds, random.Random(0)
     while time.perf_counter() < end:
-        for name, way in order.sample(list(ways.items()), len(ways)):  # threads of the one before may still spin
+        for name, way in order.sample(list(ways.items()), len(ways)):  # threads of the previous way may still spin
             start = time.perf_counter()
             for _ in range(CALLS):
                 way(x)
@@ -99,7 +99,7 @@ def time_in_turn(ways: dict[str, Way], x: torch.Tensor, seconds: float) -> dict[
 
 
 def table(samples: dict[str, list[float]]) -> str:
-    """Return a line for each way: mean, median and spread of its blocks, and eager's mean over its own."""
+    """Return a line for each way: mean, median and spread of its blocks, and eager's mean relative to its own."""
     rounds = len(samples["eager"])
     lines = [f"{'way':40} {'mean ms':>9} {'median ms':>10}  {'10 % to 90 % ms':>18}  eager's mean over it"]
     draws = np.random.default_rng(0).integers(0, rounds, (RESAMPLES, rounds))

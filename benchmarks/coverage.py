@@ -1,10 +1,9 @@
-"""Do the intervals cover what they say, and are decisions right as often as they claim?
+"""Do intervals have their nominal coverage, and are decisions right as often as they claim?
 
-A model of 100 equal layers is timed beside itself, and beside copies of 102, 105 and 110 layers, in many fresh
-processes: each as a search times a plan beside eager, in the search's own workers. From that pool groups of processes
-are drawn, and each is given to the functions that a search decides by: after how many processes it ends, what the
-interval is then, and what is decided. The truth is 1 for the model beside itself, and the median over all processes
-for the others.
+A model of 100 equal layers is timed against itself, and against copies of 102, 105 and 110 layers. This happens in many
+fresh processes, in a search's own workers, as for a plan against eager. Groups of processes are drawn from this pool,
+and given to a search's own functions. They set the number of processes, the final interval and the decision. The truth
+is 1 for the model against itself, and the median over all processes for the others.
 
 Run it: python benchmarks/coverage.py --device cpu --label xeon-2cpu --out benchmarks/results
 With a competing process on one core: add --busy. The answers must become inconclusive then, and never wrong.
@@ -50,25 +49,25 @@ from torchwise.workload import WorkloadSpec
 
 LAYERS, WIDTH, ROWS = 100, 128, 32
 PLANTED = (0, 2, 5, 10)
-"""Layers more, of a hundred: the slow-down in percent."""
+"""Additional layers per hundred, which is the slow-down in percent."""
 GROUPS = 2000
 PLAN = Plan(capture="call")
-"""Stands for whatever is timed beside eager; it is not run."""
+"""A placeholder for the candidate. It does not run."""
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
 @dataclass(frozen=True, slots=True)
 class Pool(codec.Document):
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        environment: where.
-        effort: whose care the measurements were made with.
+        environment: the machine.
+        effort: the effort that set the care of measurement.
         busy: whether another process competed for one core.
-        date: when.
-        threads: that each process computed on; 0 for as many as PyTorch takes by itself.
+        date: the date.
+        threads: threads of each process, or 0 for PyTorch's default.
         load: the machine's load average over a minute, after each process.
-        processes: for each process, the model beside copies with more layers, by how many more.
+        processes: for each process, the timings of the model against longer copies, by the number of additional layers.
     """
 
     environment: Environment
@@ -95,8 +94,8 @@ def main() -> None:
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)  # now, so that an hour of measuring is not lost in the end
-    if options.pool:  # judged as a search of the effort that is asked for would judge it
+    options.out.mkdir(parents=True, exist_ok=True)  # now, so that an hour of measurement is not lost at the end
+    if options.pool:  # judged as in a search of the requested effort
         pool = replace(joined([Pool.from_json(file.read_bytes()) for file in options.pool]), effort=options.effort)
     else:
         pool = collect(options)
@@ -110,7 +109,7 @@ def main() -> None:
 
 
 def collect(options: argparse.Namespace) -> Pool:
-    """Measure in as many fresh processes as are asked for."""
+    """Measure in the requested number of fresh processes."""
     here, date = environment.detect(options.device), datetime.datetime.now(datetime.UTC).date().isoformat()
     pool = Pool(here, options.effort, options.busy, date, options.threads)
     job = Job("coverage:sample", WorkloadSpec("coverage:none", device=options.device), effort=EFFORTS[options.effort])  # type: ignore[arg-type]
@@ -124,7 +123,7 @@ def collect(options: argparse.Namespace) -> Pool:
             if isinstance(answer, Failure):
                 raise SystemExit(f"a process failed: {answer}")
             found = codec.from_json(answer, dict[str, Measurement])
-            if job.baseline_s is None:  # as the look at a plain model, which says what eager usually takes
+            if job.baseline_s is None:  # as in the profiling of a plain model, which gives eager's usual time
                 job = replace(job, baseline_s=found["0"].baseline_time.mid)
                 continue
             load = (*pool.load, round(os.getloadavg()[0], 2))
@@ -135,7 +134,7 @@ def collect(options: argparse.Namespace) -> Pool:
 
 
 def joined(pools: Sequence[Pool]) -> Pool:
-    """Return the processes of several pools as one, where they were measured alike."""
+    """Join the processes of several pools, if they were measured alike."""
     first, *others = pools
     for other in others:
         different = first.environment.differences(other.environment)
@@ -146,7 +145,7 @@ def joined(pools: Sequence[Pool]) -> Pool:
 
 
 def hear(stage: str) -> None:
-    """Say what a worker is doing."""
+    """Print a worker's stage."""
     print(f"  {stage}", file=sys.stderr, flush=True)
 
 
@@ -162,7 +161,7 @@ def competing() -> Iterator[None]:
 
 
 def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
-    """Time the model beside itself and beside its longer copies, in a worker."""
+    """Time the model against itself and against its longer copies, in a worker."""
     import torch
 
     from torchwise.measure import Clock, Mix, Precision, measure_pair
@@ -200,7 +199,7 @@ def sample(job: Job, stage: Callable[[str], None]) -> dict[str, Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a search makes of one group of processes: its interval in the end, of how many, and its answer."""
+    """A search's result for one group of processes: its final interval, the number of processes, and its answer."""
 
     speedup: Interval
     processes: int
@@ -208,7 +207,7 @@ class Told:
 
 
 def tell(group: Sequence[Measurement], here: Environment, effort: str) -> Told:
-    """Go through a group as a search goes on from process to process, and decide."""
+    """Process a group as a search does, one process at a time, and decide."""
     care, spec = EFFORTS[effort], WorkloadSpec("coverage:none", device=here.device, calls=10**9)
     passed = Verdict((Check("values", Outcome.PASS, "not run"),))
     trial = Trial(0, PLAN, TrialState.COMPLETE, measurement=group[0], verdict=passed, costs=Costs(0.0))
@@ -259,7 +258,7 @@ def report(pool: Pool) -> str:
 
 
 def line(name: str, timed: list[Measurement], groups: list[list[int]], pool: Pool) -> str:
-    """Return the figures of one plan."""
+    """Return the results of one plan."""
     mids = [one.speedup.mid for one in timed]
     truth = 1.0 if name.endswith("itself") else statistics.median(mids)
     drawn = [[timed[place] for place in group] for group in groups]

@@ -1,8 +1,8 @@
-"""How long is a CPU between two operators in compiled code, and how much of it does C++ around the kernels save?
+"""How long does a CPU spend between two operators in compiled code, and how much does C++ around the kernels save?
 
-Chains of small products and ReLUs, on one thread: so little work that the code around it is what is timed. Times are
-medians of blocks that alternate; the saving is divided by the operators that eager runs, which is what bounds the
-choice `cpp_wrapper` on a CPU (`torchwise.decide.history.BETWEEN_S`).
+The programs are chains of small products and ReLUs, on one thread. They do so little work that the timings are those of
+the surrounding code. Times are medians of alternating blocks. The saving is divided by the number of operators that
+eager runs. This quotient bounds the choice `cpp_wrapper` on a CPU (`torchwise.decide.history.BETWEEN_S`).
 
 Run it: python benchmarks/cpp_wrapper.py
 """
@@ -46,7 +46,7 @@ def chain(x: torch.Tensor, weight: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def timed(calls: list[Any], x: torch.Tensor, weight: torch.Tensor) -> list[float]:
-    """Return the microseconds of a call of each, the median of blocks in alternation."""
+    """Return the microseconds per call of each, as medians of alternating blocks."""
     clock = Clock("cpu")
     blocks = [functools.partial(repeated, call, x, weight) for call in calls]
     for block in blocks:

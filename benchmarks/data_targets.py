@@ -1,7 +1,7 @@
 """Targets whose work depends on their data: torchwise bench benchmarks/data_targets.py:detection
 
-`detection` finds as many boxes as there are; `adaptive` takes as many steps as the error asks for, by a solver as
-torchdiffeq's is written, which `torchdiffeq` is itself.
+`detection` finds as many boxes as there are. `adaptive` takes as many steps as the error requires, by a solver that is
+written like torchdiffeq's. `torchdiffeq` is the library itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BATCH, WIDTH = 256, 64
 
 
 class DetectionHead(torch.nn.Module):
-    """Boxes above a threshold, the best first, without those that overlap a better one."""
+    """Finds boxes above a threshold, the best first, without those that overlap a better one."""
 
     def __init__(self, channels: int = 64, threshold: float = 0.75, overlap: float = 0.3) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class DetectionHead(torch.nn.Module):
         self.threshold, self.overlap = threshold, overlap
 
     def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return boxes (kept, 4) as corners, and their scores, of one image's features (1, channels, rows, columns)."""
+        """Return boxes (kept, 4) as corners, and their scores, of an image's features (1, channels, rows, columns)."""
         hidden = self.tower(features)
         scores = torch.sigmoid(4 * self.score(hidden)).flatten()
         rows, columns = features.shape[2:]
@@ -48,14 +48,14 @@ class DetectionHead(torch.nn.Module):
 
 
 def suppressed(boxes: torch.Tensor, overlap: float) -> torch.Tensor:
-    """Return which of the boxes are kept, the first of them first: greedy non-maximum suppression, in plain PyTorch."""
+    """Return a mask of kept boxes, by greedy non-maximum suppression from the first box on, in plain PyTorch."""
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
     low = torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
     high = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
     shared = (high - low).clamp(min=0).prod(dim=2)
     covers = (shared / (area[:, None] + area[None] - shared) > overlap).triu(1)
     kept = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
-    while True:  # what a box that is kept covers is not kept: nothing changes any more after a few rounds
+    while True:  # a kept box suppresses those it covers: this converges in a few rounds
         now = ~(covers & kept[:, None]).any(dim=0)
         if torch.equal(now, kept):
             return kept
@@ -69,14 +69,14 @@ def detection() -> Workload:
 
 
 class Dopri5(torch.nn.Module):
-    """y(1) of dy/dt = f(y), by Dormand and Prince's method with steps as large as the tolerance allows."""
+    """Computes y(1) of dy/dt = f(y), by Dormand and Prince's method with steps as large as the tolerance allows."""
 
     def __init__(self, slope: Callable[[torch.Tensor], torch.Tensor], rtol: float = 1e-5, atol: float = 1e-6) -> None:
         super().__init__()
         self.slope, self.rtol, self.atol = slope, rtol, atol
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
-        """Take steps from 0 to 1; whether one is good enough is asked of the GPU."""
+        """Take steps from 0 to 1, and read from the GPU whether each is accurate enough."""
         time = torch.tensor([0.0, 1.0], dtype=torch.float64, device=y.device)
         t, end = time[0], time[1]
         dt = torch.tensor(0.1, dtype=torch.float64).to(y.device)
@@ -116,7 +116,7 @@ ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 
 
 
 class Slope(torch.nn.Module):
-    """A small network that a state follows, and a pull towards zero."""
+    """The slope of a state: a small network, and a pull towards zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def adaptive() -> Workload:
 
 
 class Odeint(torch.nn.Module):
-    """The same by torchdiffeq."""
+    """The same ODE, solved by torchdiffeq."""
 
     def __init__(self, slope: torch.nn.Module) -> None:
         super().__init__()

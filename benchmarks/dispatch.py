@@ -1,13 +1,13 @@
-"""What stands between a call and the plan's own work: microseconds of host time per call, side by side.
+"""The overhead between a call and the plan's own work, in microseconds of host time per call, side by side.
 
-A small chain of layers is called without waiting for the GPU, so that what is timed is the host's part:
+A small chain of layers is called without waiting for the GPU, so that timings are the host's part:
 
-* eager, `torch.compile` (default, reduce-overhead) as a user writes it;
-* the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state;
-* eager behind it, as where a search decides to leave a model as it is.
+* eager, and `torch.compile` (default, reduce-overhead) as a user writes it.
+* the same compiled code and a captured graph behind `torchwise.apply`, with checks of inputs, weights and state.
+* eager behind it, as after a decision to stay with eager.
 
-With --pairs it is called as a step of decoding is: with keys and values of so many layers in nested tuples, given by
-name, and it returns others.
+With --pairs the call is like a step of decoding. Keys and values of that many layers come in nested tuples, by name,
+and others are returned.
 
 Run it: python benchmarks/dispatch.py --device cuda --layers 8
 """
@@ -88,7 +88,7 @@ def contenders(layers: int, device: str, example: Example) -> dict[str, Callable
 
 
 def applied(model: torch.nn.Module, plan: Plan, example: Example, device: str) -> Callable[..., object]:
-    """Apply `plan` as a decision for this model, these inputs and this machine does."""
+    """Apply `plan` by a decision for this model, these inputs and this machine."""
     return torchwise.apply(model, decided(model, plan, example, device), strict=True)
 
 

@@ -1,8 +1,10 @@
-"""How far do trials tell two plans apart, and how far does a duel? Both are held again and again, from nothing.
+"""How well do trials distinguish two plans, and how well does a duel?
 
-A trial weighs its plan against eager in a process of its own; the ratio of two such speed-ups is what a search has to
-go by. A duel times the two plans beside each other in one process. What is shown is how either ratio varies from one
-search to the next, as a relative standard deviation: of a right way of telling them apart it is small.
+Both are repeated several times, from scratch.
+
+A trial compares its plan with eager in its own process. Without a duel, a search must go by the ratio of two such
+speed-ups. A duel times the two plans against each other in one process. The output shows how either ratio varies
+between searches, as a relative standard deviation. A good method has a small one.
 
 Run it: python benchmarks/duels.py zoo:ivhl.field_superposition@large --plan JSON --plan JSON --runs 8 --out .
 """
@@ -23,7 +25,7 @@ from torchwise.plan import Plan
 from torchwise.records.trial import speeds_beside
 
 CALLS = 10**12
-"""Expected calls: so many that knowing which plan is the faster is worth any duel."""
+"""Expected calls, so many that the faster plan is worth any duel."""
 
 
 def main() -> None:
@@ -44,12 +46,12 @@ def main() -> None:
     for number in range(options.runs):
         runs.append(run(options, *plans))
         print(number, json.dumps(runs[-1]), flush=True)
-        text = report(options, plans, runs)  # after every run, so that what is cut off keeps what it has
+        text = report(options, plans, runs)  # after every run, so that an interrupted benchmark keeps its results
     print(text)
 
 
 def run(options: argparse.Namespace, first: Plan, second: Plan) -> dict[str, float | None]:
-    """Search once, in an empty store; return the second plan's speed over the first's, by trials and by their duel."""
+    """Search once, in an empty store, and return the second plan's speed over the first's, by trials and by duel."""
     with tempfile.TemporaryDirectory() as folder:
         study = torchwise.tune(
             options.target,

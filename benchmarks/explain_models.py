@@ -1,9 +1,9 @@
-"""How long does `torchwise explain` take on models that people have, and what does it find first?
+"""How long does `torchwise explain` take on common models, and what is its first finding?
 
     python benchmarks/explain_models.py [TARGET…] [--device cuda]
 
-Each is explained by the command itself, in a process of its own: wall seconds from the command to its end, and the
-first finding. ResNet-50 is that of Transformers where torchvision, which timm needs, cannot be imported.
+The command itself explains each model, in its own process. The output shows its wall seconds and the first finding. If
+torchvision, which timm needs, cannot be imported, ResNet-50 is the one of Transformers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def row(target: str, device: str) -> str:
-    """Explain one target; return its line."""
+    """Explain one target, and return its line."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder, "told.json")
         command = [sys.executable, "-m", "torchwise.cli", "explain", target, "--device", device, "--no-keep"]

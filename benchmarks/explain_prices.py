@@ -1,10 +1,12 @@
-"""Is a price of `torchwise explain` what its mend then saves? Faults with one known mend each, run with and without it.
+"""Is a potential saving of `torchwise explain` the actual saving of its fix?
+
+The faults have one known fix each, and run with and without it.
 
     python benchmarks/explain_prices.py [NAME…]
 
-`explain` prices the fault in a process of its own; then the mend is made here, by hand or by the plan that the finding
-names, as a user would make it, and both are timed in alternation. A price is honest where the saving lies in its
-interval, or within a quarter of it.
+`explain` estimates the saving in its own process. Then the fix is made here, as a user would make it: by hand, or by
+the plan that the finding names. Both versions are timed in alternation. An estimate is honest if the saving lies in its
+interval, or within a quarter of the estimate from it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from torchwise.workload import Example
 
 Call = Callable[..., Any]
 NEAR = 0.25
-"""Part of a price by which the saving may be off."""
+"""Allowed deviation of the saving, as a share of the estimate."""
 
 
 class Deep(nn.Module):
@@ -42,14 +44,14 @@ class Deep(nn.Module):
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU()) for _ in range(24))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add what each layer makes of x."""
+        """Add each layer's output to x."""
         for layer in self.layers:
             x = x + layer(x)
         return x
 
 
 class Branching(nn.Module):
-    """Two layers with a decision by the data between them."""
+    """Two layers with a data-dependent branch between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class Branching(nn.Module):
 
 
 class Branchless(Branching):
-    """The same, decided on the device."""
+    """The same, with the branch on the device."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Double the hidden values if they are above 0 in the mean."""
@@ -73,7 +75,7 @@ class Branchless(Branching):
 
 
 class Reading(Branching):
-    """Two layers with a number between them that Python holds."""
+    """Two layers with a number between them that Python reads."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale the hidden values to a mean size of 1."""
@@ -119,12 +121,12 @@ def tiny(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A fault, the kind of finding that it is, and its mend.
+    """A fault, its kind of finding, and its fix.
 
     Attributes:
-        kind: of the finding.
-        fault: builds the callable as it is and its inputs.
-        mended: makes of the callable what runs instead, compiled, where the finding names no plan for it.
+        kind: kind of the finding.
+        fault: builds the faulty callable and its inputs.
+        mended: builds the fixed, compiled callable from the faulty one, if the finding names no plan for it.
     """
 
     kind: str
@@ -144,7 +146,7 @@ def _like(kind: type[nn.Module]) -> Callable[[Call, tuple[torch.Tensor, ...]], C
 
 
 def _planned(plan: Plan, call: Call, args: tuple[torch.Tensor, ...]) -> Call:
-    """Return what `torchwise.apply` runs by the plan that a finding names."""
+    """Return the result of `torchwise.apply` for the plan that a finding names."""
     made = realize(twin(call), plan, Example(args), device="cpu", mode="inference")
     with torch.no_grad():
         for _ in range(4):
@@ -181,7 +183,7 @@ CASES = {
 
 
 def check(name: str) -> bool:
-    """Price one fault, mend it, and say how the two compare; return whether the price was honest."""
+    """Estimate one fault's saving, fix the fault, print both, and return whether the estimate was honest."""
     torch.manual_seed(0)
     case = CASES[name]
     call, args = case.fault()
@@ -206,7 +208,7 @@ def check(name: str) -> bool:
 
 
 def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval:
-    """Return what share of a call the mend saves."""
+    """Return the share of a call that the fix saves."""
     now = torch.compile(call)
     with torch.no_grad():
         for one in (now, mended):
@@ -218,7 +220,7 @@ def _saved(call: Call, mended: Call, args: tuple[torch.Tensor, ...]) -> Interval
 
 
 def _is_honest(price: Price, saved: Interval) -> bool:
-    """Whether the saving is within the price's interval, or a quarter of the price from it."""
+    """Return whether the saving is in the estimate's interval, or within a quarter of the estimate from it."""
     if price.answer is Answer.INCONCLUSIVE:
         return False
     predicted = price.per_call_s
@@ -231,7 +233,7 @@ def _shown(found: Interval) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # threads that wait for each other time the machine's other work, too
+    torch.set_num_threads(1)  # with several threads, the machine's other work would affect timings
     results = [check(name) for name in sys.argv[1:] or CASES]
     print(f"{sum(results)} of {len(results)} prices are honest")
     sys.exit(not all(results))

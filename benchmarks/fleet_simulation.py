@@ -1,10 +1,10 @@
-"""Searches over 10, 100 and 1,000 devices, simulated: what the store, the samplers and the artefacts bear.
+"""Simulate searches over 10, 100 and 1,000 devices: the limits of the store, the samplers and the artifacts.
 
     python benchmarks/fleet_simulation.py [--store URL] [--json FILE]
 
-Times here, on the store at URL (a new SQLite file where none is given; an empty PostgreSQL database otherwise), what a
-search asks of it for each trial, how long a sampler thinks, and how large an artefact is; and then simulates a sweep in
-which each device has a study of its own, one after another. What is assumed is an option, and printed.
+First it measures, on the store at URL, the requests of a search per trial, the seconds of a sampler, and the size of an
+artifact. The store is a new SQLite file by default, or an empty PostgreSQL database. Then it simulates a sweep in which
+each device runs its own studies, one after another. Every assumption is an option, and is printed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from torchwise.study.run import HEARTBEAT_S
 
 FLEETS = (1, 10, 100, 1000)
 TRIALS = 16
-"""Of a study: what effort standard tries at most."""
+"""Trials of a study, the maximum of effort standard."""
 RUNS = 30
 SPREAD = 0.5
 MEAN = math.exp(SPREAD**2 / 2)
-"""Of the log-normal distribution by which trials differ in length, with a median of 1."""
+"""Mean of the log-normal distribution of trial lengths, whose median is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What requests take when nothing else is asked, in seconds, and how far the store serves them side by side.
+    """The seconds of requests without other load, and the parallelism of the store.
 
     Attributes:
-        read: a study with its trials, as a search reads it before each proposal.
-        write: one short transaction: a claim, a result, a heartbeat.
-        share: of a request's seconds, in which no other can be served: 1 for one after another, less for side by side.
-        think: a sampler's proposal.
-        artefact_bytes: what a decided plan's package takes.
-        bandwidth: bytes per second of the place where artefacts lie.
+        read: reading a study with its trials, as a search does before each proposal.
+        write: one short transaction, such as a claim, a result or a heartbeat.
+        share: share of a request's seconds that blocks other requests: 1 for sequential requests, less for parallel
+            ones.
+        think: making a sampler's proposal.
+        artefact_bytes: size of a decided plan's artifact.
+        bandwidth: bytes per second of the artifacts' storage.
     """
 
     read: float
@@ -64,15 +65,15 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a fleet of so many devices came to.
+    """The result for a fleet of some size.
 
     Attributes:
-        devices: how many.
-        trials_per_hour: that ended.
-        efficiency: that, over what as many devices would do if the store and the sampler took no time.
-        store_busy: share of the time in which the store could not have served more.
-        wait_s: 95th percentile of the seconds that a request waited for the store.
-        roll_out_s: seconds until all have one artefact that they ask for at once.
+        devices: number of devices.
+        trials_per_hour: finished trials per hour.
+        efficiency: the same, relative to the rate if the store and the sampler took no time.
+        store_busy: share of the time in which the store was at its limit.
+        wait_s: 95th percentile of a request's wait for the store, in seconds.
+        roll_out_s: seconds until all devices have one artifact, requested at the same time.
     """
 
     devices: int
@@ -84,7 +85,7 @@ class Outcome:
 
 
 class Fleet:
-    """A sweep over some devices; each searches for one target after another."""
+    """A sweep over some devices, each of which searches for one target after another."""
 
     def __init__(self, service: Service, devices: int, trial_s: float, seed: int = 0) -> None:
         self._service, self._devices, self._trial_s = service, devices, trial_s
@@ -95,7 +96,7 @@ class Fleet:
         self._busy, self._ended = 0.0, 0
 
     def run(self, hours: float) -> Outcome:
-        """Run for so many simulated hours."""
+        """Run for a number of simulated hours."""
         for _ in range(self._devices):
             self._world.process(self._device())
             self._world.process(self._heartbeats())
@@ -114,14 +115,14 @@ class Fleet:
         )
 
     def _device(self) -> Generator[simpy.Event, Any, None]:
-        """Search study after study: what `torchwise.study.run` asks of the store for each trial, in that order."""
-        yield self._world.timeout(self._random.uniform(0, self._trial_s))  # devices do not begin in step
+        """Search study after study, with the store requests of `torchwise.study.run` for each trial, in order."""
+        yield self._world.timeout(self._random.uniform(0, self._trial_s))  # devices do not start in step
         service = self._service
         while True:
             for _ in range(TRIALS):
-                yield from self._ask(service.write)  # take back the claims of the dead
+                yield from self._ask(service.write)  # reclaim trials of dead processes
                 yield from self._ask(service.read)
-                yield self._world.timeout(service.think)  # in the process of the search: nobody else waits for it
+                yield self._world.timeout(service.think)  # in the search's own process: no other waits for it
                 yield from self._ask(service.write)  # claim
                 yield from self._ask(service.read)
                 yield self._world.timeout(self._random.lognormvariate(0, SPREAD) * self._trial_s / MEAN)
@@ -146,7 +147,7 @@ class Fleet:
 
 
 def most_devices(service: Service, trial_s: float) -> int:
-    """Return with how many devices the store is at work all the time: more finish no more trials."""
+    """Return the number of devices that keeps the store busy all the time: more devices finish no more trials."""
     each = 3 * service.read + (3 + 1 / TRIALS) * service.write
     return int(1 / service.share / (each / trial_s + service.write / HEARTBEAT_S))
 
@@ -179,14 +180,14 @@ def claimed_and_released(storage: Storage, study: int) -> None:
 
 
 def proposed(study: Study) -> object:
-    """Ask a sampler what to try next, knowing half of the trials."""
+    """Request a sampler's next proposal, given half of the trials."""
     known = tuple(study.trials[: TRIALS // 2])
     space = PlanSpace("cpu", "inference", study.inspection.traits, Legality.REORDERED, "standard")
     return StagedSampler(space).ask(History(study.workload, study.inspection, known))
 
 
 def middle(call: Callable[[], object]) -> float:
-    """Return the median of some runs in seconds."""
+    """Return the median seconds of some runs."""
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -196,14 +197,14 @@ def middle(call: Callable[[], object]) -> float:
 
 
 def side_by_side(url: str, study: int, clients: int) -> float:
-    """Return how often in a second the store serves two writes and a read, asked by so many processes."""
+    """Return the store's rate per second of two writes and a read, requested by `clients` processes."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(clients) as pool:
         return sum(pool.starmap(cycles, [(url, study)] * clients))
 
 
 def cycles(url: str, study: int, seconds: float = 5.0) -> float:
-    """Write twice and read, in turns; return how often in a second."""
+    """Alternate two writes and a read, and return their rate per second."""
     count = 0
     with open_storage(url) as storage:
         storage.get_study(study)
@@ -216,7 +217,7 @@ def cycles(url: str, study: int, seconds: float = 5.0) -> float:
 
 
 def table(service: Service, outcomes: list[Outcome], trial_s: float) -> Iterator[str]:
-    """Say what was measured, what is assumed, and what comes of it."""
+    """Yield the lines of measurements, assumptions and results."""
     yield (
         f"measured: read {service.read * 1e3:.2f} ms, write {service.write * 1e3:.2f} ms, of which {service.share:.0%} "
         f"one after another; a proposal {service.think * 1e3:.2f} ms"

@@ -1,8 +1,8 @@
-"""What Torchwise costs the host: bytecodes of a call on each way through it, of its import and of its help.
+"""The host cost of Torchwise: bytecodes of a call on each path through it, of its import and of its help.
 
-Times say little on a machine that does something else, so a change that makes each call a little slower is seen in no
-time. The bytecodes that Python executes are the same on every run. They are compared with those in `host_cost.json`,
-which hold for a version of Python and of the packages that take part.
+Timings say little on a busy machine: they would not show a change that makes each call a little slower. The bytecodes
+that Python executes are the same on every run. They are compared with the counts in `host_cost.json`, which hold for
+one version of Python and of the packages involved.
 
 Run it: python benchmarks/host_cost.py [--check | --renew]
 """
@@ -24,19 +24,19 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BASELINES = HERE / "host_cost.json"
 LIMIT = 1.02
-"""Times its baseline that a count may be: the counts are exact, and this leaves room for small changes."""
+"""Maximum ratio of a count to its baseline. Counts are exact, so this only leaves room for small changes."""
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
-"""What a count is made with from the environment: what Python may need to start."""
+"""Environment variables that a count keeps, as Python may need them to start."""
 
 Counts = dict[str, int]
 Baselines = dict[str, Counts]
-"""Counts by what they hold for, such as "python 3.11, torch 2.13"."""
+"""Counts by versions, such as "python 3.11, torch 2.13"."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A count beside its baseline; None where there is none for these versions."""
+    """A count and its baseline, which is None if there is none for these versions."""
 
     name: str
     count: int
@@ -53,7 +53,7 @@ class Cost:
 
     @property
     def note(self) -> str | None:
-        """What is worth saying though nothing fails."""
+        """A remark that is no failure, or None."""
         if self.baseline is None:
             return f"{self.name} was not checked: there is no baseline for {self.versions} (--renew adds it)"
         if self.count * LIMIT < self.baseline:
@@ -106,15 +106,15 @@ def count_all() -> Baselines:
 
 
 def describe_versions(*packages: str) -> str:
-    """Name the versions, to the second number, of Python and of the packages that counts depend on."""
+    """Return the versions, to the second number, of Python and of the packages that counts depend on."""
     found = {"python": sys.version.split()[0], **{package: version(package) for package in packages}}
     return ", ".join(f"{name} {'.'.join(number.split('.')[:2])}" for name, number in found.items())
 
 
 def run_alone(*command: str) -> str:
-    """Run a script of this folder in a process that nothing around it bears on, and return what it prints.
+    """Run a script of this folder in an isolated process, and return its output.
 
-    Without `site`, as that loads what packages ask for in the environment at hand.
+    It runs without `site`, which would import packages of the current environment.
     """
     paths = sysconfig.get_paths()
     with tempfile.TemporaryDirectory() as cache:

@@ -1,6 +1,6 @@
-"""The ways that a call can go through Torchwise, and how many bytecodes each takes besides the model's own code.
+"""The paths of a call through Torchwise, and the bytecodes of each besides the model's own code.
 
-`host_cost.py` runs it, in a process of its own: python -S benchmarks/host_paths.py
+`host_cost.py` runs it in a separate process: python -S benchmarks/host_paths.py
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARM_CALLS = 10
 
 
 class Product(torch.nn.Module):
-    """A model whose compiled code calls a library, so that no C++ compiler need run."""
+    """A model whose compiled code calls a library, so that no C++ compiler is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Product(torch.nn.Module):
 
 
 def build_paths() -> Paths:
-    """Return a call for each way through Torchwise, and one without it."""
+    """Return a call for each path through Torchwise, and one without it."""
     whole, short = torch.ones(4, 2), torch.ones(3, 2)
     example = Example((whole,))
     buckets = pad_to_bucket(Product().eval(), example)
@@ -62,18 +62,18 @@ def pad_to_bucket(model: torch.nn.Module, example: Example) -> Callable[..., obj
 def find_plan(
     original: Callable[..., object], examples: Sequence[Example], _config: CompileConfig
 ) -> torchwise.Decision:
-    """Decide for compiling at once, with a speed-up, as a part keeps no plan without one."""
+    """Decide for compilation at once, with a speed-up, as a part keeps no plan without one."""
     return replace(decided(original, COMPILED, examples[0], "cpu"), speedup=Interval(1.9, 2.0, 2.1))
 
 
 def count_paths(paths: Paths) -> dict[str, int]:
-    """Count a call of each path, once it is warm."""
+    """Count a call of each path after its warmup."""
     with torch.no_grad():
         for call in paths.values():
             for _ in range(WARM_CALLS):
                 call()
         gc.collect()
-        gc.disable()  # what it calls back depends on everything before
+        gc.disable()  # its callbacks depend on everything before
         try:
             return {name: count_bytecodes(call, leave_out=Product.forward.__code__) for name, call in paths.items()}
         finally:

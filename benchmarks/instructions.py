@@ -1,12 +1,15 @@
-"""How many machine instructions do a plan's loops take on a GPU? None need be there: all is compiled, and nothing runs.
+"""How many machine instructions do a plan's loops take on a GPU?
 
-Inductor is told of a Hopper GPU with the properties of an H200. What it writes for the target's graph is compiled by
-Triton for sm_90, for each size of block that Inductor would try, and disassembled. The instructions of a kernel's
-longest loop, as `machine_loop.py` finds them, are divided by the elements that a thread has in it. For a loop that is
-bound by arithmetic that is its time, in cycles of one of a multiprocessor's four parts for 32 elements.
+This needs no GPU: everything is compiled, and nothing runs.
 
-It needs a CUDA build of PyTorch (2.11 and 2.15 were tried), and takes plain functions and modules for inference; of a
-plan, whether complex numbers are carried as real ones.
+Inductor sees a simulated Hopper GPU with the properties of an H200. Triton compiles Inductor's code for the target's
+graph for sm_90, for each block size that Inductor would try. The machine code is disassembled. `machine_loop.py` finds
+the instructions of a kernel's longest loop. They are divided by the number of elements per thread in the loop. If
+arithmetic bounds the loop, the result is its time. The unit is cycles of one of a multiprocessor's four parts for 32
+elements.
+
+It needs a CUDA build of PyTorch (2.11 and 2.15 were tried). It takes plain functions and modules for inference. The one
+choice of a plan that it takes is whether complex numbers are carried as real ones.
 
 Run it: python benchmarks/instructions.py benchmarks/targets.py:field_million --complex-to-real
 """
@@ -74,7 +77,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def pretended() -> Iterator[None]:
-    """Have Inductor find a GPU; whatever would touch it does nothing."""
+    """Make Inductor find a GPU. Operations that would touch it do nothing."""
     here = {"is_available": True, "current_device": 0, "device_count": 1, "get_device_properties": H200}
     interface = {**here, "synchronize": None, "get_compute_capability": 90}
     worker = {"current_device": 0, "get_device_properties": H200}
@@ -112,7 +115,7 @@ def written(options: argparse.Namespace) -> str:
 
 
 def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Trace a target on the CPU, without numbers, and say of everything in it that it is on a GPU."""
+    """Trace a target on the CPU with fake tensors, and mark everything in it as on a GPU."""
     workload = target.load(name, device="cpu", seed=0)
     example = workload.examples[0]
     held = dict(workload.call.state_dict(keep_vars=True)) if isinstance(workload.call, torch.nn.Module) else {}
@@ -140,7 +143,7 @@ def on_a_gpu(name: str) -> tuple[torch.fx.GraphModule, list[Any]]:
 
 
 def show(name: str, text: str) -> None:
-    """Print what one kernel takes for each size of block."""
+    """Print the instructions of one kernel for each block size."""
     print(f"\n{name}")
     for chosen in blocks(name, text):
         sizes = {key: value for key, value in chosen.kwargs.items() if key.endswith("BLOCK")}
@@ -154,7 +157,7 @@ def show(name: str, text: str) -> None:
 
 
 def blocks(name: str, text: str) -> list[Any]:
-    """Return the sizes that Inductor would try, and where rows are many, those that give each to one thread besides."""
+    """Return the block sizes that Inductor would try, and for many rows also those with one row per thread."""
     found = loaded(name, text).configs
     if any("R0_BLOCK" in one.kwargs for one in found):
         found += [triton.Config({"XBLOCK": rows, "R0_BLOCK": 1}, num_warps=4) for rows in (256, 512, 1024)]
@@ -162,12 +165,12 @@ def blocks(name: str, text: str) -> list[Any]:
 
 
 def loaded(name: str, text: str) -> Any:
-    """Return the kernel that a text defines, without a driver."""
+    """Return the kernel in a source text, without a driver."""
     return getattr(codecache.PyCodeCache.load(text.replace("triton_helpers.set_driver_to_gpu()", "")), name)
 
 
 def disassembled(name: str, text: str, chosen: Any) -> str:
-    """Compile a kernel for one size of block; return its machine code in words."""
+    """Compile a kernel for one block size, and return its disassembled machine code."""
     tuned, kernel = loaded(name, text), loaded(name, TUNED.sub("", text))
     signature, [attributes] = tuned.triton_meta["signature"], tuned.triton_meta["configs"]
     places = {argument: (place,) for place, argument in enumerate(signature)}

@@ -1,7 +1,7 @@
-"""The longest loop of a kernel's machine code, as nvdisasm writes it: one time around, on the way of ordinary numbers.
+"""Find the longest loop of a kernel's machine code by nvdisasm: one iteration, on the path of ordinary numbers.
 
-Compilers jump around what rare numbers need (large angles, denormal roots): where a conditional jump leads further down
-within the loop, it is taken.
+Compilers jump around code for rare numbers (large angles, denormal roots). So a conditional jump is taken if it leads
+further down within the loop.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 INSTRUCTION, LABEL = re.compile(r"/\*[0-9a-f]{4,}\*/"), re.compile(r"\s*\.L_x_(\d+):")
 JUMP, AWAY = re.compile(r"BRA `\(\.L_x_(\d+)\)"), re.compile(r"@!?U?P\d+ BRA `\(\.L_x_(\d+)\)")
 SHORTEST = 30
-"""Instructions; shorter loops only wait, or copy."""
+"""Minimum instructions. Shorter loops only wait, or copy."""
 
 
 def longest_loop(code: str) -> list[str] | None:
-    """Return the instructions of the longest loop, one time around; None where there is none."""
+    """Return the instructions of one iteration of the longest loop, or None without loops."""
     lines, labels = [], {}
     for line in code.splitlines():
         if label := LABEL.match(line):

@@ -1,7 +1,7 @@
-"""How near Torchwise's plans come to the memory's bandwidth, where it is bytes and not operations that bound a program.
+"""How near Torchwise's plans come to the memory bandwidth, for programs that are bound by bytes and not operations.
 
-For each right row of Torchwise whose least bytes take longer than its least operations: the time that a large copy of
-as many bytes takes on the hardware of the results, the time per call, and the former's share in it.
+The table covers each right row of Torchwise whose minimum bytes take longer than its minimum operations. It shows the
+time of a large copy of as many bytes on the same hardware, the time per call, and their ratio.
 
 Run it: python benchmarks/memory_bound.py results.json [more.json] > bound.md
 """
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def table(benchmarks: Iterable[Benchmark]) -> str:
-    """Return one line for each target, sorted; of a target in several results, of the last."""
+    """Return one line for each target, sorted. The last of several results counts."""
     bound = {
         row.workload.target: line
         for benchmark in benchmarks
@@ -42,7 +42,7 @@ def is_bound(row: Row, peaks: Peaks) -> bool:
 
 
 def line_of(row: Row, benchmark: Benchmark) -> str:
-    """Return the line of a target; empty where its time is inconclusive."""
+    """Return the line of a target, or "" if its time is inconclusive."""
     found = scale_of(benchmark, row.workload).of(row)
     share = found.roofline_share(benchmark.peaks) if found else None
     if found is None or share is None:

@@ -1,6 +1,6 @@
-"""How long eager takes on a program that passes through NumPy, before and after something was compiled in the process.
+"""The time of eager on a program that uses NumPy, before and after something was compiled in the process.
 
-By default `zoo:tutorial.break_numpy@large`: what NumPy returns, in float64, is rounded on the host by several threads.
+The default is `zoo:tutorial.break_numpy@large`: several threads on the host round NumPy's float64 result.
 
 Run it: taskset -c 0-3 python benchmarks/numpy_eager.py --device cuda
 """

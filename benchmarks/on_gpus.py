@@ -1,15 +1,15 @@
-"""Run a list of GPU jobs, tests and benchmarks, until a time is up, several beside each other.
+"""Run a list of GPU jobs, tests and benchmarks in parallel, until a time is up.
 
     python benchmarks/on_gpus.py benchmarks/jobs/h200.toml OUT --seconds 1600 [--only WORD…] [--skip WORD…]
 
-Every job is a shell command in a process group of its own with a GPU and an even share of the CPU cores, so that one
-crash costs one job. Its output goes to OUT/NAME.log, and how it ended to OUT/jobs.json; jobs that ended there are not
-run again. Jobs that take all GPUs come first, and else they start in the order of the list. In a command {out} is the
-folder, {gpus} the number of its GPUs, {all} of all, and {left} the seconds that are left but a minute; python is the
-interpreter that runs this.
+Every job is a shell command in its own process group with a GPU and an even share of the CPU cores. So a crash costs
+one job. Its output goes to OUT/NAME.log, and its exit status to OUT/jobs.json. Finished jobs do not run again. Jobs
+that take all GPUs come first, and others start in the order of the list. In a command {out} is the folder, {gpus} the
+number of its GPUs and {all} of all GPUs. {left} is the number of seconds left, less a minute. python is the interpreter
+that runs this.
 
-Fields of a job: name, run, needs (seconds that must be left for it to start), gpus ("one", or "all": alone on the
-host), alone (nothing else on its GPU).
+The fields of a job are name, run, needs, gpus and alone. needs is the seconds that must be left for it to start. gpus
+is "one", or "all" for a job alone on the host. alone means nothing else on its GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from run_suite import shares_of
 
 GRACE_S = 10.0
-"""What a job is given to write its results down when the time is up."""
+"""Seconds for a job to write its results when the time is up."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Job:
 
 @dataclass
 class Lane:
-    """A GPU (or all) with a share of the cores, and what runs there."""
+    """A GPU (or all) with a share of the cores, and its running jobs."""
 
     gpus: list[str]
     cores: set[int]
     running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = field(default_factory=dict)
 
     def takes(self, job: Job, beside: int) -> bool:
-        """Say whether the job may start here now."""
+        """Return whether the job may start here now."""
         alone = job.alone or any(other.alone for other, _, _ in self.running.values())
         return not self.running if alone else len(self.running) < beside
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def present() -> list[str]:
-    """Return the GPUs that there are, by number."""
+    """Return the numbers of the available GPUs."""
     if given := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return given.split(",")
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
@@ -100,7 +100,7 @@ def ended(out: Path) -> dict[str, dict[str, float]]:
 
 
 def work(waiting: list[Job], lanes: list[Lane], beside: int, end: float, out: Path) -> None:
-    """Run the jobs, in their order, on the lanes; return when all ended or the time is up."""
+    """Run the jobs in order on the lanes, until all ended or the time is up."""
     try:
         while (waiting or any(lane.running for lane in lanes)) and time.monotonic() < end:
             for lane in lanes:
@@ -109,14 +109,14 @@ def work(waiting: list[Job], lanes: list[Lane], beside: int, end: float, out: Pa
                     waiting.remove(job)
                     lane.running[job.name] = (job, start(job, lane, end, out), time.monotonic())
             if not any(lane.running for lane in lanes):
-                break  # what waits needs more time than is left
+                break  # waiting jobs need more time than is left
             time.sleep(0.5)
     finally:
         stop(lanes, out)
 
 
 def stop(lanes: list[Lane], out: Path) -> None:
-    """Interrupt what still runs, with all that it started, and end it where that takes too long."""
+    """Interrupt running jobs with their process groups, and kill those that take too long."""
     for lane in lanes:
         reap(lane, out)
     running = {name: process for lane in lanes for name, (_, process, _) in lane.running.items()}
@@ -126,13 +126,13 @@ def stop(lanes: list[Lane], out: Path) -> None:
     for name, process in running.items():
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(last - time.monotonic(), 0.1))
-        with contextlib.suppress(ProcessLookupError):  # what it started may ignore an interrupt
+        with contextlib.suppress(ProcessLookupError):  # its children may ignore an interrupt
             os.killpg(process.pid, signal.SIGKILL)
         print(f"{name}: the time was up", flush=True)
 
 
 def startable(waiting: list[Job], lane: Lane, beside: int, end: float) -> Iterator[Job]:
-    """Yield jobs for as long as the first of them that there is time for may start on this lane."""
+    """Yield jobs while the first one that fits the time left may start on this lane."""
     while job := next((job for job in waiting if job.needs <= end - time.monotonic()), None):
         if not lane.takes(job, beside):
             return
@@ -161,7 +161,7 @@ def start(job: Job, lane: Lane, end: float, out: Path) -> subprocess.Popen[bytes
 
 
 def reap(lane: Lane, out: Path) -> None:
-    """Note what has ended."""
+    """Record the finished jobs."""
     for name, (_, process, begun) in list(lane.running.items()):
         if process.poll() is None:
             continue

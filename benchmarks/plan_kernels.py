@@ -1,7 +1,9 @@
-"""Which kernels does a call take under a plan, and how long? For plans one after the other; nothing is proven here.
+"""Which kernels does a call run under a plan, and how long do they take?
 
-Unlike `torchwise explain` it takes whole training steps, too, and any number of plans. Time per call is the median of
-seven blocks of twenty queued calls; time by kernel comes from PyTorch's profiler, on the scale of that call.
+Plans run one after the other. Nothing is verified here.
+
+Unlike `torchwise explain` it also takes whole training steps, and any number of plans. Time per call is the median of
+seven blocks of twenty queued calls. Time by kernel comes from PyTorch's profiler, scaled to that call.
 
 Run it: python benchmarks/plan_kernels.py zoo:training.relevance_amp@large --mode training --plan '{"schema": …}' …
 """
@@ -42,7 +44,7 @@ def main() -> None:
 
 
 def show(options: argparse.Namespace, plan: Plan) -> None:
-    """Print what one plan takes."""
+    """Print the times of one plan."""
     workload = target.load(options.target, device=options.device, seed=0)
     example = workload.examples[0]
     made = realize(workload.call, plan, example, device=options.device, mode=options.mode)
@@ -55,7 +57,7 @@ def show(options: argparse.Namespace, plan: Plan) -> None:
     print(f"\n### {plan}, first calls {first_s:.0f} s")
     call_s = statistics.median(clock.time(call, CALLS).wall_s for _ in range(BLOCKS))
     print(f"{call_s * 1e3:.4f} ms per call")
-    seen = profile(call, options.device, call_s, None, KnownWork({}, {}))  # no share of the roofline is asked for
+    seen = profile(call, options.device, call_s, None, KnownWork({}, {}))  # no share of the roofline is needed
     print(f"{seen.busy_s * 1e3:.4f} ms of kernels per call, {sum(kernel.calls for kernel in seen.kernels):.0f} of them")
     for kernel in seen.kernels[: options.most]:
         each_us = kernel.seconds / kernel.calls * 1e6

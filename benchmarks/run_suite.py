@@ -1,17 +1,18 @@
-"""Run a suite in pieces, and on several GPUs at once: one `torchwise bench` per target, results merged in one file.
+"""Run a suite in pieces, on several GPUs at once, with one `torchwise bench` per target and merged results.
 
-Each piece starts no new contender after --budget seconds, so that it ends within some minutes of it; the next call goes
-on where this one ended. Rows of unlike machines or software are never merged: `torchwise bench --resume` refuses.
+Each piece starts no new contender after --budget seconds, so that it ends within some minutes of it. The next call
+continues where this one ended. Rows from different machines or software are never merged: `torchwise bench --resume`
+refuses.
 
-With --beside 3 three targets are under way on each GPU: one compiles while another is measured, and whoever measures is
-alone on the device (`torchwise.measure.turns`). Where there are two CPU cores for each target under way, each has cores
-of its own, and is told so by TORCHWISE_OWN_CORES=1: one that measures then waits for no other's compiler. The number of
-cores is part of the environment that rows are of, so that results begun with all cores of a GPU are gone on with so.
-There, and where there are fewer cores or no GPU, those of one GPU share its cores: one that measures waits until the
-others have compiled, and cold first calls share the cores with theirs.
+With --beside 3, three targets run on each GPU. One compiles while another measures, and the measuring one is alone on
+the device (`torchwise.measure.turns`). If there are two CPU cores for each running target, each has its own cores, as
+TORCHWISE_OWN_CORES=1 tells it. A measuring one then waits for no other's compiler. The number of cores is part of a
+row's environment. So results that began with all cores of a GPU continue with all cores. There, and with fewer cores or
+no GPU, the targets of a GPU share its cores. A measuring one then waits until the others have compiled, and cold first
+calls share the cores.
 
-Whoever is free takes the next target. The rows are kept beside the results meanwhile (results.part-0.json), so that a
-run that is killed loses no more than the contenders under way. Further options are those of `torchwise bench`.
+Any free lane takes the next target. The rows are kept beside the results meanwhile (results.part-0.json), so a killed
+run loses only the running contenders. Other options are passed to `torchwise bench`.
 
 Run it: python benchmarks/run_suite.py benchmarks/suites/zoo-h200.toml results.json --gpus 0,1,2,3 --budget 500
 """
@@ -32,7 +33,7 @@ from torchwise.records.benchmark import Benchmark
 
 POLLED_S = 0.2
 CORES_OF_ITS_OWN = 2
-"""The fewest that a lane gets rather than share its GPU's: compilers and the calls that are timed take one each."""
+"""Minimum number of own cores of a lane, which otherwise shares its GPU's: compilers and timed calls take one each."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
         targets = [target for target in targets if any(word in target for word in options.only)]
     for other in options.without:
         targets = unfinished(targets, suite.contenders, Benchmark.from_json(other.read_bytes()))
-    merge(options.results)  # what a run that was killed has left
+    merge(options.results)  # the parts of a killed run
     done = read(options.results)
     targets = unfinished(targets, suite.contenders, done)
     gpus = options.gpus.split(",") if options.gpus else [""]
@@ -66,18 +67,18 @@ def main() -> None:
 
 
 def unfinished(targets: list[str], contenders: tuple[str, ...], done: Benchmark | None) -> list[str]:
-    """Return the targets that lack a row of some contender; one that was refused may have been mended since."""
+    """Return the targets that lack a row of some contender. Refused ones count, as they may have been fixed since."""
     have = {(row.workload.target, row.contender) for row in done.rows if not row.refused} if done else set()
     return [target for target in targets if any((target, name) not in have for name in contenders)]
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Where one benchmark at a time runs.
+    """The place of one benchmark at a time.
 
     Attributes:
-        gpu: its number; empty for the CPU.
-        cores: the CPU cores it may use.
+        gpu: the GPU's number, or "" for the CPU.
+        cores: its CPU cores.
         own: whether no other lane has these cores.
     """
 
@@ -87,15 +88,15 @@ class Lane:
 
 
 def lanes_on(gpus: list[str], cores: list[int], beside: int, begun_with: int | None = None) -> list[Lane]:
-    """Return `beside` lanes on each GPU, each with cores of its own where that leaves it two.
+    """Return `beside` lanes on each GPU, each with its own cores if there are two per lane.
 
-    Cores are those that Linux counts: where it counts each twice, as two threads, two lanes may be on one.
+    Cores are those that Linux counts. If it counts a core twice, as two threads, two lanes may share one.
 
     Args:
-        gpus: their numbers; one empty string for the CPU, which cannot be divided: its cores are what is measured.
-        cores: all there are.
-        beside: how many on each GPU.
-        begun_with: how many cores had what is gone on with; whatever has more or fewer is refused there.
+        gpus: the GPUs' numbers, or one empty string for the CPU. The CPU cannot be divided, as its cores are measured.
+        cores: all available cores.
+        beside: number of lanes on each GPU.
+        begun_with: number of cores of the results to continue, as other numbers are refused there.
     """
     each = len(cores) // (len(gpus) * beside)
     own = beside > 1 and gpus != [""] and each >= CORES_OF_ITS_OWN and begun_with in (None, each)
@@ -106,8 +107,8 @@ def lanes_on(gpus: list[str], cores: list[int], beside: int, begun_with: int | N
 def shares_of(cores: list[int], parts: int) -> list[set[int]]:
     """Divide the CPU cores evenly among GPUs, or among lanes on them.
 
-    No benchmark disturbs another then, and one on a GPU of a large host has what one on a smaller host has: hosts that
-    sell GPUs in ones, twos and fours with as many cores each give results that may be merged.
+    Then no benchmark disturbs another. One on a GPU of a large host also has the same cores as one on a smaller host.
+    So results from hosts with one, two or four GPUs may be merged, if they have as many cores per GPU.
     """
     each = max(len(cores) // parts, 1)
     return [set(cores[number * each : (number + 1) * each] or cores) for number in range(parts)]
@@ -129,16 +130,16 @@ def work(options: argparse.Namespace, targets: list[str], done: Benchmark | None
                 return
             time.sleep(POLLED_S)
     finally:
-        for run in running.values():  # what interrupts this interrupts them, and each keeps its finished rows
+        for run in running.values():  # an interrupt also reaches them, and each keeps its finished rows
             run.wait()
 
 
 def start(
     options: argparse.Namespace, target: str, done: Benchmark | None, number: int, lane: Lane, left: float
 ) -> subprocess.Popen[bytes]:
-    """Start the benchmark of one target on a lane, going on with the rows that there are of it."""
+    """Start the benchmark of one target on a lane, continuing its existing rows."""
     part = options.results.with_suffix(f".part-{number}.json")
-    found = read(part) or (replace(done, rows=()) if done else None)  # the lane's rows so far, and what its GPU can do
+    found = read(part) or (replace(done, rows=()) if done else None)  # the lane's rows so far, and its GPU's peaks
     if found:
         earlier = tuple(row for row in done.rows if row.workload.target == target) if done else ()
         part.write_text(replace(found, rows=(*found.rows, *earlier)).to_json())
@@ -156,13 +157,13 @@ def start_on(lane: Lane, command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def merge(results: Path) -> None:
-    """Add the rows of every part to the results, keeping what was there, and remove the parts."""
+    """Add the rows of every part to the existing results, and remove the parts."""
     parts = sorted(results.parent.glob(f"{results.stem}.part-*.json"))
     found = [benchmark for file in (results, *parts) if (benchmark := read(file))]
     if not parts or not found:
         return
     rows = {row.key: row for benchmark in found for row in benchmark.rows}
-    # The hardware is measured once a target has been seen to run, so not by a lane whose targets were all refused.
+    # The hardware is measured once a target has run, so not by a lane whose targets were all refused.
     peaks = next((benchmark.peaks for benchmark in found if benchmark.peaks), None)
     beside = results.with_suffix(".new")
     beside.write_text(replace(found[0], rows=tuple(rows.values()), peaks=peaks).to_json())

@@ -1,10 +1,12 @@
-"""Millions of calls of random sizes: constant memory, nothing compiled or captured once frozen, right answers, p99.
+"""Make millions of calls of random sizes, and check memory, compilations and captures, answers and latencies.
 
-Sizes come from a heavy-tailed mix: many small ones, few large ones, now and then one beyond every bucket. Answers are
-compared with the original's for one call in `--sample`. It ends with status 1 where memory grows, something is
-compiled or captured, an answer is wrong, or the original answers for another reason than a size beyond the buckets.
+Sizes come from a heavy-tailed mix: many small ones, few large ones, and a few beyond every bucket. One call in
+`--sample` is compared with the original's answer. The exit status is 1 if memory grows, if something compiles or
+captures after the freeze, or if an answer is wrong. It is also 1 if the original answers for another reason than a size
+beyond the buckets.
 
-Results are written every 65,536 calls. What was cut, by Ctrl-C or `--budget`, is gone on with: `--resume` its JSON.
+Results are written every 65,536 calls. To continue a run that was cut by Ctrl-C or `--budget`, pass its JSON to
+`--resume`.
 
 Run it: python benchmarks/soak.py --calls 10_000_000 --label epyc-2cpu --out benchmarks/results
 """
@@ -35,32 +37,32 @@ from torchwise.workload.identity import describe_example, structure
 WIDTH = 16
 LARGEST = 64
 ROUND = 65_536
-"""Calls between two looks at memory and clock."""
+"""Calls between two checks of memory and clock."""
 MOST_GROWTH = 16 * 2**20
-"""Bytes by which memory may grow after a tenth of the calls: a leak of 16 bytes a call would be 160 MB."""
+"""Maximum growth in bytes after a tenth of the calls. A leak of 16 bytes per call would be 160 MB."""
 STEP = 1.02
-"""Ratio of the bounds of a bucket of the latencies: percentiles are right to 2 %, and what is kept does not grow."""
+"""Ratio of the bounds of a latency bucket. Percentiles are right to 2 %, and the histogram's size is constant."""
 
 
 @dataclass
 class Soak:
-    """What became of the calls so far; of several runs, where one was gone on with.
+    """The results of the calls so far, over several runs if one was continued.
 
     Attributes:
-        asked: calls that were asked for.
+        asked: requested number of calls.
         machine: hardware, torch and plan.
         calls: calls so far.
-        seconds: what they took, comparisons and looks at memory included.
+        seconds: their duration, including comparisons and memory checks.
         memory: for each run, the resident bytes at the start of each round.
-        latencies: calls by bucket: n holds those of `STEP ** n` microseconds and a little more.
-        compared: calls that were also answered by the original.
-        wrong: those of them that differed.
+        latencies: calls by bucket. Bucket n starts at `STEP ** n` microseconds.
+        compared: calls that the original answered, too.
+        wrong: compared calls with different answers.
         beyond: calls of sizes beyond every bucket.
         original: calls that the original answered, by reason.
         compiles: graphs compiled since the freeze.
         captures: CUDA graphs recorded since the freeze.
-        first_calls: calls by which something was compiled or captured since the freeze.
-        padded_share: the share of what was computed in the last run that is padding.
+        first_calls: calls that compiled or captured something since the freeze.
+        padded_share: the padded share of the computed sizes in the last run.
     """
 
     asked: int
@@ -80,12 +82,12 @@ class Soak:
 
     @property
     def growth(self) -> int:
-        """The most bytes that a run took beyond what it had after a tenth of its calls."""
+        """The maximum growth of a run in bytes, after a tenth of its calls."""
         return max(run[-1] - run[len(run) // 10 or min(1, len(run) - 1)] for run in self.memory)
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """The failed checks, as sentences."""
         odd = sum(self.original.values()) - self.beyond
         counted = {
             "wrong": self.wrong,
@@ -98,7 +100,7 @@ class Soak:
         return [f"{times} {name}" for name, times in counted.items() if times] + grown
 
     def percentile(self, share: float) -> float:
-        """Return the microseconds within which a share of the calls was answered."""
+        """Return a percentile of the latencies in microseconds."""
         counted = sorted((int(bucket), times) for bucket, times in self.latencies.items())
         reached = np.cumsum([times for _, times in counted]) >= share * self.calls
         return float(STEP ** (counted[int(np.argmax(reached))][0] + 1))
@@ -127,7 +129,7 @@ def main() -> None:
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
-    torch.set_num_threads(1)  # calls are tiny: threads that wait for each other would be all that is timed
+    torch.set_num_threads(1)  # calls are tiny: with more threads, only their waits would be timed
     with torch.no_grad():
         found = soak(options)
     print(written(found, options), end="")
@@ -161,7 +163,7 @@ def soak(options: argparse.Namespace) -> Soak:
 
 
 def before(options: argparse.Namespace, machine: str) -> Soak:
-    """Return the result to go on with, or a new one."""
+    """Return the result to continue, or a new one."""
     if options.resume is None:
         return Soak(options.calls, machine)
     kept = json.loads(options.resume.read_text())["soak"]
@@ -173,7 +175,7 @@ def before(options: argparse.Namespace, machine: str) -> Soak:
 def one_round(
     fast: Any, model: Any, inputs: torch.Tensor, batch: list[int], options: argparse.Namespace, found: Soak
 ) -> None:
-    """Make the calls of a round, and note how long each took."""
+    """Make the calls of a round, and record their latencies."""
     microseconds = np.zeros(len(batch))
     start_s = time.perf_counter()
     for number, size in enumerate(batch):
@@ -193,7 +195,7 @@ def one_round(
 
 
 def counted(fast: Any, found: Soak, earlier: tuple[Counter[str], int, int, int, int]) -> None:
-    """Take over the counts of this run beside those of earlier ones."""
+    """Add the counts of this run to those of earlier ones."""
     original, compiles, captures, first_calls, beyond = earlier
     sized, counts = shapes.counts_of(fast), fast.statistics
     found.original = dict(original + counts.original)
@@ -203,13 +205,13 @@ def counted(fast: Any, found: Soak, earlier: tuple[Counter[str], int, int, int, 
 
 
 def sizes(drawn: np.random.Generator, count: int) -> list[int]:
-    """Draw sizes of a Pareto distribution: the largest are beyond every bucket."""
+    """Draw sizes from a Pareto distribution. The largest are beyond every bucket."""
     found: list[int] = np.minimum(1 + drawn.pareto(1.2, count) * 6, 4 * LARGEST).astype(int).tolist()
     return found
 
 
 def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> torch.nn.Module:
-    """Serve a plan that compiles, without a search: what is looked at is what comes after it."""
+    """Serve a plan that compiles, without a search, which is not the subject here."""
     seen = [size for size in sizes(drawn, 100_000) if size <= LARGEST]
     example = torch.randn(LARGEST, WIDTH, device=device)
     buckets = shapes.buckets_for(seen)
@@ -235,7 +237,7 @@ def served(model: torch.nn.Module, device: str, drawn: np.random.Generator) -> t
 
 
 def written(found: Soak, options: argparse.Namespace) -> str:
-    """Write the result as JSON and as text; return the text."""
+    """Write the result as JSON and as text, and return the text."""
     percentiles = {name: round(found.percentile(share), 1) for name, share in PERCENTILES.items()}
     rate = found.calls / found.seconds
     summary = percentiles | {

@@ -2,8 +2,8 @@
 
     python benchmarks/store_scale.py URL [--studies 10000] [--trials 100] [--from URL]
 
-Fills the store at URL where it is empty (with made-up studies, or by copying those of another store), then runs each
-command that reads the store, in this process and with imports done, and each question that commands and searches ask.
+If the store at URL is empty, it is filled with synthetic studies, or with copies from another store. Then each command
+that reads the store runs in this process, after all imports. So does each query of commands and searches.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from torchwise.store.schema import decisions, studies, trials
 from torchwise.workload import WorkloadSpec
 
 TARGETS = 500
-"""So many models share the studies: each has one for every machine and version that it was tuned on."""
+"""Number of models. Each has one study for every machine and version."""
 RUNS = 5
 BATCH = 50
 SAMPLES = tuple(0.001 + 1.37e-7 * step for step in range(40))
 
 
 def a_study(number: int) -> Study:
-    """Return a study as one machine and version would leave it."""
+    """Return a study as from one machine and version."""
     here = Environment("cpu", f"host{number % 40}", "Linux x86_64", "CPU", 8, "3.11.9", f"2.13.{number // TARGETS}")
     eager = Measurement(SAMPLES, SAMPLES)
     model = f"model{number % TARGETS}"
@@ -82,7 +82,7 @@ def a_decision(study: Study) -> Decision:
 
 
 def fill(storage: Storage, count: int, each: int) -> None:
-    """Add `count` studies with `each` trials; the trials of all of them are alike."""
+    """Add `count` studies with `each` trials. All studies have the same trials."""
     me = Owner.current()
     owned = {"owner_host": me.host, "owner_pid": me.pid, "owner_started": me.started, "heartbeat": time.time()}
     alike = [{**owned, "number": number, **record_of(a_trial(number))} for number in range(each)]
@@ -116,7 +116,7 @@ def decision_row(number: int, decision: Decision) -> dict[str, object]:
 
 
 def command(*words: str) -> Callable[[], object]:
-    """Return the command of these words, to be run here and now; what it prints is not shown."""
+    """Return a callable that runs the command in this process, without its output."""
     ready = typer.main.get_command(app)
 
     def run() -> None:
@@ -127,7 +127,7 @@ def command(*words: str) -> Callable[[], object]:
 
 
 def questions(url: str, storage: Storage, newest: int, folder: str) -> dict[str, Callable[[], object]]:
-    """Return what people and searches ask of a store."""
+    """Return the queries that users and searches send to a store."""
     one, other, target = str(newest), str(newest // 2), a_study(newest).workload.target
     words = {
         "torchwise plans list": ("plans", "list"),
@@ -157,14 +157,14 @@ def questions(url: str, storage: Storage, newest: int, folder: str) -> dict[str,
 
 
 def claim_and_release(storage: Storage, study_id: int, plan: Plan) -> None:
-    """Do what every trial begins with, and undo it."""
+    """Claim a trial, as every trial does at its start, and release it."""
     trial = storage.claim_trial(study_id, plan, "to time it", Owner.current())
     assert trial is not None
     storage.release_trial(study_id, trial.number)
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float, float]:
-    """Return the seconds of the first run, and medians of those after it: of seconds, and of this process's CPU."""
+    """Return the seconds of the first run, then the medians of later runs' seconds and CPU seconds."""
     took = []
     for _ in range(1 + RUNS):
         started, spent = time.perf_counter(), time.process_time()
@@ -175,7 +175,10 @@ def timed(work: Callable[[], object]) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Fill where need be, time, and print a table; 1 where a command takes a second or more."""
+    """Fill the store if necessary, time, and print a table.
+
+    The exit status is 1 if a command takes a second or more.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("--studies", type=int, default=10_000)

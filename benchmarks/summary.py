@@ -1,11 +1,11 @@
-"""What Torchwise is worth by the results of benchmarks: on the whole, and target by target.
+"""Summarise Torchwise's speed-ups from results of benchmarks, in total and target by target.
 
-Several results are taken together: of a target in more than one, the rows of the last count. A target counts when it
-has as many contenders as any of its results.
+Several results are combined: for a target in more than one, the last rows count. A target counts if it has as many
+contenders as any of its results.
 
 Run it: python benchmarks/summary.py results.json [more.json] > summary.md
 
-The pages of docs/benchmarks/ are made with it, from the results that `results/current.toml` names.
+The pages of docs/benchmarks/ are made with it, from the results in `results/current.toml`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def current(page: str) -> list[Benchmark]:
-    """Return the results that count for a page of docs/benchmarks/."""
+    """Return the current results for a page of docs/benchmarks/."""
     names = tomllib.loads((RESULTS / "current.toml").read_text())[page]
     return read(*(RESULTS / f"{name}.json" for name in names))
 
@@ -50,7 +50,7 @@ def together(benchmarks: Iterable[Benchmark]) -> Benchmark:
 
 
 def brief(benchmark: Benchmark) -> str:
-    """Return cells of a table: targets, over eager, over the best other, faster, equal, slower, inconclusive, left."""
+    """Return table cells: targets, over eager, over the best other, faster, equal, slower, inconclusive, left."""
     found = summarize(benchmark)
     (eager,) = (mean.ratio for mean in found.speedups if mean.contender == OURS)
     (best,) = (mean.ratio for mean in found.duels)

@@ -1,12 +1,11 @@
-"""How much sooner does a sweep end on several devices than on one, and are the decisions the same?
+"""How much faster is a sweep on several devices than on one, and are the decisions the same?
 
     python benchmarks/sweep_scaling.py RESULT.json --devices 4 [--manifest FILE] [--launcher ray]
 
-Runs the sweep on that many devices and then on one, each with a store of its own, so that nothing is reused.
-RESULT.json is written after each; what it holds already is not run again, so that the two may run at different times on
-one machine. Then says the ratio of the two wall times, and of every study whether both sweeps decided for the same
-plan. Each wall time is of a single run; what a study takes beside others over what it takes alone is given with its
-interval over the studies.
+It runs the sweep on that many devices and then on one, each with its own store, so that nothing is reused. RESULT.json
+is written after each. Runs in it are not repeated, so the two may run at different times on one machine. Then it
+reports the ratio of the two wall times, and whether both sweeps chose the same plan for each study. Each wall time is
+of a single run. The ratio of a study's time in parallel to its time alone has an interval over the studies.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def main() -> None:
 
 
 def _swept(manifest: Path, devices: int, launcher: str) -> dict[str, Any]:
-    """Run a sweep on so many devices; return its wall seconds and its studies in a few figures each."""
+    """Run a sweep on `devices` devices, and return its wall seconds and a short form of its studies."""
     with tempfile.TemporaryDirectory(prefix="torchwise-sweep-") as folder:
         told, store = Path(folder, "sweep.json"), Path(folder, "store.db")
         command = [sys.executable, "-m", "torchwise.cli", "sweep", str(manifest), "--parallel", str(devices)]
@@ -87,7 +86,7 @@ def _figures(swept: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(several: dict[str, Any], one: dict[str, Any], devices: int) -> str:
-    """Return a Markdown table of the two sweeps, and what they come to."""
+    """Return a Markdown table of the two sweeps, and their comparison."""
     lines = [
         f"| study | s, {devices} at once | s, alone | decided, {devices} at once | decided, alone | |",
         "|---" * 6 + "|",
@@ -114,9 +113,10 @@ def report(several: dict[str, Any], one: dict[str, Any], devices: int) -> str:
 
 
 def agreement(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Say whether two studies decided alike: for one plan, or for two that neither sweep tells apart.
+    """Say whether two studies agree: on one plan, or on two that neither sweep distinguishes.
 
-    Those are plans whose speed-ups differ by no more than what decides for the simpler of two (`TIE`), or not surely.
+    Two plans are not distinguished if their speed-ups do not differ surely, or by no more than `TIE`. Within `TIE`,
+    decisions are for the simpler plan.
     """
     if a["plan"] is None or b["plan"] is None:
         return "undecided"

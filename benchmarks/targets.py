@@ -10,7 +10,7 @@ from torchwise.zoo.ivhl import build_field_superposition
 
 
 def resnet50() -> Workload:
-    """Build the ResNet-50 of Transformers with random weights, for one image: it needs no torchvision."""
+    """Build the ResNet-50 of Transformers, which needs no torchvision, with random weights, for one image."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def field_million() -> Workload:
 
 
 def potential() -> Workload:
-    """Build the softened Coulomb potential of 50 charges at 8192 points, float32: real numbers all through."""
+    """Build the softened Coulomb potential of 50 charges at 8192 points, float32, with real numbers only."""
 
     def call(points: torch.Tensor, charges: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         distance = (points[:, None] - places).square().sum(dim=-1).add(0.01).sqrt()

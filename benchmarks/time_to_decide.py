@@ -1,17 +1,19 @@
-"""How soon is the search as good as trying everything? It runs alone, and then every plan of its space is tried.
+"""How soon is the search as good as trying everything?
 
-What counts as "the best" is the exhaustive run's own measurement of each plan, for both: the search must not be judged
-by its own luck with the clock. Trials have processes of their own, in which one and the same plan may differ by more
-than the 2 % that are asked for, and the best of many is the luckiest, too: so those near the best are timed once more,
-in one process, each in alternation with it. Time is what one process takes for one trial after the other. Calls are
-taken to be without end, so that the best is the fastest whatever it takes to compile.
+The search runs alone, and then every plan of its space is tried.
 
-The exhaustive run is shared between GPUs: each has a process that takes trials from one store, or with --beside
-several, each with cores of its own, which wait for each other where they measure. The search has as many cores as one
-of them, and no trial's time has its waits in it. It goes on where it stopped when the same command is given again; on
-another day with --date, as the day is in the names of the files.
+For both, "the best" is by the exhaustive run's own measurements, as the search must not be judged by its own luck with
+the clock. Trials have separate processes, between which the same plan may differ by more than the required 2 %. The
+best of many is also the luckiest. So plans near the best are timed again in one process, each in alternation with the
+best. Time is that of one process running the trials one after the other. The number of calls is unlimited, so the best
+plan is the fastest, regardless of its compile time.
 
-Where the whole space is too large, --choices leaves out plans of more choices than so many, except those that the
+The exhaustive run is shared between GPUs. Each has a process that takes trials from one store. With --beside there are
+several processes, each with its own cores, which wait for each other to measure. The search has as many cores as one of
+them, and no trial's time includes its waits. The same command continues a stopped run. On another day it needs --date,
+as file names contain the day.
+
+If the whole space is too large, --choices leaves out plans with more choices than its number, except those that the
 search tried.
 
 Run it: python benchmarks/time_to_decide.py zoo:spinlock.operator --device cuda --gpus 0,1,2,3 --budget 500 --out .
@@ -43,9 +45,9 @@ from torchwise.trial.candidate import calls_of
 from torchwise.trial.job import EFFORTS, Job
 
 CALLS = 10**12
-"""Expected calls: compile time does not matter beside them."""
+"""Expected calls, so many that compile time does not matter."""
 NEAR = 0.06
-"""Share of the best speed-up within which plans are timed beside it."""
+"""Maximum distance from the best speed-up, as a share of it, of plans that are timed against it."""
 MOST_NEAR = 6
 FINALS = replace(EFFORTS["thorough"], half_width=0.005, measure_s=30.0)
 
@@ -63,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--date", default=str(datetime.date.today()), help="in the names of the files")
     parser.add_argument("--try-all", action="store_true", help=argparse.SUPPRESS)  # one process of the exhaustive run
-    parser.add_argument("--finals", action="store_true", help=argparse.SUPPRESS)  # the process of those near the best
+    parser.add_argument("--finals", action="store_true", help=argparse.SUPPRESS)  # the process for plans near the best
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     name = re.sub("[:@,/]", "-", options.target)
@@ -117,7 +119,7 @@ def stored(options: argparse.Namespace, store: str) -> Study:
 
 
 def space_of(study: Study) -> list[Plan]:
-    """List every plan that the search could have come to, simple ones first."""
+    """List every plan that the search could have reached, simple ones first."""
     traits = History(study.workload, study.inspection, study.trials).traits
     space = PlanSpace(study.workload.device, study.workload.mode, traits, Legality.of(study.allow), study.effort)
     found, border = {EAGER: None}, [EAGER]
@@ -128,16 +130,16 @@ def space_of(study: Study) -> list[Plan]:
 
 
 def meant(space: list[Plan], search: Study, most: int | None) -> list[Plan]:
-    """Leave out plans of more than `most` choices, but not what the search tried."""
+    """Leave out plans of more than `most` choices, but not those that the search tried."""
     tried = {trial.plan for trial in search.trials}
     return [plan for plan in space if most is None or len(choices_of(plan)) <= most or plan in tried]
 
 
 def run_again(part: str, date: str, lanes: list[Lane], budget: float = 1.0) -> bool:
-    """Start this once more on each lane, with the same options: the date may be another by then.
+    """Start this again on each lane, with the same options and the given date, as the day may change meanwhile.
 
     Returns:
-        Whether all of them came to their end.
+        Whether all of them finished.
     """
     command = [sys.executable, *sys.argv, part, "--date", date, "--budget", f"{max(budget, 1):.0f}"]
     runs = [start_on(lane, command) for lane in lanes]
@@ -146,7 +148,7 @@ def run_again(part: str, date: str, lanes: list[Lane], budget: float = 1.0) -> b
 
 
 def finals(options: argparse.Namespace) -> None:
-    """Time the plans near the best beside it, in this process, and write down how fast they are of its speed."""
+    """Time the plans near the best against it, in this process, and write their relative speeds."""
     search, everything = stored(options, "search"), stored(options, "all")
     speeds = speeds_of(everything)
     best = max(speeds, key=speeds.__getitem__)
@@ -163,14 +165,14 @@ def finals(options: argparse.Namespace) -> None:
 
 
 def speeds_of(everything: Study) -> dict[Plan, float]:
-    """Return the speed-up over eager of each plan that is right, as its trial has it."""
+    """Return the speed-up over eager of each right plan, from its trial."""
     return {EAGER: 1.0} | {trial.plan: speed_of(trial) for trial in everything.trials if trial.is_proven}
 
 
 def once_more(speeds: dict[Plan, float], ratios: dict[str, float]) -> dict[Plan, float]:
-    """Return the speed-up over eager of the plans that were timed beside the best, from their ratios to it.
+    """Return the speed-ups over eager of the plans that were timed against the best, from their ratios to it.
 
-    Where eager is one of them they need no trial to say how fast the best is, and eager stays 1.
+    If eager is one of them, no trial is needed for the speed of the best, and eager stays 1.
     """
     best = 1 / ratios[str(EAGER)] if str(EAGER) in ratios else max(speeds.values())
     return {plan: best * ratios[str(plan)] for plan in speeds if str(plan) in ratios}
@@ -219,7 +221,7 @@ def speed_of(trial: Trial) -> float:
 
 
 def curve(trials: Iterable[Trial], speeds: dict[Plan, float]) -> list[tuple[float, float]]:
-    """Return how fast the best plan so far is after so many seconds of trials, one after the other."""
+    """Return the speed of the best plan so far by seconds of trials, one after the other."""
     points = [(0.0, 1.0)]
     for trial in sorted(trials, key=lambda trial: trial.started_at):
         seconds, best = points[-1]

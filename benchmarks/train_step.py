@@ -1,14 +1,15 @@
 """A training step in one CUDA graph (`torchwise.captured_step`) against eager and the modes of `torch.compile`.
 
-The step: 6 pre-norm transformer layers of width 512 with 8 heads, batch 16 x 128, bf16 autocast, cross entropy, AdamW.
+The step has 6 pre-norm transformer layers of width 512 with 8 heads, batch 16 x 128, bf16 autocast, cross entropy and
+AdamW.
 
-1. Agreement: each contender trains from the same weights on the same batches; its losses over 12 steps must follow
-   those of eager within bf16's error, or it is not timed.
-2. Time: all contenders that agree run in one process, round by round in turn, a few steps each, waited for at the end
-   of each turn. Milliseconds per step are medians; ratios over the captured steps are paired within rounds, with 95 %
-   bootstrap intervals.
-3. With --max-autotune, that mode is compiled and timed in a process of its own with a time limit, and joins by its
-   median alone.
+1. Agreement: each contender trains from the same weights on the same batches. It is timed only if its losses over 12
+   steps follow those of eager within bf16's error.
+2. Time: all contenders that agree run in one process, round by round in turn, a few steps each. Each turn waits for its
+   end. Milliseconds per step are medians. Ratios over the captured steps are paired within rounds, with 95 % bootstrap
+   intervals.
+3. With --max-autotune, that mode is compiled and timed in a separate process with a time limit. Only its median is
+   reported.
 
 Run it: python benchmarks/train_step.py --label h200 --out benchmarks/results
 Results go to --out as JSON and Markdown.
@@ -38,7 +39,7 @@ SHAPE = (16, 128, 64)
 CLASSES = 10
 AGREEING_STEPS = 12
 TOLERANCE = 0.05
-"""Of a loss near 2.3: bf16 has 8 bits, and twelve steps of AdamW amplify what rounds otherwise."""
+"""Tolerance for a loss near 2.3. bf16 has 8 bits, and twelve steps of AdamW amplify rounding differences."""
 ROUNDS = 40
 STEPS_A_TURN = 10
 
@@ -74,13 +75,13 @@ class Training:
             width, 8, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True, device=options.device
         )
         body = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        for parameter in body.parameters():  # the layers of one encoder are copies: each shall have weights of its own
+        for parameter in body.parameters():  # the layers of an encoder start as copies: give each its own weights
             if parameter.dim() > 1:
                 torch.nn.init.xavier_uniform_(parameter)
         edge = torch.nn.Linear(SHAPE[-1], width), torch.nn.Linear(width, CLASSES)
         self.model = torch.nn.Sequential(edge[0], body, edge[1]).to(options.device)
         cuda = options.device == "cuda"
-        # Each contender with the optimizer that suits it: fused is PyTorch's quickest; capture must count on the GPU.
+        # Each contender has a suitable optimizer: fused is PyTorch's fastest, and capture must count on the GPU.
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), 1e-4, fused=True, capturable=cuda and name.startswith("captured")
         )
@@ -126,7 +127,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             first[name] = time.perf_counter() - start
             taken += [training.step(*batch).clone() for batch in given[2:]]
             losses[name] = torch.stack(taken).tolist()
-        except Exception as error:  # one contender may fail in any way; the others are still worth their times
+        except Exception as error:  # one contender may raise any error, but the others are still timed
             dropped[name] = f"{type(error).__name__}: {error}"[:300]
             continue
         off = max(abs(a - b) for a, b in zip(losses[name], losses["eager"], strict=True))
@@ -155,7 +156,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def alternate(
     steps: dict[str, Callable[..., Any]], given: list[tuple[torch.Tensor, torch.Tensor]], options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Return milliseconds per step of each turn, by contender; turns change their order from round to round."""
+    """Return milliseconds per step of each turn, by contender. The order of turns changes from round to round."""
     rounds: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
     for step in steps.values():
@@ -168,7 +169,7 @@ def alternate(
 
 
 def turn(step: Callable[..., Any], given: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> float:
-    step(*given[0])  # so that no turn pays for the one before it (caches, clocks)
+    step(*given[0])  # so that no turn pays for the previous one (caches, clocks)
     wait(device)
     start = time.perf_counter()
     for number in range(STEPS_A_TURN):
@@ -178,7 +179,7 @@ def turn(step: Callable[..., Any], given: list[tuple[torch.Tensor, torch.Tensor]
 
 
 def autotuned(options: argparse.Namespace) -> dict[str, Any]:
-    """Time `max-autotune` in a process of its own, which may run out of its time."""
+    """Time `max-autotune` in a separate process, which may exceed its time limit."""
     file = Path(options.out, "max-autotune.tmp.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "--alone", str(file), "--device", options.device]
@@ -227,7 +228,7 @@ def write(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Show each contender, and how many times as long as the better captured step it takes."""
+    """Return a table of contenders, with their times relative to the better captured step."""
     ms = result["ms"]
     best = min((name for name in OURS if name in ms), key=lambda name: ms[name]["mid"], default=None)
     lines = [f"Training step, {result['hardware']}, torch {result['torch']}", ""]

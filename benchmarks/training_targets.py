@@ -1,6 +1,6 @@
 """Training steps of published models: torchwise bench benchmarks/training_targets.py:bert_base --mode training
 
-Random weights and data, bfloat16 autocast, as they are trained: ResNet-50 with SGD and momentum on images in
+They have random weights and data, and bfloat16 autocast. ResNet-50 trains with SGD and momentum on images in
 channels_last, BERT-base with AdamW and clipping.
 """
 
@@ -30,7 +30,7 @@ def resnet50(device: str = "cpu", seed: int = 0) -> Workload:
 
 
 def bert_base(device: str = "cpu", seed: int = 0) -> Workload:
-    """Build BERT-base on 32 texts of 128 tokens; its hidden states learn random ones."""
+    """Build BERT-base on 32 texts of 128 tokens. Its hidden states learn random ones."""
     forward = load_hf("bert-base-uncased@batch=32,length=128,train", device=device, seed=seed)
     model = module_of(forward)
     drawn = torch.randn(32, 128, 768, generator=torch.Generator().manual_seed(seed))

@@ -1,13 +1,13 @@
-"""Torchwise against what a user would try by hand: eager and the three modes of `torch.compile`.
+"""Torchwise against trying by hand: eager and the three modes of `torch.compile`.
 
-For each target, on the machine at hand:
+For each target, on this machine:
 
-1. Trying by hand is timed: for each of eager, default, reduce-overhead and max-autotune a fresh process with empty
-   caches loads the model, compiles it and times it for two seconds. The sum of the wall times is the price of trying
-   all four.
-2. `torchwise tune` searches, with an empty store and empty compile caches; its wall time is taken. It is told to expect
-   as many calls as take eager --work seconds (or --calls).
-3. In one further process all five run side by side, round by round in turn, each call waited for; ratios are paired
+1. Trying by hand is timed. For each of eager, default, reduce-overhead and max-autotune, a fresh process with empty
+   caches loads the model, compiles it and times it for two seconds. The sum of the wall times is the cost of trying all
+   four.
+2. `torchwise tune` searches, with an empty store and empty compile caches. Its wall time is measured. It expects as
+   many calls as take eager --work seconds (or --calls).
+3. In another process all five run side by side, round by round in turn. Each call is waited for. Ratios are paired
    within rounds, with 95 % bootstrap intervals.
 
 Run it: python benchmarks/tune_vs_modes.py --device cuda zoo:tutorial.fusion_demo zoo:ivhl.field_superposition
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(target: str, options: argparse.Namespace) -> dict[str, object]:
-    """Run the three steps for one target, each in processes of its own."""
+    """Run the three steps for one target, each in new processes."""
     row: dict[str, object] = {"target": target}
     with tempfile.TemporaryDirectory() as folder:
         hand = {mode: step(f"hand-{mode}", target, options, Path(folder, "caches", mode)) for mode in MODES}
@@ -90,7 +90,7 @@ def measure(target: str, options: argparse.Namespace) -> dict[str, object]:
 def step(
     name: str, target: str, options: argparse.Namespace, caches: Path, decided: object = None
 ) -> dict[str, object]:
-    """Run one step in a process of its own; a crash costs that step alone."""
+    """Run one step in a new process, so that a crash costs only that step."""
     caches.mkdir(parents=True)
     file = caches / "result.json"
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
@@ -126,7 +126,7 @@ def by_hand(mode: str):  # type: ignore[no-untyped-def]
 
 
 def side_by_side(target: str, device: str) -> dict[str, object]:
-    """Time Torchwise's choice and the four by hand in turn; return paired ratios over Torchwise's time."""
+    """Time Torchwise's choice and the four by hand in turn, and return paired ratios over Torchwise's time."""
     import torch
 
     import torchwise
@@ -161,7 +161,7 @@ STEPS = {"side": side_by_side, **{f"hand-{mode}": by_hand(mode) for mode in MODE
 
 
 def contender(call, mode):  # type: ignore[no-untyped-def]
-    """Return what a user would write."""
+    """Return the callable that a user would write."""
     import torch
 
     return call if mode == "eager" else torch.compile(call, mode=mode)

@@ -1,9 +1,9 @@
-"""What `torchwise.watch()` costs: per call of a compiled model that compiles nothing more, and per compilation.
+"""The cost of `torchwise.watch()`, per call of a compiled model without new compilations, and per compilation.
 
-Calls with a watch and calls without alternate in one process, in an order that swaps from round to round; what is
-reported is the median of the paired ratios with its 95 % interval. Beside it stands a control: the same against itself,
-which shows how far the clock can be trusted. Compilations are timed alike, each from a reset compiler, once through
-Inductor with its caches warm and once up to the captured graph alone. One thread, so that none waits for another.
+Calls with and without a watch alternate in one process, in an order that swaps from round to round. The result is the
+median of the paired ratios with its 95 % interval. A control times the same calls against themselves, which shows how
+far the clock can be trusted. Compilations are timed in the same way, each from a reset compiler. They run once through
+Inductor with warm caches, and once up to the captured graph only. There is one thread, so that none waits for another.
 
 Run it: python benchmarks/watch_overhead.py --device cpu --layers 4
 """
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def chain(layers: int, width: int) -> torch.nn.Module:
-    """Layers as small as they come: the less a call does, the more a watch could weigh."""
+    """Return a chain of layers of minimum size: the less work a call has, the more a watch could cost."""
     return torch.nn.Sequential(
         *(part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU()))
     )
@@ -65,7 +65,7 @@ def steady(call: Callable[..., object], x: torch.Tensor, calls: int) -> Timer:
         call(x)
 
     def timed() -> float:
-        for _ in range(10):  # what begins and ends a watch has used the processor's caches
+        for _ in range(10):  # the start and end of a watch used the processor's caches
             call(x)
         synchronize(x)
         start = now(x)
@@ -78,7 +78,7 @@ def steady(call: Callable[..., object], x: torch.Tensor, calls: int) -> Timer:
 
 
 def compiling(model: torch.nn.Module, x: torch.Tensor, backend: str) -> Timer:
-    """Time a first call; Inductor's caches on disk are warm, the compiler itself knows nothing."""
+    """Time a first call, with warm caches of Inductor on disk and a reset compiler."""
 
     def timed() -> float:
         torch._dynamo.reset()
@@ -92,7 +92,7 @@ def compiling(model: torch.nn.Module, x: torch.Tensor, backend: str) -> Timer:
 
 
 def watched(timer: Timer) -> Timer:
-    """The same under a watch, which begins and ends outside of what is timed."""
+    """Wrap a timer in a watch, whose start and end are not timed."""
 
     def timed() -> float:
         with watch(print=False):
@@ -119,7 +119,7 @@ def show(what: str, ratio: Interval) -> None:
 
 
 def now(x: torch.Tensor) -> float:
-    """Seconds: on a CPU those that this thread computes, so that other programs on the machine do not count."""
+    """Return seconds. On a CPU these are the thread's computing time, so that other programs do not count."""
     return time.perf_counter() if x.is_cuda else time.thread_time()
 
 
