@@ -1,4 +1,4 @@
-"""A decided plan in a live program: proven signatures take the plan, everything else the original."""
+"""Apply a decided plan in a live program: it answers calls of verified signatures, and the original all others."""
 
 from torchwise.runtime.dispatch import Dispatcher
 from torchwise.runtime.module import OptimizedFunction, OptimizedModule, unwrap

@@ -14,7 +14,7 @@ from torchwise.workload import trees
 from torchwise.workload.identity import MEMORY
 
 Known = tuple[Recognizer, Callable[..., Any]]
-"""What tells whether a call is like one that was answered, and what answers it then."""
+"""Recognizes calls like one that was answered, with the function that answers them."""
 
 
 def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -26,7 +26,7 @@ def is_of(key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Known | None:
-    """Return what recognises calls like this one without making their signatures; None where nothing can."""
+    """Return a recognizer of calls like this one that makes no signatures, or None if there can be none."""
     try:
         return Recognizer(args, kwargs), call
     except Exception:  # an input may be of any kind, and the call is answered already
@@ -34,7 +34,7 @@ def recognized(args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[...
 
 
 def ranks(description: str) -> str:
-    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks; memory is left out."""
+    """Blank out the sizes and strides of a description, keeping names, dtypes and ranks. Shared memory is left out."""
     return re.sub(r"\d+(?=[,\]\)])", "·", without_memory(description))
 
 
@@ -44,7 +44,7 @@ def without_memory(description: str) -> str:
 
 
 def memory(description: str) -> str:
-    """Return what a description of inputs says of how they share memory: nothing where they lie apart."""
+    """Return the part of a description of inputs about shared memory, or "" if they share none."""
     return description.partition(MEMORY)[2]
 
 
@@ -53,7 +53,7 @@ def may_need_gradients(
 ) -> bool:
     """Whether an answer could need a gradient.
 
-    What a function closes over cannot be seen; compiled code would carry its gradients, a captured graph would not.
+    A function's closure cannot be searched. Compiled code would carry its gradients, and a captured graph would not.
     """
     if module is not None and any(p.requires_grad for p in module.parameters()):
         return True

@@ -23,18 +23,18 @@ logger = logging.getLogger("torchwise")
 
 
 class Canary:
-    """Compares one call in `every` with the original, on copies of the inputs; random numbers are put back afterwards.
+    """Compares one call in `every` with the original, on copies of the inputs, and restores random numbers afterwards.
 
-    The original starts from the state of the model and of the inputs that the plan started from, and what both did to
-    it is compared, too. A model that draws random numbers cannot be compared: at the first difference the canary is
-    switched off. So it is where an input cannot be copied, or the model's state cannot be put back. What else keeps it
-    from comparing does so, too, and never reaches the caller.
+    The original starts from the same state of the model and of the inputs as the plan. The changes that both make to it
+    are compared, too. A model that draws random numbers cannot be compared: at the first difference the canary is
+    switched off. So it is if an input cannot be copied, or the model's state cannot be restored. Any other error of the
+    comparison switches it off, too, and never reaches the caller.
 
     Args:
         every: calls per comparison.
-        original: what the plan was made of.
-        decision: whose error, as proven, tells how far rounding goes.
-        statistics: where comparisons are counted.
+        original: the callable that the plan was made of.
+        decision: its verified error tells how far rounding goes.
+        statistics: counts comparisons.
         close: gives the plan up, with the reason.
 
     Raises:
@@ -60,7 +60,7 @@ class Canary:
         self._is_off = False
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` with the comparison in it; `call` itself is its attribute `plain`."""
+        """Return `call` with the comparison in it. Its attribute `plain` is `call` itself."""
         following, every = self._counted.__next__, self.every
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -76,13 +76,13 @@ class Canary:
             return call(*args, **kwargs)
         try:
             copied, model, inputs = Example(args, kwargs).clone(), State({"": self._original}), _inputs(args, kwargs)
-        except Exception as error:  # whatever cannot be looked at or copied cannot be compared
+        except Exception as error:  # inputs or state may refuse in any way to be copied, and then cannot be compared
             self._switch_off(f"inputs or state cannot be copied ({error})", error)
             return call(*args, **kwargs)
         answer = call(*args, **kwargs)
         try:
             found = self._judged(_observed(answer, args, kwargs, inputs, model, self._original), copied, model)
-        except Exception as error:  # the plan has answered: what fails here is the comparison
+        except Exception as error:  # the plan has answered, and only the comparison fails here
             self._switch_off(f"comparing failed with {type(error).__name__}", error)
             return answer
         if found is None:
@@ -93,12 +93,12 @@ class Canary:
         return self._original(*args, **kwargs)
 
     def _judged(self, ours: Observation, copied: Example, model: State) -> str | None:
-        """Return what is wrong with what the plan did, if anything is; the model's state is left as the plan left it.
+        """Return the plan's error, if there is one. The model's state is left as the plan left it.
 
         Args:
-            ours: what the plan did.
+            ours: the observation of the plan.
             copied: the inputs as they were.
-            model: its state as it was, from which the plan started.
+            model: its state as it was when the plan started.
         """
         after, given = State({"": self._original}), _inputs(copied.args, dict(copied.kwargs))
         try:
@@ -118,7 +118,7 @@ class Canary:
     def _rounded_otherwise(
         self, copied: Example, inputs: State, model: State, context: AbstractContextManager[Any]
     ) -> dict[str, Any]:
-        """Return what the original makes of the same call inside a context that perturbs its roundings, by name."""
+        """Return the original's leaves for the same call, by name, in a context that perturbs its roundings."""
         inputs.restore()
         model.restore()
         with context:

@@ -1,4 +1,4 @@
-"""What changed since a plan was applied, in the model itself or around its calls, so that the plan may not answer."""
+"""Find changes since a plan was applied, in the model itself or around its calls, that keep the plan from answering."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchwise.realize.same_code import is_same_code
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 CALLED = ("forward", "_call_impl")
-"""What a module's own attributes may put in the place of its class's."""
+"""Functions that a module's own attributes may replace."""
 
 REPLACED = "the model's forward or class was replaced since the plan was applied"
 COMPILED = "model.compile() was called since the plan was applied, and so PyTorch's compiled code answers"
@@ -24,10 +24,10 @@ UNCOMPILED = "what model.compile() had made was taken from the model since the p
 
 
 class Changes:
-    """Looks at what a plan enters below: the module's own call, its mode and hooks, and modes around all operators.
+    """Checks the parts that a plan bypasses: the module's own call, its mode and hooks, and modes around all operators.
 
-    The code that it runs is looked at here, too (`CodeGuard`). What else is inside a module is looked at by whoever
-    made something of it (`realize.watch`).
+    It also checks the code that the module runs (`CodeGuard`). The rest of a module is checked by the code that made
+    something of it (`realize.watch`).
     """
 
     def __init__(self, original: Any, *, inference: bool) -> None:
@@ -52,7 +52,7 @@ class Changes:
         self._seen = writes_to(self._dicts)
 
     def found(self) -> str | None:
-        """Return what changed, or None. This runs on every call."""
+        """Return the change, or None. This runs on every call."""
         if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
             return "a transform of functions (vmap, jvp, grad) is active"
         if _len_torch_dispatch_stack():  # it would see other operators than the model's, or none
@@ -73,7 +73,7 @@ class Changes:
         return None
 
     def _look(self, written: int) -> None:
-        """Look closely at what was written to."""
+        """Examine everything that was written to."""
         dicts = self._dicts
         self._found = self._changed()
         if self._dicts is dicts:
@@ -93,7 +93,7 @@ class Changes:
         return None if type(self._original) is self._kind else self._change_class()
 
     def _change_class(self) -> str | None:
-        """Take another class of the same code for the model's own, as where its file was loaded anew."""
+        """Accept another class of the same code for the model's own, for example after its file was loaded anew."""
         if self._code.rewritten() or not is_same_code(type(self._original), self._kind):
             return REPLACED
         self._kind = type(self._original)

@@ -1,6 +1,6 @@
-"""When a plan that failed is tried again: a circuit breaker.
+"""A circuit breaker: it decides when a plan that failed is tried again.
 
-Source: M. Nygard, *Release It!*, "Circuit Breaker"; half-open retries as resilience4j has them.
+Source: M. Nygard, *Release It!*, "Circuit Breaker". The half-open retries are those of resilience4j.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable
 
 FAILURES = 3
-"""Failures after which a circuit opens; one alone may be bad luck, and costs the call nothing but time."""
+"""Failures after which a circuit opens. A single one may be bad luck, and costs the call nothing but time."""
 FIRST_WAIT_S = 60.0
 LONGEST_WAIT_S = 3600.0
-"""Seconds for which an open circuit lets nothing through; twice as long after each retry that fails, up to an hour."""
+"""Seconds for which an open circuit lets nothing through. They double after each retry that fails, up to an hour."""
 
 
 class Circuit:
-    """Closed, it lets calls through. Open, it lets none, until its time is over; then half-open: one, to try.
+    """Closed, it lets calls through. Open, it lets none, until its time is over. Then it is half-open: one may try.
 
     Args:
-        failures: how many open it.
+        failures: number of failures that open it.
         first_wait_s: seconds for which it is open first.
         clock: seconds that never go back.
         longest_wait_s: seconds beyond which the wait does not double.
@@ -40,7 +40,7 @@ class Circuit:
         self._lock = threading.Lock()
         self._failures = 0
         self._wait_s = first_wait_s
-        self._closed_until: float | None = None  # None where the circuit is closed
+        self._closed_until: float | None = None  # None if the circuit is closed
         self._is_trying = False
 
     @property
@@ -50,25 +50,25 @@ class Circuit:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until it is half-open; 0 where calls get through."""
+        """Seconds until it is half-open, or 0 if calls get through."""
         return max(self._closed_until - self._clock(), 0.0) if self._closed_until is not None else 0.0
 
     def admits(self) -> bool:
-        """Whether a call may go through; of several at a time that is half-open, one may."""
+        """Whether a call may go through. If several come while it is half-open, one may."""
         with self._lock:
             if self._closed_until is None:
                 return True
             now = self._clock()
             if now < self._closed_until:
                 return False
-            self._closed_until = now + self._wait_s  # the others wait for what becomes of this one
+            self._closed_until = now + self._wait_s  # the others wait for this one
             self._is_trying = True
             return True
 
     def failed(self) -> bool:
-        """Count a failure; return whether it opened the circuit, or opened it anew.
+        """Count a failure. Return whether it opened the circuit, or opened it anew.
 
-        Of several calls that were under way when it opened, the others change nothing.
+        If several calls were under way when it opened, the others change nothing.
         """
         with self._lock:
             self._failures += 1

@@ -1,4 +1,4 @@
-"""How far a rollout is, and what its state looks like from step to step."""
+"""The progress of a rollout, and the form of its state from step to step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchwise.realize.signature import is_plain, is_strided, plain_key
 from torchwise.workload import trees
 
 ALIGNMENT = 16
-"""Bytes of the largest number, complex128: memory copied from a multiple of them on has numbers where they may lie."""
+"""Bytes of the largest number, complex128. Memory copied from a multiple of it on keeps numbers aligned."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What of a tensor must stay from step to step."""
+    """The properties of a tensor that must stay from step to step."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -92,7 +92,7 @@ class Look:
 
 
 def _looks_of(state: Any) -> list[Any]:
-    """List each leaf with its path: of tensors what must stay, of plain values a key, of others the type."""
+    """List each leaf with its path: a tensor's fixed properties, a plain value's key, or the type of any other leaf."""
     if isinstance(state, torch.Tensor):
         return [("", Look(state.shape, state.dtype, state.device))]
     return [(name, _look(leaf)) for name, leaf in trees.named_leaves(state)]
@@ -109,9 +109,9 @@ def _container(state: Any) -> str:
 
 
 def copies(state: Any) -> Any:
-    """Copy every tensor, through which gradients flow.
+    """Copy every tensor, so that gradients flow through the copy.
 
-    One tensor in two places stays one, and what overlaps does so in the copy: halves of a vector may be its views.
+    One tensor in two places stays one. Tensors that overlap do so in the copy: halves of a vector may be its views.
     Views that are differentiated, or mapped over by `torch.func`, are copied apart.
     """
     copied: dict[int, torch.Tensor] = {}
@@ -132,7 +132,7 @@ def tied(state: Any) -> list[list[torch.Tensor]]:
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:
-    """Whether the numbers in its memory say all of a tensor: where they lie, and that nothing else follows them."""
+    """Whether a tensor consists of the numbers in its memory alone: they have an address, and nothing else follows."""
     if not is_strided(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
         return False
     if forward_ad.unpack_dual(tensor).tangent is not None:

@@ -1,4 +1,4 @@
-"""Which of two answers a call: the plan, where it was proven for such a call, or else the original."""
+"""Choose who answers a call: the plan, if it was verified for such a call, or else the original."""
 
 from __future__ import annotations
 
@@ -45,30 +45,32 @@ MOST_CIRCUITS = 1024
 REFUSED_WAIT_S, LONGEST_REFUSED_WAIT_S = 1.0, 60.0
 """Seconds for which a frozen plan is left alone on calls that it would be compiled for: asking takes some 10 ms."""
 MEMORY_WAIT_S = 600.0
-"""Seconds without the plan after the GPU ran out of memory: what took it may be gone by then."""
+"""Seconds without the plan after the GPU ran out of memory. The cause may be gone by then."""
 
 
 class Dispatcher:
-    """Answers calls by a decided plan where it is proven, and by the original everywhere else.
+    """Answers calls by a decided plan if it is verified for them, and by the original otherwise.
 
-    The plan answers a call whose inputs have a signature it was proven on (a plan with dynamic shapes: the same dtypes
-    and ranks), in the grad mode it was proven in. It is realised on the first such call. If the plan fails, the
-    original answers that very call, which is logged once; after some failures it answers calls of that signature for a
-    time, and then the plan is tried again (`Circuit`). Where the GPU ran out of memory, what the plan held is freed,
-    and the original answers all calls for a time. If the original raises as well, its error is the caller's.
+    The plan answers a call whose inputs have a verified signature (for a plan with dynamic shapes: the same dtypes and
+    ranks), in the grad mode of the verification. It is realised on the first such call.
+
+    If the plan fails, the original answers that very call, which is logged once. After some failures it answers calls
+    of that signature for a time, and then the plan is tried again (`Circuit`). If the GPU ran out of memory, the plan's
+    memory is freed, and the original answers all calls for a time. If the original raises as well, its error is the
+    caller's.
 
     Args:
         original: the module or function.
-        decision: what was decided for it.
-        refusal: why the plan may not answer at all, if that is so.
+        decision: the decision for it.
+        refusal: why the plan may not answer at all, or None.
         borrow: whether a captured plan returns memory that its next call overwrites.
-        canary: calls per comparison with the original; None for none.
-        statistics: where calls are counted, if several share it.
-        backend: what makes the compiled part of the plan, where that is not its own backend (`realize.ahead`).
+        canary: calls per comparison with the original, or None for no comparison.
+        statistics: counts calls, if several dispatchers share it.
+        backend: makes the compiled part of the plan, in place of its own backend (`realize.ahead`).
 
     Attributes:
         is_frozen: whether nothing more may be compiled and captured.
-        stays: whether the original answers every call as the decision is to stay with eager, and that was said.
+        stays: whether the original answers every call as the decision is to stay with eager, and that was logged.
 
     Raises:
         InputError: `canary` is no number of calls, or the plan is one for training, whose gradients no comparison sees.
@@ -94,10 +96,10 @@ class Dispatcher:
         self._refusal = refusal if refusal or not decision.plan.is_eager else STAYS
         self.stays = False
         self._proven: dict[Signature, Callable[..., Any]] = {}
-        self._last: Known | None = None  # of the last signature that was proven anew
+        self._last: Known | None = None  # for the last signature that was verified anew
         self._realized: Realized | None = None
-        self._changed_since: Varied | None = None  # what, so that the plan must be made anew
-        self._served: set[Signature] = set()  # signatures that the plan has answered, whatever became of it since
+        self._changed_since: Varied | None = None  # the change, so that the plan must be made anew
+        self._served: set[Signature] = set()  # signatures that the plan has answered at any time
         self._writes = Writes(original, decision.inputs, dynamic=decision.plan.shapes == "dynamic")
         self._circuits: dict[Signature, Circuit] = {}
         self._refused: dict[Any, Circuit] = {}  # as `_circuits`, of a frozen plan, by signature and grad mode
@@ -117,7 +119,7 @@ class Dispatcher:
         self._changed = Changes(original, inference=self._inference).found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer as the original does; `benchmarks/dispatch.py` measures what that adds to the plan's own time."""
+        """Answer as the original does. `benchmarks/dispatch.py` measures the time that this adds to the plan's own."""
         refusal = self._refusal
         if refusal is not None:
             if self.stays:
@@ -140,14 +142,14 @@ class Dispatcher:
         counts = self.statistics
         try:
             result = call(*args, **kwargs) if counts.optimized % EVERY else self._timed(call, args, kwargs)
-        except Exception as error:  # whatever the plan does, the call is answered; the failure is counted and logged
-            call = last = None  # or what may have to be freed would be held from here
+        except Exception as error:  # a plan may fail in any way: the call is answered, the failure counted and logged
+            call = last = None  # or memory that may have to be freed would be held from here
             return self._failed(error, key or signature_of(args, kwargs), args, kwargs)
         counts.optimized += 1
         return result
 
     def _slow(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call whose signature is new or not proven, or whose state may not be that of the proof."""
+        """Answer a call whose signature is new or not verified, or whose state may differ from the verification's."""
         refusal = self._blocked(args, kwargs)
         if refusal is None and key not in self._proven:
             refusal = self._unproven(args, kwargs)
@@ -172,7 +174,7 @@ class Dispatcher:
         self._refused.pop((key, is_grad_enabled()), None)
         self._memory.succeeded()
         self.statistics.optimized += 1
-        # Another thread may have given the plan up, and the call may have changed what it was given.
+        # Another thread may have given the plan up, and the call may have changed its inputs.
         if self._refusal is None and self._realized is realized and is_of(key, args, kwargs):
             if is_first:
                 self._served.add(key)
@@ -191,10 +193,10 @@ class Dispatcher:
         return realized, self._watched(self._held(realized.call))(*args, **kwargs)
 
     def _shorten(self, realized: Realized, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find the shorter way for calls like one that was answered; where that fails, the longer one goes on."""
+        """Find the shorter way for calls like one that was answered. If that fails, the longer one stays in use."""
         try:
             lean = realized.lean(args, kwargs)
-        except Exception as error:  # the call is answered, whatever this meets
+        except Exception as error:  # the call is answered, despite any error here
             logger.debug("torchwise: no shorter way for calls of this signature", exc_info=error)
             return
         with self._lock:  # or a freeze meanwhile would pass this way by
@@ -212,7 +214,7 @@ class Dispatcher:
         return hold(call) if self.is_frozen else call
 
     def _waits(self, key: Signature) -> str | None:
-        """Return why the plan is left alone for now on such calls, or None where it may answer this one."""
+        """Return why the plan is left alone for now on such calls, or None if it may answer this one."""
         if (refused := self._refused.get((key, is_grad_enabled()))) is not None and not refused.admits():
             return CHANGED
         circuit = self._circuits.get(key)
@@ -223,7 +225,7 @@ class Dispatcher:
         return None
 
     def _failed(self, error: Exception, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer by the original; where that raises too, the fault was the call's, and is not the plan's."""
+        """Answer by the original. If that raises too, the fault was the call's and not the plan's."""
         if isinstance(error, OverlapError):  # which is no fault
             return self._original(OVERLAPS, args, kwargs)
         is_stale = isinstance(error, ChangedModelError)
@@ -237,7 +239,7 @@ class Dispatcher:
             self._changed_since = error.varied
             self._forget()
             return self._original(f"{error}; the plan is made anew", args, kwargs)
-        if isinstance(error, RecompileLimitError):  # nor is that; what was compiled so far goes on answering
+        if isinstance(error, RecompileLimitError):  # nor is that, and code compiled so far goes on answering
             self._say_limit(error)
             return self._original(error.reason, args, kwargs)
         kind, plan = type(error).__name__, str(self.decision.plan)
@@ -271,7 +273,7 @@ class Dispatcher:
         logger.info(told, self.decision.plan, what)
 
     def _give_up(self, error: RecompileLimitError) -> None:
-        """Have the original answer from the next call on; this one is in the midst of what the plan became."""
+        """Have the original answer from the next call on. The present call still runs the realised plan."""
         self._say_limit(error)
         self._refusal, self.stays = error.reason, False
         self._proven.clear()
@@ -285,11 +287,11 @@ class Dispatcher:
             alert("recompile_limit", said, plan=plan, reason=error.reason, recompiles=count)
 
     def _release(self, plan: str) -> None:
-        """Free what the plan holds on the GPU, captured graphs and their memory, and leave it alone for a time."""
+        """Free the plan's memory on the GPU, captured graphs included, and leave the plan alone for a time."""
         is_first = self._memory.failed()
         self._forget()
         collect_garbage()
-        torch.cuda.empty_cache()  # which does nothing where there is no GPU
+        torch.cuda.empty_cache()  # does nothing without a GPU
         if not is_first:  # another thread's call failed for the same reason at once
             return
         self.statistics.opened += 1
@@ -303,14 +305,14 @@ class Dispatcher:
 
     @property
     def realized(self) -> Realized | None:
-        """What the plan became; None before the first call that it answers, and after it was given up."""
+        """The realised plan, or None before the first call that it answers and after it was given up."""
         return self._realized
 
     def freeze(self) -> None:
         """Compile and capture nothing more: the original answers every call that needs it.
 
-        Those are calls of signatures that the plan never answered, and all for which the model or PyTorch's settings
-        changed in a way that the plan does not follow. Where they change back, the plan answers again.
+        Such calls have signatures that the plan never answered, or follow a change of the model or of PyTorch's
+        settings that the plan does not follow. If that changes back, the plan answers again.
 
         Raises:
             UnsupportedError: this torch does not say when it compiles.
@@ -332,7 +334,7 @@ class Dispatcher:
             self._last = None
 
     def close(self, reason: str = "it was closed") -> None:
-        """Give up the plan and free what it holds; the original answers from now on."""
+        """Give up the plan and free its memory. The original answers from now on."""
         self._refusal, self.stays = reason, False
         self._forget()
 

@@ -1,4 +1,4 @@
-"""Calls that the original answers though a plan was to: counted, said once for each reason, and alerted where many."""
+"""Count calls that the original answers in place of a plan, log each reason once, and raise an alert if too many."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST_FALLBACKS = 0.05
 
 
 class Fallbacks:
-    """Counts them and says why.
+    """Counts such calls and logs their reasons.
 
     Args:
-        decision: whose plan was to answer.
-        happens: what is said before the reason, such as "the original answers".
+        decision: the decision whose plan was to answer.
+        happens: the beginning of the message, such as "the original answers".
 
     Attributes:
-        said: reasons that were said, or that need no saying.
+        said: reasons that were logged, or that need no logging.
     """
 
     def __init__(self, decision: Decision, happens: str) -> None:

@@ -1,4 +1,4 @@
-"""What an error holds: the frames that it went through, with all that was computed in them."""
+"""Free the objects that an error holds: the frames that it went through, with all their local values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import traceback
 
 
 def without_frames(error: BaseException) -> str:
-    """Take the frames from an error and from those behind it, and return what they told, for a log.
+    """Take the frames from an error and from its causes. Return their traceback as text, for a log.
 
-    They hold tensors, and the code that was run, with weights that may be frozen into it.
+    Frames hold tensors, and the code that was run, with weights that may be frozen into it.
     """
     told = "\n" + "".join(traceback.format_exception(error))
     seen: BaseException | None = error

@@ -1,4 +1,4 @@
-"""How long a served plan takes, from a sample of its calls, and whether that is what was promised."""
+"""Measure a served plan's latency on a sample of its calls, and compare it with the promised one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torchwise.records import Decision
 EVERY = 256
 """One call in so many is timed: reading the clock costs a tenth of a microsecond, an event on a GPU several."""
 BOUNDS_S = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 2, 5))
-"""Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds; what is longer has a bucket, too."""
+"""Upper bounds of the histogram's buckets in seconds, 1 microsecond to 50 seconds. Longer durations have a bucket, too.
+"""
 RECENT = 64
 """Timed calls over which the median is taken that is held against the promise."""
 SLOWER = 1.5
@@ -28,7 +29,7 @@ class Histogram:
     """Counts of durations by bucket.
 
     Attributes:
-        counts: one for each of `BOUNDS_S`, and one for what is longer.
+        counts: one for each of `BOUNDS_S`, and one for longer durations.
         sum_s: the sum of all durations.
     """
 
@@ -42,9 +43,9 @@ class Histogram:
         self.sum_s += seconds
 
     def quantile(self, share: float) -> float | None:
-        """Return the upper bound of the bucket below which a share of the durations lies; None where there is none.
+        """Return the upper bound of the bucket that this share of the durations reaches, or None without durations.
 
-        The largest bound stands for whatever is longer.
+        The largest bound stands for all longer durations.
         """
         total, seen = sum(self.counts), 0
         for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):
@@ -55,12 +56,12 @@ class Histogram:
 
 
 class Latency:
-    """Times calls: on a GPU by events on its stream, which are read at a later one, so that nothing waits.
+    """Times calls. On a GPU, it reads events on its stream at a later call, so that nothing waits.
 
     Args:
         device: "cpu" or "cuda".
-        histogram: where durations are counted.
-        look: called with the median of the last `RECENT` timed calls whenever there are as many anew.
+        histogram: counts durations.
+        look: called with the median of the last `RECENT` timed calls after each `RECENT` new ones.
     """
 
     def __init__(self, device: str, histogram: Histogram, look: Callable[[float], None]) -> None:
@@ -107,14 +108,14 @@ class Latency:
 
 
 class SpeedWatch:
-    """Hears how long calls take of late, and raises an alert where that is longer than the decision promised."""
+    """Receives the recent duration of calls, and raises an alert if it is longer than the decision promised."""
 
     def __init__(self, decision: Decision) -> None:
         self._decision = decision
         self._is_slower = False
 
     def __call__(self, seconds: float) -> None:
-        """Hold a median against what was promised, where something was promised for these inputs."""
+        """Compare a median with the promised duration, if there is one for these inputs."""
         promised = self._promised_s()
         if promised is None or seconds <= SLOWER * promised:
             self._is_slower = False

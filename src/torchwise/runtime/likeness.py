@@ -1,4 +1,4 @@
-"""A wrapper's class that has what the original's class has of its own: Python and PyTorch look methods up there."""
+"""Give a wrapper's class the methods that the original's class defines, as Python and PyTorch look methods up there."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 CONTAINER = frozenset(
     {"__contains__", "__delitem__", "__getitem__", "__iter__", "__len__", "__reversed__", "__setitem__"}
 )
-"""Methods of Sequential, ModuleList and ModuleDict; an instance's are never looked for."""
+"""Methods of Sequential, ModuleList and ModuleDict, which Python never looks up on an instance."""
 
 CALLING = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward"})
-"""Methods by which a module is called: a wrapper's own hooks are around what it calls, and the original's within."""
+"""Methods by which a module is called. A wrapper's own hooks run around its call, and the original's within."""
 
 
 def like(kind: type, original: type) -> type:
-    """Return `kind`, or a subclass that forwards what `original` has of its own where a module has PyTorch's.
+    """Return `kind`, or a subclass that forwards the methods that `original` overrides from PyTorch's module.
 
-    That is how a model moves (`_apply`, `to`), what it counts among its parameters, or that it is a list of modules.
-    What `kind` defines itself stays.
+    They decide how a model moves (`_apply`, `to`), which parameters it has, or that it is a list of modules. Methods
+    that `kind` itself defines stay.
     """
     return _forwarding(kind, _own(kind, original))
 

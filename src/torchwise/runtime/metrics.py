@@ -1,4 +1,4 @@
-"""What became of a served plan's calls, for Prometheus: read when it is scraped, and nothing on the way of a call."""
+"""Metrics of a served plan's calls for Prometheus, read at each scrape. They add nothing to a call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torchwise.runtime.module import dispatcher_of
 
 
 def export_metrics(optimized: Any, name: str, registry: Any = None) -> Callable[[], None]:
-    """Have Prometheus scrape what `torchwise.apply` returned.
+    """Have Prometheus scrape the metrics of a result of `torchwise.apply`.
 
     Every metric is named `torchwise_...` and labelled with `model` and `plan`.
 
     Args:
         optimized: the module or function.
-        name: the label `model`; one registry takes each name once.
-        registry: a `prometheus_client.CollectorRegistry`; by default the global one.
+        name: the label `model`. One registry takes each name once.
+        registry: a `prometheus_client.CollectorRegistry`, by default the global one.
 
     Returns:
-        What takes the metrics away again.
+        A function that removes the metrics.
 
     Raises:
         InputError: it is nothing that Torchwise optimised, or the name is taken.

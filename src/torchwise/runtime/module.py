@@ -40,13 +40,13 @@ HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
-"""What a wrapper has of its own, and a copy of it as well."""
+"""Attributes that a wrapper has of its own, as does a copy of it."""
 
 DIRECT = "forward was called itself, by which a plan that does what a call does would do too much"
 
 
 class _Entered(threading.local):
-    """The wrappers in whose call this thread is, between their hooks: what they call there is no `forward` alone."""
+    """The wrappers whose calls are under way in this thread. Between their hooks, `forward` is part of a call."""
 
     def __init__(self) -> None:
         self.wrappers: list[OptimizedModule] = []
@@ -56,14 +56,14 @@ _entered = _Entered()
 
 
 class OptimizedModule(torch.nn.Module):
-    """Runs a module by a decided plan; every parameter, buffer, submodule and attribute is the original's own.
+    """Runs a module by a decided plan. Every parameter, buffer, submodule and attribute is the original's own.
 
-    Checkpoints carry no prefix and load into the bare module and back. What the plan cannot answer, or fails at, the
-    original answers (`Dispatcher`).
+    Checkpoints carry no prefix and load into the bare module and back. The original answers the calls that the plan
+    cannot answer, or fails at (`Dispatcher`).
     """
 
     def __new__(cls, original: torch.nn.Module, *_: Any, **__: Any) -> OptimizedModule:
-        """Make one of a class that has what the original's class overrides, too."""
+        """Make one of a class that also has the methods that the original's class overrides."""
         made: OptimizedModule = super().__new__(like(cls, type(original)))
         return made
 
@@ -78,17 +78,17 @@ class OptimizedModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.__dict__["_torchwise"] = Dispatcher(original, decision, refusal, borrow=borrow, canary=canary)
-        # The very same dictionaries: what is registered, replaced or moved through either is seen by both.
+        # The very same dictionaries: both see a registration, replacement or move through either.
         for shared in SHARED:
             self.__dict__[shared] = getattr(original, shared)  # which TorchScript has, but not among its attributes
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The original's class, so that `isinstance` holds and libraries know the model; `type` tells the truth."""
+        """The original's class, so that `isinstance` holds and libraries know the model. `type` gives the wrapper's."""
         return type(self._dispatcher.original) if "_torchwise" in self.__dict__ else OptimizedModule
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer as the original does; straight away where no hook of this wrapper's own must run."""
+        """Answer as the original does, directly if no hook of this wrapper's own must run."""
         own = self.__dict__
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             _entered.wrappers.append(self)
@@ -122,12 +122,12 @@ class OptimizedModule(torch.nn.Module):
 
     @property
     def decision(self) -> Decision:
-        """What was decided for this model."""
+        """The decision for this model."""
         return self._dispatcher.decision
 
     @property
     def statistics(self) -> Statistics:
-        """What became of the calls so far."""
+        """The counts of the calls so far."""
         return self._dispatcher.statistics
 
     @property
@@ -139,7 +139,7 @@ class OptimizedModule(torch.nn.Module):
     def training(self) -> bool:
         """The original's mode, whichever of the two it is set on."""
         own: Dispatcher | None = self.__dict__.get("_torchwise")
-        # A frozen module of TorchScript has no mode, and does what it does in eval mode.
+        # A frozen module of TorchScript has no mode, and behaves as in eval mode.
         return own is None or bool(getattr(own.original, "training", False))
 
     @training.setter
@@ -162,13 +162,13 @@ class OptimizedModule(torch.nn.Module):
         return self._dispatcher.original.load_state_dict(state_dict, *args, **kwargs)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        """Return the original's attribute; only asked for what this object has not."""
+        """Return the original's attribute. Python only calls this for attributes that this object lacks."""
         if name == "_torchwise":  # while unpickling, before there is an original
             raise AttributeError(name)
         return getattr(self._dispatcher.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the attribute on the original, where its code will look for it, but for what tells of hooks of this."""
+        """Set the attribute on the original, where its code looks for it, except marks of this wrapper's own hooks."""
         if "_torchwise" in self.__dict__ and name != "_is_full_backward_hook":
             setattr(self._dispatcher.original, name, value)
         else:
@@ -179,11 +179,11 @@ class OptimizedModule(torch.nn.Module):
         delattr(self._dispatcher.original, name)
 
     def _replicate_for_data_parallel(self) -> Any:
-        """Replicate the original: what this does to a module would go through to it."""
+        """Replicate the original: changes that this makes to a module would go through to it."""
         return self._dispatcher.original._replicate_for_data_parallel()  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copy the wrapper, also where the original has a way of its own."""
+        """Copy the wrapper, even if the original defines a way of its own."""
         rebuilt, parts = self.__reduce__()
         memo[id(self)] = rebuilt(*copy.deepcopy(parts, memo))
         return memo[id(self)]
@@ -195,7 +195,7 @@ class OptimizedModule(torch.nn.Module):
         return (_rebuilt, (OptimizedModule, own.original, own.decision, own.borrow, own.canary, own.refusal, hooks))
 
     def _get_name(self) -> str:
-        """Name it in `repr` as what it is."""
+        """Return the wrapper's name for `repr`."""
         return f"Optimized{type(self._dispatcher.original).__name__}"
 
     def extra_repr(self) -> str:
@@ -204,7 +204,7 @@ class OptimizedModule(torch.nn.Module):
 
 
 class OptimizedFunction:
-    """Runs a function by a decided plan; see `Dispatcher`."""
+    """Runs a function by a decided plan. See `Dispatcher`."""
 
     def __init__(
         self,
@@ -228,12 +228,12 @@ class OptimizedFunction:
 
     @property
     def decision(self) -> Decision:
-        """What was decided for this function."""
+        """The decision for this function."""
         return self._dispatcher.decision
 
     @property
     def statistics(self) -> Statistics:
-        """What became of the calls so far."""
+        """The counts of the calls so far."""
         return self._dispatcher.statistics
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -263,7 +263,7 @@ def _rebuilt(
 
 
 def unwrap(optimized: Any) -> Any:
-    """Return the original behind an optimised module or function; anything else as it is."""
+    """Return the original behind an optimised module or function, or any other object as it is."""
     if isinstance(optimized, OptimizedStep):
         return optimized.original
     dispatcher = dispatcher_of(optimized)
@@ -271,7 +271,7 @@ def unwrap(optimized: Any) -> Any:
 
 
 def freezable(optimized: Any) -> Dispatcher:
-    """Return what answers the calls of an optimised module or function, to be frozen.
+    """Return the dispatcher of an optimised module or function, to be frozen.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
@@ -283,7 +283,7 @@ def freezable(optimized: Any) -> Dispatcher:
 
 
 def dispatcher_of(optimized: Any) -> Dispatcher | None:
-    """Return what answers the calls of an optimised module or function; None for anything else."""
+    """Return the dispatcher of an optimised module or function, or None for any other object."""
     own = getattr(optimized, "__dict__", {})
     found = own.get("_torchwise") or own.get("_dispatcher")
     return found if isinstance(found, Dispatcher) else None

@@ -29,25 +29,24 @@ logger = logging.getLogger("torchwise")
 WARM_UP_STEPS = 3
 """Steps run as written before recording: they are the rollout's own first ones, so that none is wasted."""
 LEAST_STEPS = 20
-"""Steps to go, below which a loop that runs only once is not recorded: recording costs what some steps cost."""
+"""Minimum number of steps left for a loop that runs only once to be recorded: recording costs as much as some steps."""
 
 
 class Rollout:
-    """Runs `step` over and over; what was recorded is kept for later calls.
+    """Runs `step` over and over, and keeps recordings for later calls.
 
-    Where the state lies on CUDA and no gradient is asked for, the first steps run as written, and then up to a hundred
-    iterations become one CUDA graph that reads and writes one static state. A step that cannot be captured is run one
-    by one; `reason` says why, and the log does once. So is a state whose tensors still share memory after
-    the first step.
+    If the state is on CUDA and no gradient is needed, the first steps run as written. Then up to a hundred iterations
+    become one CUDA graph that reads and writes one static state. A step that cannot be captured runs step by step, as
+    does a state whose tensors still share memory after the first step. `reason` says why, and the log does once.
 
-    Python runs in the steps taken as written only. Numbers that the step keeps there from call to call are found in its
-    closure, its globals and the object it is bound to, and keep it from being captured; in lists and dicts they are not
-    found.
+    Python runs only in the steps taken as written. A step may keep numbers there from call to call. They are found in
+    its closure, its globals and the object it is bound to, and keep it from being captured. In lists and dicts they are
+    not found.
 
-    A step that is an `nn.Module`, or a method of one, is watched: weights changed in place are read anew, and others in
-    their place lead to a new recording, as does another method in a class; so do weights of what `apply` returned that
-    changed in place, because a plan may answer from copies of them. What another function closes over is not watched:
-    after tensors there were replaced, or weights of what `apply` returned changed, make a new Rollout.
+    A step that is an `nn.Module`, or a method of one, is watched. Weights changed in place are read anew. Other weights
+    in their place lead to a new recording, as does another method in a class. So do weights of a result of `apply` that
+    changed in place, because a plan may answer from copies of them. The closures of other functions are not watched:
+    make a new Rollout after replacing tensors there, or changing weights of a result of `apply`.
 
     Attributes:
         reason: why the last call ran step by step on CUDA, or None.
@@ -87,7 +86,7 @@ class Rollout:
         """Take `steps` steps from `state`, which is not changed.
 
         Returns:
-            The last state; with `every` the last state and the list of those kept.
+            The last state, or with `every` the last state and the list of those kept.
 
         Raises:
             InputError: a number is out of range, or the step returns another kind of state than it is given.
@@ -105,12 +104,12 @@ class Rollout:
         return course.state if self._every is None else (course.state, course.snapshots)
 
     def close(self) -> None:
-        """Free what was recorded, and its memory."""
+        """Free the recordings and their memory."""
         with self._lock:
             self._loops.clear()
 
     def _on_gpu(self, course: Course) -> None:
-        """Go as far as graphs go; a rollout inside another one, or in another thread meanwhile, runs as written."""
+        """Go as far as graphs go. A rollout inside another one, or in another thread meanwhile, runs as written."""
         if steps_aside() or not self._lock.acquire(blocking=False):
             return
         try:
@@ -134,7 +133,7 @@ class Rollout:
             self._lock.release()
 
     def _plans(self) -> list[Any]:
-        """Return what applied models answer from: their plans, held so that no graph outlives their memory."""
+        """Return the plans by which applied models answer, held so that no graph outlives their memory."""
         return [*self._watch.versions(), *(d.realized for d in self._applied)] if self._applied else []
 
     def _recorded(self, key: Situation, course: Course) -> None:

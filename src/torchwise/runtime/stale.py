@@ -21,12 +21,12 @@ from torchwise.workload.step import TrainStep
 from torchwise.workload.structure_details import details_of
 
 ATTRIBUTE = "attribute "
-"""Begins the name of an attribute in what a structure is made of."""
+"""Prefix of the names of attributes in the details of a structure."""
 MOST_FUNCTIONS = 10_000
 
 
 def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
-    """Return what a decision was made for and differs here, or None where it holds."""
+    """Return how this model or machine differs from the decision's, or None if the decision holds."""
     if different := decision.environment.differences(environment.detect(decision.environment.device)):
         return "; ".join(different)
     if structure(model) == decision.structure:
@@ -39,7 +39,7 @@ def stale_because(model: Callable[..., Any], decision: Decision) -> str | None:
 
 
 def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attributes:
-    """Return attributes that differ and that no code reads, as they were; nothing where something else differs, too."""
+    """Return differing attributes that no code reads, with their former values, or {} if anything else differs."""
     model = model.model if isinstance(model, TrainStep) else model
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not before or not isinstance(model, torch.nn.Module) or any(not n.startswith(ATTRIBUTE) for n in differing):

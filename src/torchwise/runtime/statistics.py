@@ -1,4 +1,4 @@
-"""What became of the calls of a served plan, counted."""
+"""Count the calls of a served plan by their result."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torchwise.realize.capture.frozen import captured_graphs
 from torchwise.runtime.latency import Histogram
 
 STAYS = "the decision is to stay with eager"
-"""Why the original answers where eager was decided for."""
+"""Why the original answers after a decision for eager."""
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What became of the calls so far.
+    """The counts of the calls so far.
 
-    Counts are exact for calls that follow one another; calls of several threads at once may be missed now and then, as
+    Counts are exact for calls that follow one another. Calls of several threads at once may be missed now and then, as
     a lock on every call would cost more than the counts are worth.
 
     Attributes:
         optimized: calls that the plan answered.
         reasons: calls that the original answered, by reason, without those that `stayed`.
-        stayed: calls that the original answered because the decision is to stay with eager: a plain number, as next to
-            nothing may stand before a call that a plan does not make faster (`benchmarks/dispatch.py`).
-        failures: failures of the plan, by the type of the error; the original answered those calls.
-        opened: how often failures closed the way to the plan, for a time or for good.
+        stayed: calls that the original answered because the decision is to stay with eager. It is a plain number, as
+            next to nothing may stand before a call that a plan does not make faster (`benchmarks/dispatch.py`).
+        failures: failures of the plan, by the type of the error. The original answered those calls.
+        opened: number of times that failures kept the plan from answering, for a time or for good.
         compared: calls that were also answered by the original, to compare.
         mismatched: those of them in which the answers differed.
-        recompiles: calls that the plan had answered before, and for which something was compiled or captured anew, as
-            something else than the inputs varied.
-        first_calls: calls by which something was compiled or captured.
+        recompiles: calls that the plan had answered before and that compiled or captured something anew, as something
+            other than the inputs varied.
+        first_calls: calls that compiled or captured something.
         first_calls_s: the seconds that these took.
-        latency: durations of a sample of the plan's calls; on a GPU, of the work there.
-        at_freeze: graphs that were compiled and captured in this process when the plan was frozen; None where it is
+        latency: durations of a sample of the plan's calls. On a GPU, durations of the work there.
+        at_freeze: numbers of graphs compiled and captured in this process when the plan was frozen, or None if it is
             not.
     """
 
@@ -67,21 +67,21 @@ class Statistics:
 
     @property
     def fallback_rate(self) -> float:
-        """The share of all calls that the original answered though a plan was to, 0 to 1; 0 before the first."""
+        """The share of all calls that the original answered in place of a plan, 0 to 1, and 0 before the first call."""
         return 1 - (self.optimized + self.stayed) / self.calls if self.calls else 0.0
 
     @property
     def compiles(self) -> int | None:
-        """Graphs that PyTorch compiled in this process, for whatever, since the freeze; None where there is none."""
+        """Graphs that PyTorch compiled in this process since the freeze, for any purpose, or None if not frozen."""
         return compiled_graphs() - self.at_freeze[0] if self.at_freeze else None
 
     @property
     def captures(self) -> int | None:
-        """CUDA graphs that were recorded in this process, for whatever, since the freeze; None where there is none."""
+        """CUDA graphs recorded in this process since the freeze, for any purpose, or None if not frozen."""
         return captured_graphs() - self.at_freeze[1] if self.at_freeze else None
 
     def freeze(self) -> None:
-        """Count what is compiled and captured from now on, unless that is counted already."""
+        """Count compilations and captures from now on, unless they are counted already."""
         self.at_freeze = self.at_freeze or (compiled_graphs(), captured_graphs())
 
     def snapshot(self) -> dict[str, Any]:

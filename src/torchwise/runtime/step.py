@@ -40,22 +40,24 @@ RECORDED = ("clip_norm", "clip_value")
 
 
 class OptimizedStep:
-    """Takes training steps by a decided plan; what is trained is the original's own, and so is every attribute.
+    """Takes training steps by a decided plan. The trained parameters and every attribute are the original's own.
 
-    The plan takes a batch of the shapes and dtypes it was proven on; any other is taken as written. Where the plan
-    fails, state and batch are as before that step where it is the first of its kind, or else as the plan left them; the
-    batch is taken as written, and so are all that follow: what failed is logged once and counted in `statistics`. So
-    are all steps after a part of the original was set that the plan would not see, such as another loss.
+    The plan takes a batch of verified shapes and dtypes. Any other is taken as written.
+
+    If the plan fails on the first batch of its kind, state and batch are restored to those before that step. On later
+    batches they stay as the plan left them. The batch is then taken as written, and so are all that follow. The failure
+    is logged once and counted in `statistics`. All steps are also taken as written after a part of the original was set
+    that the plan would not see, such as another loss.
 
     Args:
         original: the step as written.
-        decision: what was decided for it.
-        refusal: why the plan may not be used at all, if that is so.
+        decision: the decision for it.
+        refusal: why the plan may not be used at all, or None.
         borrow: without effect: the loss is always a tensor of its own.
         canary: must be None: a step cannot be taken twice to compare.
 
     Raises:
-        InputError: a canary is asked for.
+        InputError: a canary is requested.
     """
 
     def __init__(
@@ -78,8 +80,8 @@ class OptimizedStep:
         self._fallbacks = Fallbacks(decision, "a training step is taken as written")
         self._recompiles = Recompiles(told=self._recompiled, give_up=self._limit_reached, is_part=True)
         self._limit: RecompileLimitError | None = None
-        self._writes = Writes(None, decision.inputs, dynamic=False)  # to batches; the model is written to by every step
-        self._taken: dict[Signature, int] = {}  # steps on batches of a proven kind, up to FIRST_CALLS
+        self._writes = Writes(None, decision.inputs, dynamic=False)  # to batches, as every step writes to the model
+        self._taken: dict[Signature, int] = {}  # steps on batches of a verified kind, up to FIRST_CALLS
         names = (*MADE_OF, *RECORDED) if decision.plan.capture == "step" else MADE_OF
         self._made_of = {name: getattr(original, name) for name in names}
 
@@ -103,18 +105,18 @@ class OptimizedStep:
         undo = self._snapshot(batch) if taken < FIRST_CALLS else None
         try:
             loss = self._plan(batch).compute(*batch)
-        except Exception as error:  # whatever the plan does, the step is taken; the failure is counted and logged
+        except Exception as error:  # a plan may fail in any way: the step is taken, and the failure counted and logged
             return self._failed(error, undo, batch)
         if undo is not None:
             self._taken[key] = taken + 1
         self.statistics.optimized += 1
         if self._limit is not None:
             self._stop_compiling(self._limit)
-        self.original.advance()  # what the user's schedulers raise is no failure of the plan
+        self.original.advance()  # errors of the user's schedulers are no failure of the plan
         return loss
 
     def close(self) -> None:
-        """Free what the plan holds, and give the optimizer its own form back; the next step makes the plan anew."""
+        """Free the plan's memory, and restore the optimizer's own form. The next step makes the plan anew."""
         if self._realized is not None:
             self._realized.close()
         self._realized, self._changes = None, []
@@ -125,17 +127,17 @@ class OptimizedStep:
         return self.original.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned, of this or of the bare step."""
+        """Load a result of `state_dict`, of this or of the bare step."""
         self.original.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the original's attribute; only asked for what this object has not."""
-        if name == "original" or name.startswith("__"):  # while unpickling; ways to copy the original, and not this
+        """Return the original's attribute. Python only calls this for attributes that this object lacks."""
+        if name == "original" or name.startswith("__"):  # while unpickling, or for ways to copy the original
             raise AttributeError(name)
         return getattr(self.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the attribute on the original, where its steps look for it; only what is this object's own stays here."""
+        """Set the attribute on the original, where its steps look for it, except this object's own attributes."""
         is_own = name.startswith("_") or name in ("original", "decision", "statistics") or hasattr(type(self), name)
         if is_own:
             super().__setattr__(name, value)
@@ -182,7 +184,7 @@ class OptimizedStep:
         return None
 
     def _snapshot(self, batch: tuple[Any, ...]) -> Callable[[], None]:
-        """Copy the state and the batch, where there is memory for it, and the random numbers."""
+        """Copy the state and the batch, if there is memory for it, and the random numbers."""
         state: Callable[[], None] | None = None
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             state = self.original.snapshot()
@@ -201,13 +203,13 @@ class OptimizedStep:
         return undo
 
     def _failed(self, error: Exception, undo: Callable[[], None] | None, batch: tuple[Any, ...]) -> torch.Tensor:
-        """Take the step as written; where that raises too, the fault was the batch's, and is not the plan's."""
-        traceback.clear_frames(error.__traceback__)  # which hold what the plan had computed so far
+        """Take the step as written. If that raises too, the fault was the batch's and not the plan's."""
+        traceback.clear_frames(error.__traceback__)  # which hold the plan's results so far
         if undo is not None:
             undo()  # while the optimizer has the form in which the state was copied
         self.close()
         reason = f"the plan failed ({type(error).__name__})"
-        self._fallbacks.said.add(reason)  # by what follows
+        self._fallbacks.said.add(reason)  # by the lines below
         loss = self._as_written(reason, batch)
         self._give_up(reason, f": {error}")
         self.statistics.failures[type(error).__name__] += 1

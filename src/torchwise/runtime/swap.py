@@ -16,10 +16,10 @@ from torchwise.workload import Example, Workload
 
 
 def swap(optimized: Any, dispatcher: Dispatcher) -> None:
-    """Have `dispatcher` answer the calls that come from now on; those under way end as they began.
+    """Have `dispatcher` answer the calls that come from now on. Calls under way end as they began.
 
-    One reference is put in another's place, which no thread can see half done. What answered before frees itself when
-    the last of its calls is over.
+    One reference replaces another, which no thread can see half done. The former dispatcher frees itself when the last
+    of its calls is over.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
@@ -31,7 +31,7 @@ def swap(optimized: Any, dispatcher: Dispatcher) -> None:
 
 
 def answers_alike(dispatcher: Dispatcher, workload: Workload) -> str | None:
-    """Call the plan once on each example, which makes it ready; return how an answer differs from the original's."""
+    """Call the plan once on each example, which makes it ready. Return how an answer differs from the original's."""
     with torch.no_grad():
         for example in workload.examples:
             right, ours = _observed(workload.call, example), _observed(dispatcher, example)

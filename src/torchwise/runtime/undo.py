@@ -1,4 +1,4 @@
-"""What a plan wrote before it failed, put back, so that the original starts from what the call was given."""
+"""Restore the state that a failed plan wrote to, so that the original starts from the call's own inputs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Undo:
             logger.debug("torchwise: what a first call writes could not be put back", exc_info=error)
 
     def __call__(self) -> None:
-        """Put back what was written since, and let go of the copies."""
+        """Restore the places written to since, and release the copies."""
         state, self._state = self._state, None
         try:
             if state is not None:
                 state.restore()
-        except Exception as error:  # a tensor may have become of any kind; the original must answer nevertheless
+        except Exception as error:  # a tensor may have become of any kind, and the original must still answer
             logger.warning("torchwise: what a plan wrote before it failed cannot be put back", exc_info=error)

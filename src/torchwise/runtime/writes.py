@@ -1,6 +1,7 @@
-"""What calls write to, and whether that can matter: where inputs share memory in a way that a plan was not proven on.
+"""Find the tensors that calls write to, and whether that matters when inputs share memory in an unverified way.
 
-A call that writes nothing answers the same however its inputs lie. One that does may write to what it reads next.
+A call that writes nothing answers the same in any memory layout of its inputs. One that writes may change its own later
+reads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OVERLAPS = (
 MOST_READING = 1024
 """Signatures that are remembered to write nothing: views of one memory may lie in any number of ways."""
 Slot = tuple[Mapping[str, Any], str]
-"""Where a tensor of a module hangs: that of its parameters or buffers, and the name."""
+"""The place of a tensor in a module: its dict of parameters or buffers, and the name."""
 
 
 class OverlapError(UnsupportedError):
@@ -33,12 +34,12 @@ class OverlapError(UnsupportedError):
 
 
 class Writes:
-    """Knows of each signature what its calls write to, as far as that was seen.
+    """Remembers for each signature the tensors that its calls write to, as far as that was observed.
 
     Args:
-        original: whose own tensors are looked at, if it is a module.
-        inputs: descriptions of what the plan was proven on.
-        dynamic: whether it was proven for other sizes as well.
+        original: if it is a module, its own tensors are checked.
+        inputs: descriptions of the inputs that the plan was verified on.
+        dynamic: whether it was verified for other sizes as well.
     """
 
     def __init__(self, original: Any, inputs: Sequence[str], *, dynamic: bool) -> None:
@@ -49,22 +50,22 @@ class Writes:
         self._written: dict[Signature, list[Slot]] = {}
 
     def is_proven(self, key: Signature, description: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a first call of a signature shares memory as in a proof, or may do so as it writes nothing."""
+        """Whether a first call of a signature shares memory as verified, or may do so as it writes nothing."""
         if self._reading.get(key, False):
             return True
         lies = (self._kind(description), memory(description))
         return lies in self._proven and not self._meet(_slots(self._module), args, kwargs)
 
     def may_go_on(self, key: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a later call's inputs lie apart from what the first one wrote to."""
+        """Whether a later call's inputs are apart from the tensors that the first one wrote to."""
         return key not in self._written or not self._meet(self._written[key], args, kwargs)
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, closely: bool = False) -> Look | None:
-        """Look at inputs and the module's own tensors before a call; None where that cannot be.
+        """Record inputs and the module's own tensors before a call, or return None if that is impossible.
 
         Args:
-            args: of the call.
-            kwargs: likewise.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
             closely: whether to compare the values of inputs, too, as not every kernel has its writes counted.
         """
         try:
@@ -74,7 +75,7 @@ class Writes:
             return None
 
     def note(self, key: Signature, look: Look | None) -> None:
-        """Note what the plan's first call of a signature wrote to; what was not seen may be anything."""
+        """Note the writes of the plan's first call of a signature. Without a look, they may be to any tensor."""
         written = _slots(self._module) if look is None or look.inputs_written() else look.own_written()
         if written:
             self._written[key] = written
@@ -96,7 +97,7 @@ class Writes:
         return answer
 
     def apart(self, key: Signature, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call`, which raises where its inputs share memory with what such calls write to.
+        """Return `call`, made to raise if its inputs share memory with tensors that such calls write to.
 
         Raises (on call):
             OverlapError: they do.
@@ -172,5 +173,5 @@ def _counted(slot: Slot) -> tuple[int, int | None]:
 
 
 def _count(tensor: torch.Tensor) -> int | None:
-    """Count the writes to a tensor; None for one of inference mode, without a count."""
+    """Count the writes to a tensor, or return None in inference mode, which does not count them."""
     return None if tensor.is_inference() else tensor._version
