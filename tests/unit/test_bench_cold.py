@@ -26,6 +26,7 @@ from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
 from torchwise.report.bench.page import render_bench_html
 from torchwise.report.bench.terminal import render_benchmark
+from torchwise.report.comparison import compare
 from torchwise.trial import Job
 from torchwise.trial.job import EFFORTS
 from torchwise.workload import WorkloadSpec
@@ -119,6 +120,20 @@ def test_every_output_names_both_figures_and_says_where_a_gain_is_lost() -> None
         line = next(line for line in text.splitlines() if f"{contender}: processor caches hot" in line)
         assert said in line
         assert bool(said) is ("With cold" in line)
+
+
+def test_caches_that_could_not_be_emptied_are_told_at_the_row_and_not_as_a_busy_machine() -> None:
+    why = "not timed with cold processor caches: emptying the caches takes a buffer of 100 MiB"
+    row = a_row("default", 1.3)
+    assert row.performance is not None
+    noted = replace(row.performance, measurement=replace(row.performance.measurement, notes=(why,)))
+    benchmark = a_benchmark((a_row("eager", 1.0), replace(row, performance=noted)))
+    for text in (shown(benchmark), to_markdown(benchmark)):
+        assert "The machine was quiet" in text
+        assert text.count(why) == 1
+    trust = compare(benchmark, benchmark).trust
+    assert trust is not None
+    assert why not in trust.sentence
 
 
 def test_the_checker_sees_a_cold_figure_of_others() -> None:

@@ -14,7 +14,7 @@ from torchwise.lock.file import Lock
 from torchwise.lock.judge import THRESHOLD, Judge
 from torchwise.records import Decision, Inspection, Trial, TrialState
 from torchwise.records.answer import Answer, Trust, judge_trust
-from torchwise.records.measurement import WIDE
+from torchwise.records.measurement import find_disturbances
 from torchwise.trial import Job, Launcher, Limits, inspect_workload, try_plan
 from torchwise.trial.job import EFFORTS, Effort
 from torchwise.workload.differences import another_model
@@ -176,7 +176,7 @@ def _timed(entry: Entry, trial: Trial, judge: Judge) -> Checked:
 
 def _trust(rows: list[Checked]) -> Trust | None:
     """Say how far what was measured now can be trusted."""
-    notes = (note for row in rows for note in row.notes if not note.startswith(WIDE))
+    notes = find_disturbances(note for row in rows for note in row.notes)
     found = [row.found for row in rows if row.found]
     return judge_trust(found, notes) if found else None
 

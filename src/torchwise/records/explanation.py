@@ -12,7 +12,7 @@ from torchwise.records import codec
 from torchwise.records.answer import Answer, Reliability, Trust, judge_trust
 from torchwise.records.bounds import Amount, Count, Rate, Seconds
 from torchwise.records.codec import Document
-from torchwise.records.measurement import WIDE, Measurement
+from torchwise.records.measurement import Measurement, find_disturbances
 from torchwise.records.saving import Basis as Basis
 from torchwise.records.saving import Price as Price
 from torchwise.records.saving import bounded, withhold
@@ -288,7 +288,7 @@ def judge_measurement(measured: Measurement) -> Trust:
     if not measured.candidate_s:
         return judge_trust(())
     wider = max(measured.speedup, measured.candidate_time, key=lambda interval: interval.half_width)
-    return judge_trust([wider], (note for note in measured.notes if not note.startswith(WIDE)))
+    return judge_trust([wider], find_disturbances(measured.notes))
 
 
 def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,6 +18,13 @@ a slower plan looks faster than eager."""
 
 WIDE = "the interval is"
 """Begins the note that an interval is wider than was asked for: it says how far, and not what disturbed."""
+NOT_COLD = "not timed with cold processor caches"
+"""Begins the note that says why the caches could not be emptied: that disturbed nothing."""
+
+
+def find_disturbances(notes: Iterable[str]) -> list[str]:
+    """Return the notes of measurements that say what disturbed them."""
+    return [note for note in notes if not note.startswith((WIDE, NOT_COLD))]
 
 
 class Throttling(StrEnum):

@@ -17,7 +17,7 @@ from torchwise.records.answer import EXIT_INCONCLUSIVE, Answer, Trust, judge_tru
 from torchwise.records.benchmark import EAGER, Benchmark, Row
 from torchwise.records.bounds import Amount, Share
 from torchwise.records.codec import Document
-from torchwise.records.measurement import WIDE
+from torchwise.records.measurement import find_disturbances
 from torchwise.records.scale import scale_of
 from torchwise.records.statistics import CONFIDENCE
 from torchwise.report import format as show
@@ -125,7 +125,7 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
 
 def _causes(*benchmarks: Benchmark) -> list[str]:
     measured = [row.performance.measurement for one in benchmarks for row in one.rows if row.performance]
-    return [note for one in measured for note in one.notes if not note.startswith(WIDE)]
+    return find_disturbances(note for one in measured for note in one.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from torchwise.measure import (
     turns,
 )
 from torchwise.records import Measurement
+from torchwise.records.measurement import NOT_COLD
 from torchwise.trial.compiling import compiling_aside
 from torchwise.trial.inspection import mix_of
 from torchwise.trial.job import Job
@@ -142,7 +143,7 @@ class Arena:
         try:
             evict = make_eviction(self.device)
         except UnsupportedError as error:
-            return replace(found, notes=(*found.notes, f"not timed with cold processor caches: {error}"))
+            return replace(found, notes=(*found.notes, f"{NOT_COLD}: {error}"))
         cold = self.measure(candidate, baseline, evict=evict)
         return replace(found, cold_candidate_s=cold.candidate_s, cold_baseline_s=cold.baseline_s)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torchwise.records import Interval, Outcome
 from torchwise.records.answer import Answer, exceeds
 from torchwise.records.benchmark import EAGER, Benchmark, Row
+from torchwise.records.measurement import NOT_COLD
 from torchwise.records.processes import is_level_across
 from torchwise.records.scale import Scale, Scaled, scale_of
 from torchwise.report import format as show
@@ -43,7 +44,7 @@ class Line:
         choice: for Torchwise its plan, the seconds of search, and how it stands against the best other.
         search: for Torchwise where another is faster, what became of every plan that it could have decided for.
         doubts: what cannot be told, and another duel than the one that is shown.
-        caches: its speed-up with hot and with cold processor caches, where it was timed with both.
+        caches: its speed-up with hot and with cold processor caches, where it was timed with both; or why it was not.
         is_inconclusive: whether it cannot be told whether it is faster than eager.
     """
 
@@ -124,7 +125,7 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
         choice=show.one_line(_choice(row, scale)) if row.contender == OURS else "",
         search=show.one_line(_search(row)),
         doubts=show.one_line("; ".join(_doubts(row, scaled))),
-        caches=". ".join(hot_and_cold(scaled.speedup, row.cold_speedup)) if scaled and row.cold_speedup else "",
+        caches=show.one_line(_caches(row, scaled)),
         is_inconclusive=is_inconclusive(scaled),
     )
 
@@ -221,6 +222,13 @@ def _doubts(row: Row, scaled: Scaled | None) -> list[str]:
     if row.contender == EAGER:
         return [f"inconclusive: eager beside itself had {show.speedup(row.speedup)} its own speed", *failed]
     return [f"inconclusive: {show.speedup(scaled.speedup)} eager's speed, so slower or faster", *failed]
+
+
+def _caches(row: Row, scaled: Scaled | None) -> str:
+    """Return the speed-ups with hot and with cold caches, or why that could not be timed; nothing if not asked."""
+    if scaled is not None and row.cold_speedup:
+        return ". ".join(hot_and_cold(scaled.speedup, row.cold_speedup))
+    return next((note for one in row.measurements for note in one.notes if note.startswith(NOT_COLD)), "")
 
 
 def _search(row: Row) -> str:
