@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from bench_samples import HANG, Heard, Workers, a_benchmark, a_performance, a_row, a_spec, ours
-from builders import WRONG, a_measurement
+from builders import EAGER_S, WRONG, a_measurement, samples
 from torchwise.bench import BenchRequest, run_benchmark
 from torchwise.bench.repeats import next_duel, next_repeat
 from torchwise.plan import EAGER
 from torchwise.records import Measurement
-from torchwise.records.answer import Answer
+from torchwise.records.answer import Answer, Reliability
 from torchwise.records.benchmark import Benchmark, Performance, Row, RowState
-from torchwise.records.scale import Scale, scale_of
+from torchwise.records.scale import Scale, scale_of, trust_of
 from torchwise.report.bench.table import duel_answer
+from torchwise.report.comparison import compare
 from torchwise.trial.job import EFFORTS
 
 TARGET = "zoo:tutorial.fusion_demo@small"
@@ -118,6 +119,20 @@ def test_processes_are_in_the_intervals_of_rows_and_duels() -> None:
     assert narrow.speedup
     assert wide.speedup.mid == pytest.approx((1.5 * 1.2) ** 0.5, rel=0.01)
     assert wide.speedup.half_width > 5 * narrow.speedup.half_width
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.4])
+def test_a_machine_was_disturbed_by_what_processes_saw_and_not_by_how_they_may_differ(noise: float) -> None:
+    def timed(contender: str, speedup: float) -> Row:
+        first, again = (
+            replace(one, candidate_s=samples(EAGER_S / speedup, 30, noise=noise, seed=9 * place))
+            for place, one in enumerate(a_measurement(1.0, 30, seed=number) for number in range(2))
+        )
+        return a_row(contender, measurement=first, repeats=(again,), workload=a_spec(device="cpu"))
+
+    benchmark = a_benchmark((timed("eager", 1.0), timed("default", 1.3), timed("max-autotune", 1.6)))
+    told = {trust.reliability for trust in (trust_of(benchmark), compare(benchmark, benchmark).trust) if trust}
+    assert (told == {Reliability.GOOD}) is (noise < 0.1)
 
 
 def test_one_quiet_process_may_say_that_two_are_level_and_not_that_one_is_ahead() -> None:

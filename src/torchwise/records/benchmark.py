@@ -13,7 +13,7 @@ from torchwise.records.answer import Answer, Trust
 from torchwise.records.bounds import Amount, Rate, Seconds
 from torchwise.records.codec import Document
 from torchwise.records.measurement import Measurement
-from torchwise.records.processes import cold_speedup_across, is_faster_across, observed_across, speedup_across
+from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.trial import Costs, Failure
 from torchwise.records.verdict import Outcome, Verdict
@@ -174,9 +174,8 @@ class Row:
 
     @property
     def observed(self) -> tuple[Interval, ...]:
-        """The ratios as far as they were seen: how disturbed measuring was."""
-        groups = (self.performance.processes if self.performance else (), self.duels)
-        return tuple(observed_across(group, self.workload.device) for group in groups if group)
+        """The ratios as each process saw them: how disturbed measuring was. How processes differ is not in them."""
+        return tuple(measurement.speedup for measurement in self.measurements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,8 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
         for line in a.environment.differences(b.environment)
     )
     ratios = [row.time if row.contender == EAGER else row.speedup for row in rows]
-    trust = judge_trust([ratio for ratio in ratios if ratio], _causes(a, b))
+    observed = [ratio for benchmark in (a, b) for row in benchmark.rows for ratio in row.observed]
+    trust = judge_trust([ratio for ratio in ratios if ratio], _causes(a, b), observed)
     return Comparison(threshold, judge.confidence, differences, tuple(rows), trust)
 
 
