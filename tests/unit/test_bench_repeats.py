@@ -186,6 +186,19 @@ def test_the_duel_is_held_again_and_its_failure_ends_it_and_costs_nothing_else()
     assert row.reason == f"beside default in another process: {HANG}"
 
 
+def test_a_duel_that_failed_before_is_not_forgotten_where_another_fails() -> None:
+    class Failing(Workers):
+        def _answer(self, job: Any) -> tuple[str, Any]:
+            word, answer = super()._answer(job)
+            is_first = word.endswith(" default") and word not in self.jobs
+            return word, (HANG if word.startswith("duel") and not is_first else answer)
+
+    quick, slow = alone(1.4, slowness=0.5), alone(1.5)  # one has the lesser time, and the other the higher speed-up
+    contends = {"eager": alone(1.0), "default": quick, "max-autotune": slow, "torchwise": alone(1.45)}
+    row = run(Failing(contends=contends), "eager", "default", "max-autotune", "torchwise")["torchwise"]
+    assert row.reason == f"beside max-autotune: {HANG}; beside default in another process: {HANG}"
+
+
 def test_a_contender_that_fails_in_another_process_is_no_right_answer() -> None:
     workers = Workers(contends={"default": alone(3.0)}, warm=HANG)
     rows = run(workers, "eager", "default", warm=False)

@@ -393,6 +393,18 @@ def test_a_spent_budget_is_why_as_well(store: Any, machine: Machine, spent_clock
     assert "cold processor caches: the budget is spent" in study.excluded
 
 
+def test_a_search_that_ends_with_time_left_does_not_blame_the_budget(store: Any, machine: Machine) -> None:
+    class Lost(Machine):
+        def run(self, job: Job, *more: Any) -> str:
+            if job.cold:
+                raise UnsupportedError("no node is left")
+            return super().run(job, *more)
+
+    study = run_study(a_request(cold=True), store, Lost(), Silent())  # type: ignore[arg-type]
+    assert "cold processor caches: the search ended before the plan was timed with them" in study.excluded
+    assert not any("budget" in text for text in study.excluded)
+
+
 # ---- what is shown
 
 

@@ -206,7 +206,7 @@ class _Loop:
                 answer = self._duel(contests, row.rival)
                 if isinstance(answer, Failure):
                     meets.clear()
-                    row = replace(row, reason=f"beside {row.rival} in another process: {answer}")
+                    row = _with_reason(row, f"beside {row.rival} in another process: {answer}")
                 else:
                     row = replace(row, duel_repeats=(*row.duel_repeats, answer))
             elif row := next_repeat(scale, effort, contests):
@@ -271,8 +271,8 @@ class _Loop:
             self._listener.step(f"{OURS}: {row.plan} beside {rival.contender}")
             answer = self._duel(contests, rival.contender)
             if isinstance(answer, Failure):
-                failed = "; ".join(filter(None, [row.reason, f"beside {rival.contender}: {answer}"]))
-                row = replace(row, rival=row.rival or rival.contender, reason=failed)
+                row = _with_reason(row, f"beside {rival.contender}: {answer}")
+                row = replace(row, rival=row.rival or rival.contender)
             elif row.duel is None or answer.speedup.mid < row.duel.speedup.mid:
                 row = replace(row, rival=rival.contender, duel=answer)
         return row
@@ -307,6 +307,10 @@ class _Loop:
 
 def _at(step: Step, contest: Contest) -> Contest:
     return replace(contest, step=step)
+
+
+def _with_reason(row: Row, reason: str) -> Row:
+    return replace(row, reason="; ".join(filter(None, [row.reason, reason])))
 
 
 def _taken_over(folders: Sequence[str], cache_dir: str) -> bool:

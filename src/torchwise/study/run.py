@@ -140,7 +140,7 @@ class _Loop:
         self._tried: set[Plan] = set()
         self._caches = caches
         self._cold = request.cold
-        self._why_not_cold = "cold processor caches: the budget is spent"
+        self._why_not_cold = ""
         self._sampler = self._choose_sampler()
 
     def run(self) -> Study:
@@ -320,7 +320,11 @@ class _Loop:
         if plan.is_eager:
             return ["cold processor caches: eager stays, so there is no plan to time with them"]
         trial = history.tried(plan)
-        return [] if trial and trial.cold_speedups else [self._why_not_cold]
+        if trial and trial.cold_speedups:
+            return []
+        is_spent = self._spent.seconds >= self._end_s
+        why = "the budget is spent" if is_spent else "the search ended before the plan was timed with them"
+        return [self._why_not_cold or f"cold processor caches: {why}"]
 
     def _choose_sampler(self) -> Sampler:
         request, inspection = self._request, self._inspection
