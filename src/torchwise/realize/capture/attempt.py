@@ -1,4 +1,4 @@
-"""One attempt at recording a training step: warmed up under watch, and everything put back as it was."""
+"""One attempt at recording a training step: warm up under watch, and put everything back as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchwise.realize.capture.training import TrainingState
 from torchwise.workload import trees
 
 Grads = list[torch.Tensor | None]
-"""For each parameter its gradient."""
+"""The gradient of each parameter."""
 
 
 class Attempt:
@@ -22,8 +22,8 @@ class Attempt:
 
     Attributes:
         parameters: those that it trains.
-        entry: for each the gradient tensor that the recorded step finds and uses, or None.
-        kept: what the step changes in Python from call to call, or None.
+        entry: for each parameter the gradient tensor that the recorded step finds and uses, or None.
+        kept: a Python value that the step changes from call to call, or None.
     """
 
     def __init__(self, step: Callable[..., Any], state: TrainingState) -> None:
@@ -41,8 +41,8 @@ class Attempt:
         self.entry: Grads = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take a step; while warming up, under watch."""
-        torch.clear_autocast_cache()  # of an autocast around the step: weights must be cast inside the graph
+        """Take a step, under watch while warming up."""
+        torch.clear_autocast_cache()  # that of an autocast around the step: weights must be cast inside the graph
         try:
             if self._recording:
                 return detached(self._step(*args, **kwargs))
@@ -58,8 +58,8 @@ class Attempt:
     def settle(self) -> None:
         """End the warm-up: put everything back, and lay out the gradients that the step finds.
 
-        A gradient tensor that two calls leave is one that the second one wrote to in place, and may have read. Where
-        they leave different ones, the second call let go of the first one's.
+        If two calls leave the same gradient tensor, the second one wrote to it in place, and may have read it. If they
+        leave different ones, the second call let go of the first one's.
         """
         reason = self._state.changed()
         self.undo()
@@ -83,7 +83,7 @@ class Attempt:
         self._recording = True
 
     def undo(self) -> None:
-        """Put back values, gradients and the CPU's random numbers; those of the GPU `record` keeps."""
+        """Put back values, gradients and the CPU's random numbers. `record` keeps those of the GPU."""
         self._restore()
         torch.set_rng_state(self._cpu_numbers)
         with torch.no_grad():
@@ -93,7 +93,7 @@ class Attempt:
                 parameter.grad = grad
 
     def check(self) -> None:
-        """Refuse a step that does what a replay does not."""
+        """Refuse a step with effects that a replay does not have."""
         if reason := self._state.changed():
             raise UnsupportedError(f"the training step changes what it trains: {reason}; do that outside of it")
         if self._state.settings() != self._settings:

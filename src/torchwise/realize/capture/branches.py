@@ -1,18 +1,18 @@
 """A call that asks the GPU on its way, yes or no or how many, as one CUDA graph between each question and the next.
 
-`if x.mean() > 0:` makes the host wait for the GPU, so that one graph cannot hold the call. But what lies between two
-such questions can be recorded, and a path of pieces answers every call that is answered alike: a piece is replayed, its
+`if x.mean() > 0:` makes the host wait for the GPU, so that one graph cannot hold the call. But the work between two
+such questions can be recorded. A path of pieces then answers every call with the same answers. A piece is replayed, its
 question read, the next piece replayed, and no Python of the model runs. Another answer leads to another path, which is
-recorded when it is first met. Paths share nothing but the inputs: a call that leaves one in its middle runs the other
+recorded when it is first met. Paths share nothing but the inputs. A call that leaves one in its middle runs the other
 from the start, whose first questions it has answered already. So the path of the last call is tried first.
 
-How many elements there are (`x[mask]`, `nonzero`), and whole numbers that are read, are questions like these: after as
-many boxes as before comes what came before. Where nearly every call has its own number, there are too many paths: the
-model itself answers then, and paths are looked for more and more seldom. A number that is no whole one is refused,
-unless it can stay where it is (`transforms/numbers_on_gpu.py`).
+Counts of elements (`x[mask]`, `nonzero`), and whole numbers that are read, are questions like these. The same count
+leads to the same path. If nearly every call has its own number, there are too many paths. The model itself answers
+then, and paths are looked for more and more seldom. A number that is no whole one is refused, unless it can stay on the
+GPU (`transforms/numbers_on_gpu.py`).
 
 Sources: PyTorch's CUDA-graph trees (`torch/_inductor/cudagraph_trees.py`), which cut where Dynamo breaks the graph and
-run the Python in between; trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded as they are met.
+run the Python in between. Trace trees (Gal & Franz, UCI ICS-TR-06-16), whose paths are recorded as they are met.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from torchwise.workload import trees
 logger = logging.getLogger("torchwise")
 
 MOST_PATHS = 32
-"""Paths that one signature may have; the model itself answers calls that would need another."""
+"""Paths that one signature may have. The model itself answers calls that would need another."""
 MOST_REFUSED = 1024
-"""Ways that are remembered as ones that cannot be recorded."""
+"""Ways that are remembered because they cannot be recorded."""
 MOST_PASSED = 255
-"""Calls in a row that the model answers at once, after as many had taken ways that there are no graphs of."""
+"""Most calls in a row that the model answers at once, after as many had taken ways that have no graphs."""
 _WRITES = (
     "the call writes to its inputs or its module, and asks the GPU on its way: what is replayed again after another "
     "answer would write twice"
@@ -53,20 +53,20 @@ _DRAWS = (
 
 
 class Branches:
-    """What answers calls of one signature: the paths that were met. It stands where `Replays` does.
+    """The answers to calls of one signature: the paths that were met. It stands where `Replays` does.
 
     Args:
         inputs: the tensors that every path reads.
-        first: the path that is there already.
-        record: records the path of what lies in the inputs, and leaves its answer in the outputs.
-        call: answers where there are too many paths, or one cannot be recorded, or none may be.
+        first: the path that exists already.
+        record: records the path of the values in the inputs, and leaves its answer in the outputs.
+        call: answers if there are too many paths, or one cannot be recorded, or none may be.
         settled: tells whether PyTorch's settings are still those of the recording.
         borrow: whether outputs are those of the paths themselves, which a later call overwrites.
 
     Attributes:
         settled: likewise.
         dropped: whether it may not answer any more.
-        written: positions of the inputs that calls write to: none, or else it is refused.
+        written: positions of the inputs that calls write to. There are none, as such a call is refused.
     """
 
     written: Sequence[int] = ()
@@ -87,15 +87,15 @@ class Branches:
         self._record = record
         self._call = call
         self._borrow = borrow
-        self.paths = [first]  # the one that was taken last comes first
+        self.paths = [first]  # the path of the last call comes first
         self._refused: set[tuple[Hashable, ...]] = set()
         self._passed = self._to_pass = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: object = None) -> Any:  # noqa: ARG002
-        """Answer by the path that the answers lead to, or, where there is none and none can be made, by the call.
+        """Answer by the path that the answers lead to, or by the call if no path exists and none can be made.
 
-        A call that no path answers has replayed in vain what lies before its last question: so the more of them come
-        one after the other, the more are answered by the call at once before paths are tried again.
+        A call that no path answers has replayed the pieces before its last question in vain. The more of them come in a
+        row, the more are answered by the call at once before paths are tried again.
         """
         if self._to_pass:
             self._to_pass -= 1
@@ -110,12 +110,12 @@ class Branches:
         return path.outputs if self._borrow else copied(path.outputs)
 
     def drop(self) -> None:
-        """Free the paths, whoever holds this; it must not be called again."""
+        """Free the paths, even if others still hold this object. It must not be called again."""
         self.dropped = True
         self.paths, self._inputs, self._record = [], [], _nothing_recorded
 
     def _follow(self) -> Path | None:
-        """Replay, piece by piece, until a path is at its end; None where the one that is needed cannot be had."""
+        """Replay, piece by piece, until a path is at its end. Return None if the needed path cannot be had."""
         path = self.paths[0]
         answers: tuple[Hashable, ...] = ()
         while (other_answers := _replay(path, answers)) is not None:
@@ -137,7 +137,7 @@ class Branches:
             return None
         try:
             path = self._record()
-        except UnsupportedError as error:  # the others go on as before
+        except UnsupportedError as error:  # the other paths go on as before
             self._give_up(answers, str(error))
             return None
         self.paths.insert(0, path)
@@ -151,7 +151,7 @@ class Branches:
 
 
 def _replay(path: Path, known: tuple[Hashable, ...]) -> tuple[Hashable, ...] | None:
-    """Replay a path whose first answers are known; return the answers up to the first other one, None at its end."""
+    """Replay a path with known first answers, and return the answers up to the first other one, or None at its end."""
     for place, piece in enumerate(path.pieces):
         piece()
         if place == len(path.answers) or (place < len(known) and place not in path.computing):
@@ -167,14 +167,15 @@ def _nothing_recorded() -> Path:
 
 
 class BranchingCall(CapturedCall):
-    """Replays `call` from the CUDA graphs between its questions to the GPU; else it is as `CapturedCall`.
+    """Replays `call` from the CUDA graphs between its questions to the GPU. Otherwise it is as `CapturedCall`.
 
-    Not noticed, besides what is not noticed there: that the call writes to tensors in lists and dicts or closed over,
-    which a piece that runs once more does again; and what it copies to the CPU without waiting, and reads after a
-    question has waited for it. Each way is recorded with what globals, lists and dicts hold when it is first met.
+    Two things go unnoticed besides those of `CapturedCall`. The call may write to tensors in lists and dicts or closed
+    over, and a piece that runs once more writes again. And it may copy to the CPU without waiting, and read the copy
+    after a question has waited for it. Each way is recorded with the contents of globals, lists and dicts when it is
+    first met.
 
     Raises (on call):
-        UnsupportedError: as there; or the call asks nothing, reads a number from the GPU that is no whole one, draws
+        UnsupportedError: as there, or the call asks nothing, reads a number from the GPU that is no whole one, draws
             random numbers, or writes to its inputs or its module.
     """
 
@@ -209,7 +210,7 @@ class BranchingCall(CapturedCall):
         return Branches(inputs, first, record, self._call, settled, borrow=self._borrow)
 
     def _drop(self) -> None:
-        torch.cuda.synchronize(self._device)  # an answer may be on its way to memory that is then somebody else's
+        torch.cuda.synchronize(self._device)  # an answer may be on its way to memory that somebody else then gets
         super()._drop()
 
     def _path(

@@ -30,28 +30,30 @@ T = TypeVar("T")
 class CapturedCall:
     """Replays `call` from one CUDA graph per signature.
 
-    Outputs are new tensors, so they may be held, unless they are borrowed. Inputs are copied to where the graph reads
-    them, and those that it writes to are copied back, until they come a second time from where they lay before
-    (`Replays`). Random numbers are fresh on each replay, because PyTorch registers the default generator with every
-    graph. Weights changed in place are seen, as the graph reads the same memory; weights that moved, came or went,
-    submodules that were replaced, plain attributes that were rebound, hooks, and a switch between training and
-    evaluation anywhere in the module lead to a new capture. Calls from several threads take turns, and from several
-    streams wait for each other, as the graph's memory is one. Settings of PyTorch that differ from those of the
-    recording (TF32, determinism, default dtype) lead to a new one. A replay that is thrown away has drawn its random
-    numbers. Weights that were replaced are kept in memory until the next call, which is the first to notice.
+    Outputs are new tensors, so they may be held, unless they are borrowed. Inputs are copied to the memory that the
+    graph reads, and inputs that it writes to are copied back. Both copies end when inputs come a second time from the
+    same memory (`Replays`). Random numbers are fresh on each replay, because PyTorch registers the default generator
+    with every graph.
 
-    Not noticed, so that the replay goes on as before: what is inside lists and dicts of a module, global variables, and
-    whatever a function closes over, tensors that are rebound there included. Streams that the module computes on itself
-    should be its own: what it computes on them elsewhere meanwhile may share a workspace with a replay.
+    Weights changed in place are seen, as the graph reads the same memory. Some changes anywhere in the module lead to a
+    new capture. These are weights that moved, came or went, replaced submodules, rebound plain attributes, hooks, and a
+    switch between training and evaluation. Settings of PyTorch that differ from those of the recording (TF32,
+    determinism, default dtype) lead to one, too. Calls from several threads take turns, and calls from several streams
+    wait for each other, as the graph's memory is one. A replay that is thrown away has drawn its random numbers.
+    Weights that were replaced are kept in memory until the next call, which is the first to notice.
+
+    Some changes go unnoticed, and the replay goes on as before. These are contents of lists and dicts of a module,
+    global variables, and variables that a function closes over, rebound tensors there included. A module that computes
+    on streams itself should use streams of its own. Other work on them meanwhile may share a workspace with a replay.
 
     Args:
-        call: what is recorded.
-        module: what it is made of, if it is a module.
+        call: the callable to record.
+        module: the module behind it, if it is one.
         device: "cuda".
         mode: "inference".
         borrow: whether the graph's own outputs are returned, which the next call overwrites.
         recompiles: counts new captures after changes, and bounds them.
-        reads: returns the plain attributes that the call depends on, where that is known once it was compiled.
+        reads: returns the plain attributes that the call depends on, if they are known once it was compiled.
 
     Raises (on call):
         UnsupportedError: gradients are enabled and an input requires them (those of weights are not looked at), a
@@ -60,7 +62,7 @@ class CapturedCall:
     """
 
     kind = "call"
-    """What a plan's `capture` says for it."""
+    """The value of a plan's `capture` for this class."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class CapturedCall:
         self._side = RecordingStream()
         self._device = torch.cuda.current_device()
         self._capturing = torch._C._cuda_isCurrentStreamCapturing
-        self._raw_stream = torch._C._cuda_getCurrentRawStream  # as Inductor's generated code asks; 20 times quicker
+        self._raw_stream = torch._C._cuda_getCurrentRawStream  # as in Inductor's generated code: 20 times quicker
         self._last = torch.cuda.current_stream()
         self._last_raw = self._last.cuda_stream
         self._recompiles = recompiles
@@ -103,7 +105,7 @@ class CapturedCall:
         return self._answer(key, self._graphs.get(key), args, kwargs)
 
     def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return a shorter way for calls of this signature, where neither gradients nor autocast are enabled."""
+        """Return a shorter way for calls of this signature, if neither gradients nor autocast are enabled."""
         key: Situation = (signature_of(args, dict(kwargs)), None, False)
         replays = self._graphs.get(key)
 
@@ -123,8 +125,8 @@ class CapturedCall:
     def _answer(self, key: Situation, replays: Answers | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay first, and look while the GPU works whether the module changed: nothing is lost if it did.
 
-        The answer is then thrown away and made anew. What a replay may have read is kept alive by the watch. Only
-        where it would write something, to an input or to the module, is the look taken first.
+        The answer is then thrown away and made anew. The watch keeps alive everything that a replay may have read. The
+        look comes first only if the replay would write something, to an input or to the module.
         """
         me = threading.get_ident()
         if self._holder == me or self._capturing():  # the model calls itself, or somebody records a graph of it
@@ -149,7 +151,7 @@ class CapturedCall:
     def _looked_first(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         replays = self._graphs.get(key)
         if is_held() and (replays is None or not replays.settled() or self._watch.changed()):
-            raise FrozenError("the plan is frozen, and would be captured anew")  # what changed may change back
+            raise FrozenError("the plan is frozen, and would be captured anew")  # a change may be undone later
         self._forget_if_changed()
         replays = self._graphs.get(key)
         if replays is not None and not replays.settled():
@@ -158,7 +160,7 @@ class CapturedCall:
         if replays is None:
             replays = self._graphs[key] = self._capture(key, args, kwargs)
         if replays.written and overlap(tensors_of(args, kwargs)):
-            return self._call(*args, **kwargs)  # what it writes to may be what it reads, and a graph has copies of each
+            return self._call(*args, **kwargs)  # inputs may share memory, and a graph has copies of each
         return replays(args, kwargs, self._capture_in_place)
 
     def _capture(self, key: Situation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
@@ -167,7 +169,7 @@ class CapturedCall:
         hosts.pop(key, None)
         if not self._graphs:  # a pool whose graphs are gone takes no new ones while borrowed outputs lie in it
             self._pool = torch.cuda.graph_pool_handle()
-        others = list(self._graphs.values())  # which hold the pool open until this graph is in it
+        others = list(self._graphs.values())  # these hold the pool open until this graph is in it
 
         def warm() -> None:
             if self._watch.changed():  # lazy modules and caches took shape
@@ -194,7 +196,7 @@ class CapturedCall:
                 "replay does not"
             )
         self._writes_state = self._writes_state or now != versions or None in now
-        self._watch.look()  # from now on at what matters alone: by now it is known what the call reads
+        self._watch.look()  # from now on only at attributes that the call reads, as they are known by now
         return replays
 
     def _replays(
@@ -205,7 +207,7 @@ class CapturedCall:
         settled: Callable[[], bool],
         warm: Callable[[], None],
     ) -> Answers:
-        """Warm up, call `warm`, and record what answers calls like this one for as long as `settled` says."""
+        """Warm up, call `warm`, and record the replays for calls like this one, valid for as long as `settled` says."""
 
         def graph(host: HostValues | None) -> Graph:
             call = self._call if host is None else host.around(self._call)
@@ -214,7 +216,7 @@ class CapturedCall:
         return Replays(self._recorded(key, graph), settled, flat_places(args, kwargs), borrow=self._borrow)
 
     def _recorded(self, key: Situation, record: Callable[[HostValues | None], T]) -> T:
-        """Record the call as it is; where that is no good, with what it brings over from the CPU.
+        """Record the call as it is, or, if that fails, with the values that it copies from the CPU.
 
         Raises:
             UnsupportedError: neither can be recorded.
@@ -235,7 +237,7 @@ class CapturedCall:
     def _capture_in_place(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: list[torch.Tensor] | None
     ) -> Recorded:
-        """Record once more, for calls whose inputs and outputs lie just there."""
+        """Record once more, for calls with inputs and outputs at exactly these addresses."""
         host = self._host.get(situation_of(args, kwargs))
         call = self._call if host is None else host.around(self._call)
         with self._quietly():
@@ -243,7 +245,7 @@ class CapturedCall:
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:
-        """Record outside inference mode, whose tensors keep no version by which writes are noticed.
+        """Record outside inference mode, as its tensors keep no version that tells of writes.
 
         Buffers are put back, so that recording is not counted as calls (batch-norm statistics).
         """
@@ -266,7 +268,7 @@ class CapturedCall:
         self._graphs.clear()
 
     def _follow(self) -> None:
-        """Wait for the stream of the last call, where it was another: it may still be using the graph's memory."""
+        """Wait for the stream of the last call if it was another: it may still be using the graph's memory."""
         current = torch.cuda.current_stream()
         current.wait_stream(self._last)
         self._last, self._last_raw = current, current.cuda_stream

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 LIFT = torch.ops.aten.lift_fresh.default
-"""What `torch.tensor` gives its tensor to, and `torch.from_numpy`: nobody has seen it before."""
+"""The operator to which `torch.tensor` and `torch.from_numpy` give their tensors: nobody has seen those before."""
 
 
 class Made:
-    """The tensors that one call made, as they were when they were noted; one that was written to is none any more."""
+    """The tensors that one call made, as they were when they were noted. A write to a tensor removes it."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int | None]] = {}
@@ -28,18 +28,18 @@ class Made:
         return known is not None and known() is tensor and version is not None and version == version_of(tensor)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor was noted, whatever was written to it since."""
+        """Whether a tensor was noted, with or without later writes to it."""
         known, _ = self._known.get(id(tensor), (None, None))
         return known is not None and known() is tensor
 
 
 class Constants(Made):
-    """Those that are the same on every call."""
+    """Tensors that are the same on every call."""
 
     def note(self, func: Any, given: Sequence[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
-        """Note what an operator gave: it is the same on every call where all that it was given is.
+        """Note an operator's results: they are the same on every call if all of its inputs are.
 
-        What it may have written to is not, by whatever way to its memory: `tensor.data` counts its own writes.
+        A tensor that it may have written to is not, by any way to its memory: `tensor.data` counts its own writes.
         """
         if func._schema.is_mutable:
             self._forget({_memory_of(tensor) for tensor in given})
@@ -57,10 +57,10 @@ class Constants(Made):
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Return what identifies the memory of a tensor, among those that are alive."""
+    """Return an identifier of a tensor's memory, unique among those that are alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """Return PyTorch's count of writes to a tensor; None where it keeps none."""
+    """Return PyTorch's count of writes to a tensor, or None if it keeps none."""
     return None if tensor.is_inference() else tensor._version

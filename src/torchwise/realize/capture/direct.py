@@ -1,10 +1,11 @@
-"""Graphs of one signature that read their inputs where they lie, and write their outputs where they are wanted.
+"""Graphs of one signature that read inputs and write outputs directly in the caller's memory.
 
 A graph replays fixed addresses. Copying inputs to them and outputs from them costs the host more than the replay
-itself: 8.6 and 7.7 microseconds beside 2.4 (one H200, torch 2.11). But a program in its stride gives the same addresses
-again and again, as PyTorch's allocator hands out what was freed last. So where a call comes a second time with the
-addresses of an earlier one, it is recorded once more at these, and from then on replayed without any copy. That is safe
-without asking whose memory it was: what lies there now is what was given, and outputs are new tensors like any other.
+itself. The copies take 8.6 and 7.7 microseconds, and the replay 2.4 (one H200, torch 2.11). But a program in its stride
+gives the same addresses again and again: PyTorch's allocator hands out the memory freed last. So a call that comes a
+second time with the addresses of an earlier one is recorded once more at these. From then on it is replayed without any
+copy. That is safe with any owner of the memory. It now holds the inputs of this call, and outputs are new tensors like
+any other.
 
 Source: `mark_static_address` of PyTorch, and the static inputs of its CUDA-graph trees, which hold for weights alone.
 """
@@ -26,9 +27,9 @@ from torchwise.realize.private import look_up
 from torchwise.workload import trees
 
 SETTLING_CALLS = 24
-"""Calls of a signature in which graphs are recorded: afterwards no call is held up by a recording."""
+"""Calls of a signature in which graphs are recorded. Afterwards no call is held up by a recording."""
 MOST_GRAPHS = 6
-"""Graphs that one signature may have: what needs more has no addresses that come again."""
+"""Graphs that one signature may have. A program that needs more has no addresses that come again."""
 
 logger = logging.getLogger("torchwise")
 
@@ -36,13 +37,13 @@ _address = torch.Tensor.data_ptr
 
 Addresses = tuple[int, ...]
 Recorded = tuple[Callable[[], None], Any]
-"""What replays a call in place, and its outputs where they are borrowed."""
+"""A replay of a call in place, and its outputs if they are borrowed."""
 Recorder = Callable[[tuple[Any, ...], Mapping[str, Any], list[torch.Tensor] | None], Recorded]
-"""Records a call on its own arguments, with its outputs copied to the tensors that are listed, if they are."""
+"""Records a call on its own arguments, with its outputs copied to the listed tensors, if there is a list."""
 
 
 class Answers(Protocol):
-    """What answers calls of one signature; `Replays` says what its parts mean."""
+    """The answers to calls of one signature. `Replays` explains the members."""
 
     settled: Callable[[], bool]
     dropped: bool
@@ -57,22 +58,22 @@ class Answers(Protocol):
         ...
 
     def drop(self) -> None:
-        """Free what is held, whoever holds this."""
+        """Free the graphs and their memory, even if others still hold this object."""
         ...
 
 
 class Replays:
-    """What answers calls of one signature: a graph that copies, and those that need not.
+    """The answers to calls of one signature: a graph that copies, and graphs that need no copies.
 
     Attributes:
-        graph: the one that copies.
+        graph: the graph that copies.
         settled: tells whether PyTorch's settings are still those of the recording.
         dropped: whether it may not answer any more.
 
     Args:
         graph: likewise.
         settled: likewise.
-        places: where the tensors are in the arguments of every call of this signature, where they are flat.
+        places: positions of the tensors in the arguments of every call of this signature, if they are flat.
         borrow: whether outputs are those of the graph itself, which the next call overwrites.
     """
 
@@ -93,9 +94,9 @@ class Replays:
         self._settling = SETTLING_CALLS if self._is_ordinary else 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Recorder) -> Any:
-        """Answer by a replay: what is returned may be held, unless it is borrowed, and inputs are written as called.
+        """Answer by a replay. Outputs may be held, unless they are borrowed, and inputs are written as in the call.
 
-        What makes graphs in place is given each time: a cycle of references would leave graphs to the garbage
+        `record` makes graphs in place and is given each time. A cycle of references would leave graphs to the garbage
         collector, which may free them during another recording, and so spoil that.
         """
         if not self._is_ordinary:
@@ -117,7 +118,7 @@ class Replays:
         replay, borrowed = recorded
         replay()
         for position in self.graph.written:
-            if not given[position].is_inference():  # which keep no count of their writes
+            if not given[position].is_inference():  # such tensors keep no count of their writes
                 torch.autograd.graph.increment_version(given[position])
         return borrowed if self._borrow else self._packed(wanted)
 
@@ -127,7 +128,7 @@ class Replays:
         return self.graph.written
 
     def drop(self) -> None:
-        """Free the graphs, whoever holds this; it must not be called again."""
+        """Free the graphs, even if others still hold this object. It must not be called again."""
         self.dropped = True
         self._direct.clear()
         self._outputs, self._blanks, self._packed = [], [], list
@@ -141,7 +142,7 @@ class Replays:
         wanted: list[torch.Tensor],
         record: Recorder,
     ) -> Recorded | None:
-        """Record what comes a second time, and return what replays it; what came once is only noted."""
+        """Record addresses that come a second time, and return the replay. The first time they are only noted."""
         self._settling -= 1
         if addresses not in self._seen:
             self._seen.add(addresses)
@@ -150,7 +151,7 @@ class Replays:
             return None
         try:
             recorded = self._direct[addresses] = record(args, kwargs, None if self._borrow else wanted)
-        except Exception as error:  # whatever keeps it from being recorded here, the graph that copies answers
+        except Exception as error:  # after any error the graph that copies answers
             logger.debug("torchwise: a call is replayed from copies, as it is not recorded in place", exc_info=error)
             self._settling = 0
             return None
@@ -164,10 +165,10 @@ def _nothing() -> None:
 
 
 def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return what makes new tensors that lie as `output` does, as quickly as PyTorch allows: this runs on every call.
+    """Return a function that makes new tensors in the layout of `output`, as quickly as PyTorch allows, for every call.
 
-    Code that Inductor generates allocates by the same private function, in a third of the time of `torch.empty_like`;
-    it serves tensors without gaps, on the device that is the current one.
+    Code that Inductor generates allocates by the same private function, in a third of the time of `torch.empty_like`.
+    It serves tensors without gaps, on the current device.
     """
     usual = functools.partial(torch.empty_like, output)
     allocate = _allocator() if output.is_cuda and _is_ordinary(output) and _has_no_gaps(output) else None
@@ -179,7 +180,7 @@ def blank(output: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def packer(outputs: Any) -> Callable[[list[torch.Tensor]], Any]:
-    """Return what puts a list of tensors, in the order of `trees.tensors`, in the containers of `outputs`."""
+    """Return a function that puts tensors, in the order of `trees.tensors`, in the containers of `outputs`."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return operator.itemgetter(0)
@@ -213,7 +214,7 @@ def _allocator() -> Callable[..., torch.Tensor] | None:
 
 
 def _has_no_gaps(tensor: torch.Tensor) -> bool:
-    """Whether every element lies once in one block of memory, in whatever order of dimensions."""
+    """Whether every element lies once in one block of memory, in any order of dimensions."""
     expected = 1
     for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride != expected:
@@ -223,6 +224,6 @@ def _has_no_gaps(tensor: torch.Tensor) -> bool:
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is plain memory, which an address says everything about."""
+    """Whether a tensor is plain memory, which its address fully describes."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())

@@ -1,8 +1,8 @@
-"""Nothing compiled and nothing captured in the calls of a frozen plan, wherever below them it would happen.
+"""A frozen plan's calls compile and capture nothing, at any depth below them.
 
-A guard of Dynamo that fails is compiled for anew, and a module that changed is captured anew: seconds, in which a
-request waits. Dynamo says when it begins to compile, in the thread that compiles, and so do captures here. Within a
-frozen plan's call either is refused before it begins; what others compile in the same process goes on.
+Dynamo compiles anew for a guard that fails, and a module that changed is captured anew. Both take seconds, in which a
+request waits. Dynamo tells when it begins to compile, in the thread that compiles, and so do captures here. Within a
+frozen plan's call either is refused before it begins. Other compilations in the same process go on.
 
 Source: PyTorch's start callbacks, by which it tells distributed programs of compilations.
 """
@@ -23,7 +23,7 @@ _TRIGGER: Name = ("torch._dynamo.callback", "CallbackTrigger")
 
 
 class FrozenError(UnsupportedError):
-    """A call of a frozen plan that something would have to be compiled or captured for."""
+    """A call of a frozen plan for which something would have to be compiled or captured."""
 
 
 class _State(enum.Enum):
@@ -33,7 +33,7 @@ class _State(enum.Enum):
 
 
 class _Here(threading.local):
-    """What this thread is in: no call of a frozen plan, one, or one in which something was refused."""
+    """This thread's state: in no call of a frozen plan, in one, or in one in which something was refused."""
 
     state = _State.FREE
 
@@ -47,8 +47,8 @@ def hold(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` for a frozen plan: it compiles and captures nothing.
 
     Raises:
-        UnsupportedError: this torch does not say when it compiles.
-        FrozenError (on call): it would have to.
+        UnsupportedError: this torch does not tell when it compiles.
+        FrozenError (on call): the call would have to compile or capture.
     """
     check(WHO, (_HANDLER, _TRIGGER))
     callbacks: list[Callable[[Any], None]] = look_up(WHO, _HANDLER).start_callbacks
@@ -60,7 +60,7 @@ def hold(call: Callable[..., Any]) -> Callable[..., Any]:
         before, here.state = here.state, _State.HELD
         try:
             return call(*args, **kwargs)
-        except Exception as error:  # Dynamo wraps what was raised in errors of its own
+        except Exception as error:  # Dynamo wraps the error in errors of its own
             if here.state is _State.REFUSED and not isinstance(error, FrozenError):
                 raise FrozenError("the plan is frozen, and would be compiled anew") from error
             raise
@@ -76,12 +76,12 @@ def is_held() -> bool:
 
 
 def captured_graphs() -> int:
-    """Count the CUDA graphs that were recorded in this process, as `compiled_graphs` does what was compiled."""
+    """Count the CUDA graphs recorded in this process, as `compiled_graphs` counts compiled graphs."""
     return _captures
 
 
 def count_capture() -> None:
-    """Count one more."""
+    """Count one more captured graph."""
     global _captures
     _captures += 1
 

@@ -1,6 +1,6 @@
-"""One recorded call: a CUDA graph, where its inputs go and where its outputs lie.
+"""One recorded call: a CUDA graph, and the tensors for its inputs and its outputs.
 
-Sources: PyTorch's `torch.cuda.graph` documentation (warm-up on a side stream, private pools, registered generators);
+Sources: PyTorch's `torch.cuda.graph` documentation (warm-up on a side stream, private pools, registered generators).
 vLLM's and PyTorch's own CUDA-graph wrappers for the one-pool-for-all-shapes idiom.
 """
 
@@ -23,10 +23,10 @@ from torchwise.workload import trees
 from torchwise.workload.trees import PLAIN
 
 WARM_UP_CALLS = 3
-"""Calls before capture: lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
+"""Calls before capture. Lazy initialisation, cuDNN's choice and Inductor's compilation must lie behind it."""
 
 recording_alone = threading.RLock()
-"""Recordings in two threads at once would share the default generator's count, and the garbage collector's switch."""
+"""Held while recording: two recordings would share the default generator's count and the garbage collector's switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Graph:
     Attributes:
         replay: launches the recorded kernels on the current stream.
         inputs: the tensors that they read, in the order of `tensors_of`.
-        outputs: what the call returned; each replay overwrites its tensors.
+        outputs: the call's outputs. Each replay overwrites their tensors.
         written: positions of the inputs that the call writes to.
     """
 
@@ -46,12 +46,12 @@ class Graph:
     written: list[int]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False) -> Any:
-        """Copy the inputs in, replay, and return copies of the outputs, which may be held; or these themselves."""
+        """Copy the inputs in, replay, and return copies of the outputs, which may be held, or the outputs."""
         self.run(tensors_of(args, kwargs))
         return self.outputs if borrow else copied(self.outputs)
 
     def run(self, given: list[torch.Tensor]) -> None:
-        """Copy the inputs in, replay, and copy back those that were written to."""
+        """Copy the inputs in, replay, and copy the written ones back."""
         copy_each(self.inputs, given)
         self.replay()
         for position in self.written:
@@ -70,7 +70,7 @@ def record(
     """Warm up, and record one call on copies of its inputs.
 
     Args:
-        call: what to record.
+        call: the callable to record.
         args: positional arguments.
         kwargs: keyword arguments.
         pool: the memory pool that the graphs of one plan share.
@@ -125,15 +125,15 @@ def record_in_place(
 
     Args:
         call: as in `record`.
-        args: likewise; the graph reads, and writes, where these tensors lie.
+        args: likewise. The graph reads and writes the memory of these tensors.
         kwargs: likewise.
-        wanted: a tensor for each tensor in the outputs, in the order of `trees.tensors`; None to leave them where
-            they are.
+        wanted: a tensor for each tensor in the outputs, in the order of `trees.tensors`, or None to leave them in
+            place.
         pool: as in `record`.
         stream: likewise.
 
     Returns:
-        The replay, and the outputs where they are left where they are: the graph's own, which it overwrites.
+        The replay, and the outputs if they are left in place: the graph's own, which it overwrites.
     """
     args, kwargs = trees.map_tensors(_alias, (args, dict(kwargs)))
     targets = None if wanted is None else [_alias(target) for target in wanted]
@@ -149,7 +149,7 @@ def record_in_place(
 
 
 def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) -> tuple[Callable[[], None], Any]:
-    """Return what replays `call`, and what it returned while it was recorded.
+    """Return the replay of `call`, and its outputs during the recording.
 
     Other threads may go on using the GPU meanwhile, as one that pins memory for a loader does.
     """
@@ -162,7 +162,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
             ):
                 outputs = call()
             count_capture()
-        except BaseException:  # raised again: only allocator and generator must be settled first, whatever it was
+        except BaseException:  # raised again after any error: only allocator and generator must be settled first
             stream.give_up(graph, pool)
             settle_generator()
             raise
@@ -171,7 +171,7 @@ def _recorded(call: Callable[[], Any], *, pool: Any, stream: RecordingStream) ->
 
 @contextlib.contextmanager
 def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
-    """Give the stream to record on, with what may disturb a recording held off."""
+    """Give the stream to record on, and hold off anything that may disturb a recording."""
     with (
         recording_alone,
         torch.cuda.stream(torch.cuda.current_stream()),  # again: a capture that fails to end leaves its own
@@ -183,9 +183,9 @@ def recording_on(stream: RecordingStream) -> Iterator[torch.cuda.Stream]:
 
 
 def collect_garbage() -> None:
-    """Free what lies in cycles, CUDA graphs among it, while nothing is recorded: that would fail.
+    """Free objects in cycles, CUDA graphs among them, while nothing is recorded: freeing a graph would fail then.
 
-    Twice: compiled code lies in cycles, and the weights that are frozen into it in others behind.
+    It collects twice. Compiled code lies in cycles, and the weights that are frozen into it in others behind.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
@@ -195,10 +195,9 @@ def collect_garbage() -> None:
 
 
 def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy tensors into as many others, which lie alike: in one launch where their dtypes are one.
+    """Copy tensors into as many others of the same layout, in one launch if they have one dtype.
 
-    A step of decoding text returns two tensors a layer, and copies of a few microseconds each would be a good part of
-    it.
+    A step of decoding text returns two tensors a layer. Copies of a few microseconds each would be a good part of it.
     """
     if len(into) != len(values):
         raise ValueError(f"{len(values)} tensors are to be copied into {len(into)}")
@@ -209,20 +208,20 @@ def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """List the tensors in the order of `trees.tensors`, quickly where they are not nested."""
+    """List the tensors in the order of `trees.tensors`, quickly if they are not nested."""
     places = flat_places(args, kwargs)
     return trees.tensors((args, kwargs)) if places is None else [args[place] for place in places]
 
 
 def flat_places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int] | None:
-    """Return where the tensors are in `args`; None where not all are there, each by itself."""
+    """Return the positions of the tensors in `args`, or None if not all are there, each by itself."""
     if kwargs or not all(type(arg) is torch.Tensor or type(arg) in PLAIN for arg in args):
         return None
     return [place for place, arg in enumerate(args) if type(arg) is torch.Tensor]
 
 
 def copied(outputs: Any) -> Any:
-    """Copy every tensor; the usual containers take a short cut, because this runs on every call."""
+    """Copy every tensor. The usual containers take a short cut, because this runs on every call."""
     kind = type(outputs)
     if kind is torch.Tensor:
         return outputs.clone()
@@ -236,7 +235,7 @@ def copied(outputs: Any) -> Any:
 def warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
     """Call a few times on a side stream, leaving inputs and random numbers as they were.
 
-    Where the call raises, too, the current stream waits: what puts the state back must not race with its kernels.
+    The current stream waits even if the call raises: code that puts the state back must not race with its kernels.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     saved = [t.clone() for t in inputs]
@@ -254,13 +253,13 @@ def warm_up(call: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch
 
 
 def overlap(tensors: list[torch.Tensor]) -> bool:
-    """Whether two of the tensors share a storage, so that what is written to one may be what another one reads."""
+    """Whether two of the tensors share a storage, so that a write to one may change memory that another one reads."""
     return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
 
 
 @contextlib.contextmanager
 def _own_casts() -> Iterator[None]:
-    """Have autocast cast weights inside the graph: what it has cast already is freed when its context ends."""
+    """Have autocast cast weights inside the graph: earlier casts are freed when its context ends."""
     torch.clear_autocast_cache()
     try:
         yield
@@ -284,7 +283,7 @@ def check_outputs(outputs: Any) -> None:
     """Refuse outputs that a replay would not refresh, or that cannot be copied.
 
     Raises:
-        UnsupportedError: naming the first.
+        UnsupportedError: with the first of them.
     """
     if stray := _elsewhere(trees.tensors(outputs)):
         raise UnsupportedError(f"an output lies on {stray[0].device}, which a replay would not refresh")
@@ -301,10 +300,10 @@ def _elsewhere(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def settle_generator() -> None:
-    """End the generator's capture, which a capture that failed leaves open: every later draw would raise.
+    """End the generator's capture, which a failed capture leaves open: every later draw would raise.
 
-    On a stream that is nobody else's: later versions clear a stream's workspaces with any graph of it, and the default
-    one of `torch.cuda.graph` may have recorded graphs of the user's.
+    It does so on a stream that is nobody else's. Later versions clear a stream's workspaces with any graph of it. The
+    default one of `torch.cuda.graph` may have recorded graphs of the user's.
     """
     with (
         contextlib.suppress(RuntimeError, UnsupportedError),

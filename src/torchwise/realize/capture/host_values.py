@@ -1,16 +1,16 @@
-"""What a call brings over from the CPU, kept on the GPU for the replays of its graph.
+"""The values that a call copies from the CPU, kept on the GPU for the replays of its graph.
 
-`torch.tensor([0., 1.], device="cuda")` makes a tensor on the CPU and copies it, which no graph can record: the memory
+`torch.tensor([0., 1.], device="cuda")` makes a tensor on the CPU and copies it. No graph can record that, as the memory
 that it reads is gone when the graph is replayed. But such numbers are the same on every call. So while a call warms up
-each copy is noted, in their order, and while it is recorded the graph copies from what was noted, on the GPU. It has to
-be the same copy: other numbers in its place are refused, as are numbers that are drawn. Tensors that the model keeps on
-the CPU are noted with their versions: `unchanged` says whether one was written to.
+each copy is noted, in order. While it is recorded the graph copies from the noted tensors, on the GPU. It has to be the
+same copy: other numbers in its place are refused, as are numbers that are drawn. Tensors that the model keeps on the
+CPU are noted with their versions, and `unchanged` tells whether one was written to.
 
-What is computed from such numbers alone is the same on every call, too (`constants`). So where Python asks for it, it
-is told what the warm-up was told, and the recording goes on.
+Results computed from such numbers alone are the same on every call, too (`constants`). So if Python asks for one, it
+gets the answer of the warm-up, and the recording goes on.
 
 A dispatch mode sees the operators. Under one, a few of them answer otherwise than without (pytorch/pytorch#198118), and
-Dynamo compiles nothing: so this is for calls that cannot be recorded as they are.
+Dynamo compiles nothing. So this is for calls that cannot be recorded as they are.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from torchwise.realize.private import look_up
 from torchwise.workload import trees
 
 Between = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
-"""Runs an operator that waits for the GPU between two recordings, and returns what it gives."""
+"""Runs an operator that waits for the GPU between two recordings, and returns its result."""
 _WHO = "recording what is copied from the CPU"
 _OTHER = "the call copies other numbers from the CPU than the call before it, where a replay repeats them"
 _DRAWN = "the call draws random numbers on the CPU, which a replay repeats"
 _WRITTEN = "the call writes to a tensor that its module keeps on the CPU, which a replay does not"
 _lifting_lock = threading.Lock()
 _lifting = 0
-"""How many, in whichever thread, have PyTorch copy where a mode sees it."""
+"""How many contexts, in any thread, have PyTorch copy in sight of a mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class _Seen:
     """A tensor of the CPU as it was when a call used it.
 
     Attributes:
-        tensor: itself.
-        version: PyTorch's count of writes to it; None where it keeps none.
-        values: what was in it, where there is no count.
+        tensor: the tensor itself.
+        version: PyTorch's count of writes to it, or None if it keeps none.
+        values: its values, if there is no count.
     """
 
     tensor: torch.Tensor
@@ -79,26 +79,26 @@ class _Seen:
 
 
 class HostValues:
-    """What calls of one signature bring over from the CPU.
+    """The values that calls of one signature copy from the CPU.
 
     Args:
-        device: where graphs are.
+        device: the device of the graphs.
 
     Attributes:
-        learnt: operators that were seen to wait for the GPU although nothing says so, with the dtypes they were given.
+        learnt: operators that were seen to wait for the GPU although nothing says so, with the dtypes of their inputs.
     """
 
     def __init__(self, device: str = DEVICE) -> None:
         self._device = device
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # what was copied, and the same on the GPU
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # copied tensors, and the same on the GPU
         self._told: list[Any] = []
-        self._kept: dict[int, _Seen] = {}  # by the model on the CPU, and used on any of the ways through it
+        self._kept: dict[int, _Seen] = {}  # kept by the model on the CPU, and used on any of the ways through it
         self._refusal: str | None = None
-        self._recorded: list[Any] = []  # what graphs read from
+        self._recorded: list[Any] = []  # tensors that graphs read from
         self.learnt: set[Any] = set()
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` as it warms up, and as it is recorded while the current stream is."""
+        """Return `call` for warming up, and for being recorded while the current stream is."""
 
         @functools.wraps(call)
         def seen(*args: Any, **kwargs: Any) -> Any:
@@ -108,12 +108,12 @@ class HostValues:
         return seen
 
     def unchanged(self) -> bool:
-        """Whether what the model keeps on the CPU is still what it was."""
+        """Whether the tensors that the model keeps on the CPU are unchanged."""
         return all(seen.is_unchanged() for seen in self._kept.values())
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note what is copied meanwhile, in place of what was noted before."""
+        """Note the copies made meanwhile, in place of those noted before."""
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         told: list[Any] = []
         kept: dict[int, _Seen] = {}
@@ -143,14 +143,14 @@ class HostValues:
 
     @contextlib.contextmanager
     def answering(self, between: Between | None = None) -> Iterator[Operators]:
-        """Take what is copied meanwhile from what was noted.
+        """Replace the copies made meanwhile by the noted tensors.
 
         Args:
-            between: runs operators that wait for the GPU; None where the recording cannot be cut.
+            between: runs operators that wait for the GPU, or None if the recording cannot be cut.
 
         Raises:
-            UnsupportedError: other numbers are copied than were noted, or what is done on the CPU is not the same on
-                every call.
+            UnsupportedError: other numbers are copied than were noted, or the work on the CPU is not the same on every
+                call.
         """
         if self._refusal:
             raise UnsupportedError(self._refusal)
@@ -176,12 +176,12 @@ class HostValues:
 
 
 class Operators(TorchDispatchMode):
-    """Sees each operator of a call, and has a part in those that the CPU has one in.
+    """Sees each operator of a call, and takes part in those that involve the CPU.
 
     Args:
-        device: where graphs are.
+        device: the device of the graphs.
         bring: takes a tensor of the CPU and returns it on the GPU.
-        tell: answers what is the same on every call, for an operator that waits for the GPU.
+        tell: gives the answer, the same on every call, to an operator that waits for the GPU.
         learnt: as in `HostValues`.
         between: as in `HostValues.answering`.
         keep: is told of tensors of the CPU that the call did not make.
@@ -206,7 +206,7 @@ class Operators(TorchDispatchMode):
         self._constants = Constants()
         self._made = Made()
         self._is_paused = False
-        self._found: dict[int, tuple[Made | None, torch.Tensor]] = {}  # by mask, what it marks
+        self._found: dict[int, tuple[Made | None, torch.Tensor]] = {}  # the positions that each mask marks
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -218,7 +218,7 @@ class Operators(TorchDispatchMode):
             self._is_paused = False
 
     def constant(self, question: torch.Tensor) -> Any:
-        """Return the number in a tensor that is the same on every call; None where it is not."""
+        """Return the number in a tensor that is the same on every call, or None if it is not."""
         if not self._constants.holds(question):
             return None
         return self._tell(torch.ops.aten._local_scalar_dense.default, [question], (question,), {})
@@ -226,7 +226,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operator, with what it needs of the CPU."""
+        """Run an operator, with the values that it needs from the CPU."""
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
@@ -259,7 +259,7 @@ class Operators(TorchDispatchMode):
         return twin
 
     def _positions(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return what a mask marks; it is asked for once where it is the index of several tensors."""
+        """Return the positions that a mask marks, which are asked for once if it is the index of several tensors."""
         known, found = self._found.get(id(mask), (None, mask))
         if known is None or not known.holds(mask):
             known = Made()
@@ -309,7 +309,7 @@ def _count(more: int) -> None:
 
 
 def kind_of(func: Any, given: Sequence[torch.Tensor]) -> Any:
-    """Return what tells operators apart: themselves, and what they were given looks like."""
+    """Return a key that tells operators apart: by themselves, and by the look of their inputs."""
     return func, *((tensor.dtype, tensor.dim()) for tensor in given)
 
 

@@ -1,5 +1,6 @@
-"""Iterations of a simulation step as one CUDA graph, which reads and writes one static state: nothing is copied between
-replays, and one launch does the work of a hundred steps.
+"""Iterations of a simulation step as one CUDA graph, which reads and writes one static state.
+
+Nothing is copied between replays, and one launch does the work of a hundred steps.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ from torchwise.workload.layouts import size_of
 
 MOST_ITERATIONS = 100
 MOST_LAUNCH_S = 0.02
-"""Host time of the steps in one graph: about 4000 kernels at 5 microseconds each, beyond which a graph gains nothing
-and takes long to record."""
+"""Most host time of the steps in one graph: about 4000 kernels at 5 microseconds each.
+
+Beyond it a graph gains nothing and takes long to record.
+"""
 MOST_KEPT_BYTES = 2**28
-"""Of the snapshots inside one graph."""
+"""Most bytes of the snapshots inside one graph."""
 
 
 def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_ITERATIONS) -> tuple[int, int]:
-    """Return how many steps go into one graph, and between how many of them it keeps a snapshot inside (0 for none).
+    """Return the number of steps in one graph, and the steps between snapshots that it keeps inside (0 for none).
 
     Args:
         step_s: seconds of host time that one step takes.
         state: the state, for the size of a snapshot.
         every: steps between snapshots, or None.
-        most: at most so many.
+        most: the upper limit of steps.
     """
     most = max(1, min(most, int(MOST_LAUNCH_S / max(step_s, 1e-9))))
     if every is None:
         return most, 0
     if every > most:
-        return every // -(-every // most), 0  # equal parts of what lies between two snapshots, the rest step by step
+        return every // -(-every // most), 0  # equal parts of the steps between two snapshots, the rest step by step
     size = sum(map(size_of, trees.tensors(state)))
     inside = max(1, min(most // every, MOST_KEPT_BYTES // max(size, 1)))
     return every * inside, every if inside > 1 else 0
@@ -48,19 +51,19 @@ def iterations(step_s: float, state: Any, every: int | None, most: int = MOST_IT
 class CapturedLoop:
     """Advances one static state by `length` steps, or by one, with one launch each.
 
-    Random numbers are those that the same steps would draw one by one. To be made and used in one grad mode; a step
-    may take gradients within, but its states require none.
+    Random numbers are those that the same steps would draw one by one. It must be made and used in one grad mode. A
+    step may take gradients within, but its states require none.
 
     Args:
-        step: takes a state and returns the next; warm already.
-        state: one that the step returned; it is copied.
+        step: takes a state and returns the next. It is warm already.
+        state: one that the step returned. It is copied.
         length: steps in one graph.
-        inside: steps between the snapshots that the graph keeps, the last one left out; 0 for none.
+        inside: steps between the snapshots that the graph keeps, the last one left out, or 0 for none.
         pool: the memory pool of the graphs.
         stream: the side stream on which to record.
 
     Raises:
-        UnsupportedError: the step cannot be captured; the message says why and where.
+        UnsupportedError: the step cannot be captured, with the reason and the line.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class CapturedLoop:
             kept.copy_(given)
 
     def many(self) -> list[Any]:
-        """Advance by `length` steps; return copies of the snapshots inside."""
+        """Advance by `length` steps, and return copies of the snapshots inside."""
         self._many.replay()
         snapshots: list[Any] = trees.map_tensors(torch.Tensor.clone, self._many.outputs)
         return snapshots
@@ -128,7 +131,7 @@ class CapturedLoop:
             graph = record(steps, (), {}, pool=pool, stream=stream, settled=settled)
         except UnsupportedError:
             raise
-        except Exception as error:  # whatever recording meets, it is told in words; the loop goes on without
+        except Exception as error:  # after any error the loop goes on without a graph, with a reason in words
             raise refused(error, "the step") from error
         if not torch.equal(torch.get_rng_state(), numbers):
             torch.set_rng_state(numbers)
@@ -139,7 +142,7 @@ class CapturedLoop:
         """Take `length` steps from the static state and leave the result in it."""
         snapshots = []
         state = self._state
-        torch.clear_autocast_cache()  # of an autocast around the loop: weights must be cast inside the graph
+        torch.clear_autocast_cache()  # that of an autocast around the loop: weights must be cast inside the graph
         for done in range(1, length + 1):
             state = self._step(state)
             if inside and done % inside == 0 and done < length:
@@ -147,14 +150,14 @@ class CapturedLoop:
         torch.clear_autocast_cache()
         new = trees.tensors(state)
         own = _storages(self._tensors)
-        # What lies in the static state's memory, elsewhere than it belongs (as in `return b, a`), is moved out first.
+        # Tensors in the static state's memory, but in another's place (as in `return b, a`), are moved out first.
         new = [
             value.clone() if value is not kept and _storages([value]) <= own else value
             for kept, value in zip(self._tensors, new, strict=True)
         ]
         with torch.no_grad():
             for kept, value in zip(self._tensors, new, strict=True):
-                kept.detach_()  # a step may ask for gradients of what it is given
+                kept.detach_()  # a step may ask for gradients of its inputs
                 if value is not kept:
                     kept.copy_(value)
         return snapshots

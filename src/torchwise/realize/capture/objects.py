@@ -1,10 +1,10 @@
 """Objects that hold tensors, such as the cache of a language model, as inputs of a captured call.
 
 A graph reads and writes tensors, not objects. So the tensors that hang in an object are given to the graph as inputs of
-their own, and what else hangs there is part of the signature. While the call is recorded, the graph's own tensors hang
-in their places. What the call writes to them is written to the object's; where it put others in their places, so is
-done after each replay. A call that changes anything else of an object, such as a number that it counts in Python, is
-not captured: a replay runs no Python.
+their own. Its other values are part of the signature. While the call is recorded, the graph's own tensors hang in their
+places. Writes of the call to them go to the object's tensors. If it puts other tensors in their places, each replay
+does so afterwards, too. A call that changes anything else of an object, such as a Python counter, is not captured: a
+replay runs no Python.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _STANDS_FOR = "\0an object of type "
 
 
 class Captured(Protocol):
-    """A call that is captured, of whichever scope."""
+    """A captured call of any scope."""
 
     def lean(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         """Return a shorter way for calls of this signature."""
         ...
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free the graphs and their memory."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,10 +49,10 @@ class Captured(Protocol):
 
 
 class Held:
-    """Where tensors and values hang in an object, as it is built now.
+    """The places of tensors and values in an object, as it is built now.
 
     Raises:
-        UnsupportedError: something hangs there that cannot be told apart or put in place, such as a tensor in a tuple.
+        UnsupportedError: it holds something that cannot be told apart or put in place, such as a tensor in a tuple.
     """
 
     def __init__(self, thing: Any, path: str) -> None:
@@ -68,11 +68,11 @@ class Held:
                 waiting += self._look(found, holder)
 
     def is_current(self) -> bool:
-        """Whether as much hangs everywhere as did."""
+        """Whether every container still holds as many items as before."""
         return all(len(holder) == size for holder, size in self._sizes)
 
     def values(self) -> tuple[Any, ...]:
-        """Return what hangs in the object beside tensors, to compare."""
+        """Return the object's values other than tensors, to compare."""
         return tuple(_key(holder[key]) for holder, key in self._values)
 
     def now(self) -> list[torch.Tensor]:
@@ -98,7 +98,7 @@ class Held:
 
 
 def _key(value: Any) -> Any:
-    """Return what a value is compared by; None for what has to be looked into."""
+    """Return the key by which a value is compared, or None for a value that has to be looked into."""
     if is_plain(value):
         return plain_key(value) if type(value) in trees.PLAIN else value
     if isinstance(value, (*_CODE, enum.Enum)) or callable(value):
@@ -110,18 +110,18 @@ def _key(value: Any) -> Any:
 
 @dataclass(slots=True)
 class _Object:
-    """An object that a call was given: what it stands for in the graph's inputs, and where its tensors hang."""
+    """An object given to a call, and the places of its tensors."""
 
     thing: Any
     held: Held
 
 
 class WithObjects:
-    """A captured call that is given objects, too.
+    """A captured call that also accepts objects.
 
     Args:
-        call: what is captured.
-        capture: makes a captured call of what is captured in its place.
+        call: the callable to capture.
+        capture: makes a captured call of the callable that is captured in its place.
     """
 
     def __init__(self, call: Callable[..., Any], capture: Callable[[Callable[..., Any]], Captured]) -> None:
@@ -157,7 +157,7 @@ class WithObjects:
         return self if given else self._captured.lean(args, kwargs)
 
     def _flat(self, tree: Any, given: list[_Object]) -> Any:
-        """Put text in place of objects: what kind each is, and what hangs in it beside tensors."""
+        """Put text in place of objects: the type of each, and its values other than tensors."""
         kind = type(tree)
         if kind is torch.Tensor or kind in trees.PLAIN:
             return tree
@@ -171,7 +171,7 @@ class WithObjects:
         return f"{_STANDS_FOR}{kind.__qualname__} {id(kind)} {given[-1].held.values()}"
 
     def _held(self, thing: Any) -> Held:
-        """Look into an object, unless it is built as when it was looked into before."""
+        """Look into an object, unless it is built as on the last look."""
         key = id(thing)
         reference, known = self._known.get(key, (None, None))
         if reference is not None and known is not None and reference() is thing and known.is_current():
@@ -189,7 +189,7 @@ class WithObjects:
         tensors, *rest = args
         kept = [one.held.now() for one in given]
         before = [one.held.values() for one in given]
-        # What is recorded was warmed up before, and a copy that is made meanwhile would be replayed with it.
+        # The recorded call was warmed up before, and a copy that is made meanwhile would be replayed with it.
         is_recorded = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         state = None if is_recorded else State({"": [one.thing for one in given]})
         try:
@@ -200,7 +200,7 @@ class WithObjects:
             after = [one.held.now() for one in given]
             pairs = [(a, b) for old, new in zip(tensors, after, strict=True) for a, b in zip(old, new, strict=True)]
             _refuse_other_forms(given, pairs)
-        except BaseException:  # it is raised again: whoever answers in its place begins from what there was
+        except BaseException:  # raised again: an answer in its place must begin from the state before
             if state is None:
                 _hang(given, kept)
             else:
@@ -211,7 +211,7 @@ class WithObjects:
 
 
 def _refuse_changes(given: list[_Object], before: list[tuple[Any, ...]]) -> None:
-    """Refuse a call that changes what is no tensor, or puts one of another form in a tensor's place.
+    """Refuse a call that changes a value that is no tensor, or the structure of an object.
 
     Raises:
         UnsupportedError: naming the object.

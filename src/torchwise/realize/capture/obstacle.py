@@ -1,9 +1,9 @@
-"""What stands in the way of a capture, named with the line of the user's code that asks for it.
+"""Obstacles to a capture, named with the line of the user's code that causes each.
 
-Two ways to find it. Before recording, `synchronisations` watches a call that runs as usual: PyTorch's debug mode for
-synchronising operations reports them, and nothing is left half done (the mode covers neither `torch.cuda.synchronize`
-nor the namespaces `torch.distributed` and `torch.sparse`, as its documentation says). What it misses fails while
-recording, and `refused` turns that failure into words.
+There are two ways to find one. Before recording, `synchronisations` watches a call that runs as usual. PyTorch's debug
+mode for synchronising operations reports them, and nothing is left half done. The mode covers neither
+`torch.cuda.synchronize` nor the namespaces `torch.distributed` and `torch.sparse`, as its documentation says.
+Operations that it misses fail while recording, and `refused` turns that failure into words.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _REASONS = (
 
 
 def refused(error: BaseException, what: str = "the call") -> UnsupportedError:
-    """Say in words why recording failed, and where; to be raised `from` the error.
+    """Say in words why recording failed, and at which line, to be raised `from` the error.
 
     Args:
-        error: what recording raised. Ending a broken capture raises again, so the first of the chain counts.
-        what: what was to be recorded, for the sentence.
+        error: the error of the recording. Ending a broken capture raises again, so the first of the chain counts.
+        what: the subject of the recording, for the sentence.
     """
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
@@ -62,7 +62,7 @@ def refused(error: BaseException, what: str = "the call") -> UnsupportedError:
 
 
 def is_of_capture(error: BaseException) -> bool:
-    """Whether recording failed for a reason that only recording has, and not, say, for lack of memory."""
+    """Whether recording failed for a reason of its own, and not, say, for lack of memory."""
     return any(mark in str(error) for mark, _ in _REASONS) or any(
         before is not None and is_of_capture(before) for before in {error.__cause__, error.__context__}
     )
@@ -76,7 +76,7 @@ def place_of(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def synchronisations() -> Iterator[list[str]]:
-    """List the places at which what runs within waits for the GPU; it runs to its end all the same.
+    """List the places at which the code within waits for the GPU. It runs to its end all the same.
 
     Other threads are not listed, and while one of them is watched already, this one is not.
     """
@@ -99,7 +99,7 @@ def _reported_to(found: list[str]) -> Iterator[None]:
 
         def noted(message: Warning | str, *rest: object, **options: object) -> None:
             if _SYNCHRONISES in str(message):
-                if threading.get_ident() == me:  # a backward pass hands on what its threads said
+                if threading.get_ident() == me:  # a backward pass passes on the warnings of its threads
                     found.append(place_of_caller(2))
             elif not str(message).startswith("Synchronization debug mode is a prototype"):
                 shown(message, *rest, **options)  # type: ignore[arg-type]
@@ -114,14 +114,14 @@ def _reported_to(found: list[str]) -> Iterator[None]:
 
 
 def synchronises(found: list[str], what: str = "the call") -> UnsupportedError:
-    """Say that what was watched waits for the GPU, and where."""
+    """Say that the watched call waits for the GPU, and at which line."""
     if "grad_scaler" in found[0]:
         return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[0][1]}")
     return UnsupportedError(f"{what} cannot be captured, because of {found[0]}: {_REASONS[1][1]}")
 
 
 def place_of_caller(above: int = 1) -> str:
-    """Return the innermost line of the user's on the stack, with the part of PyTorch that it went through last."""
+    """Return the user's innermost line on the stack, with the part of PyTorch that it went through last."""
     frame: FrameType | None = sys._getframe(above)
     through = ""
     while frame is not None and not _is_users(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""Which operators the CPU has a part in: those that copy from it, and those that it must wait for."""
+"""The operators that involve the CPU: those that copy from it, and those that it must wait for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TO, _COPY = aten._to_copy.default, aten.copy_.default
 _WRITES = (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 _INDEXING = (aten.index.Tensor, *_WRITES)
 _MOVES = (*_INDEXING, aten.where.self)
-"""Operators that copy arguments of theirs to the GPU where these lie on the CPU."""
+"""Operators that copy their arguments to the GPU if these lie on the CPU."""
 _ASKS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _MASKS = (torch.bool, torch.uint8)
 
@@ -35,7 +35,7 @@ def copies_over(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: s
 
 
 def with_brought(args: Arguments, bring: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-    """Return arguments in which each tensor of the CPU is what `bring` makes of it."""
+    """Return the arguments with each tensor of the CPU replaced by the result of `bring`."""
     moved: Arguments = trees.map_tensors(lambda tensor: bring(tensor) if tensor.device.type == "cpu" else tensor, args)
     return moved
 
@@ -46,11 +46,11 @@ def has_masks(func: Any, args: Arguments) -> bool:
 
 
 def without_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-    """Return arguments of indexing in which each mask is the positions that it marks, as PyTorch takes it.
+    """Return arguments of indexing with each mask replaced by the positions that it marks, as PyTorch does.
 
     Args:
-        args: what is indexed, the indices, and what else there is.
-        find: returns the positions of what is not zero, as `nonzero` does.
+        args: the tensor that is indexed, the indices, and any further arguments.
+        find: returns the positions of nonzero elements, as `nonzero` does.
     """
     found: list[Any] = []
     for index in args[1]:
@@ -59,7 +59,7 @@ def without_masks(args: Arguments, find: Callable[[torch.Tensor], torch.Tensor])
 
 
 def waits(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: str) -> bool:
-    """Whether the CPU waits for what an operator finds on the device: a number, or how many elements there are."""
+    """Whether the CPU waits for an operator's result on the device: a number, or a count of elements."""
     if func is _TO:
         return _lies(args[0], device) and kwargs.get("device") is not None and kwargs["device"].type == "cpu"
     if func is _COPY:
@@ -72,14 +72,14 @@ def waits(func: Any, args: Arguments, kwargs: Mapping[str, Any], device: str) ->
 
 
 def reads_numbers(func: Any, args: Arguments) -> bool:
-    """Whether what an operator waits for are numbers that are others on nearly every call."""
+    """Whether an operator waits for numbers that differ on nearly every call."""
     if func not in (_TO, _COPY, aten._local_scalar_dense.default):
         return False
     return any(tensor.is_floating_point() or tensor.is_complex() for tensor in trees.tensors(args))
 
 
 def one_value_where_masked(func: Any, args: Arguments) -> bool:
-    """Whether an operator writes one value where a mask says so, for which nothing need be waited for."""
+    """Whether an operator writes one value at the positions of a mask, so that it need not wait."""
     if func not in _WRITES[1:] or (len(args) > 3 and args[3]):
         return False
     _, indices, value = args[:3]
@@ -87,16 +87,16 @@ def one_value_where_masked(func: Any, args: Arguments) -> bool:
 
 
 def write_where_masked(into: torch.Tensor, indices: Any, value: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Write one value where a mask says so, as PyTorch does by itself where no mode sees its operators."""
+    """Write one value at the positions of a mask, as PyTorch does by itself if no mode sees its operators."""
     mask = indices[0].to(torch.bool)
     mask = mask.reshape(*mask.shape, *(1,) * (into.dim() - mask.dim()))
-    if value.is_cpu:  # and known: nothing is copied
+    if value.is_cpu:  # its value is known: nothing is copied
         return into.masked_fill_(mask, value.reshape(()))
     return into.copy_(torch.where(mask, value.reshape(()).to(into), into))
 
 
 def known_of(result: Any, device: str) -> Hashable:
-    """Return what Python can know of what an operator gave: numbers, sizes, and all that lies on the CPU."""
+    """Return everything about an operator's result that Python can know: numbers, sizes, and all values on the CPU."""
     return tuple(_known(leaf, device) for leaf in _pytree.tree_leaves(result))
 
 

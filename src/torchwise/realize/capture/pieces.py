@@ -1,11 +1,12 @@
 """One way through a call that asks the GPU, recorded piece by piece: a CUDA graph from each question to the next.
 
-While it is recorded, `bool(tensor)` ends a piece, replays it, and answers by what it wrote to the host's memory; so the
-model's own Python goes on by the true answer. Later the pieces are replayed, and only their answers read.
+While it is recorded, `bool(tensor)` ends a piece, replays it, and reads the answer from the host's memory, where the
+piece wrote it. So the model's own Python goes on by the true answer. Later the pieces are replayed, and only their
+answers are read.
 
-What gives as many elements as the data has (`x[mask]`, `nonzero`, `unique`) asks as well: how many. Such an operator
-runs between two pieces, on each replay, and what it gives is copied to where the next piece reads it. Where it gives
-another number of elements, that is another answer.
+Operators whose number of elements depends on the data (`x[mask]`, `nonzero`, `unique`) ask as well: how many. Such an
+operator runs between two pieces, on each replay. Its result is copied to the memory that the next piece reads. If the
+result has another number of elements, that is another answer.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Path:
 
     Attributes:
         answers: to its questions, in their order.
-        pieces: each replays what lies before a question; the last one what comes after all of them.
+        pieces: each replays the work before a question, and the last one the work after all of them.
         read: each waits for the piece before it and returns its answer.
-        outputs: what the call returned; the pieces overwrite its tensors.
-        computing: places of the questions whose answers are read by computing what the next piece needs.
+        outputs: the call's outputs. The pieces overwrite their tensors.
+        computing: places of the questions whose answers are read by computing the inputs of the next piece.
     """
 
     answers: tuple[Hashable, ...]
@@ -51,18 +52,18 @@ class Path:
 
 
 def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, host: HostValues | None = None) -> Path:
-    """Record one call that is warm, piece by piece; each is replayed at once, as its question must be answered.
+    """Record one call that is warm, piece by piece. Each is replayed at once, as its question must be answered.
 
     Args:
-        call: what to record.
+        call: the callable to record.
         pool: the memory pool that the graphs of one plan share.
         stream: the plan's own.
-        host: what the call brings over from the CPU; None to record it as it is.
+        host: the values that the call copies from the CPU, or None to record it as it is.
     """
     with recording_alone:
         try:
             with recording_on(stream) as ready, warnings.catch_warnings():
-                # Nothing may be done between two questions.
+                # There may be no work between two questions.
                 warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
                 torch.cuda.synchronize()
                 recorder = _Recorder(stream, ready, stream.usable(pool))
@@ -70,7 +71,7 @@ def record_path(call: Callable[[], Any], *, pool: Any, stream: RecordingStream, 
                 with torch.cuda.stream(ready), recorder, _asking(recorder.ask), seeing as recorder.operators:
                     outputs = call()
                 torch.cuda.synchronize()
-        except BaseException:  # raised again: only the generator must be settled first, whatever it was
+        except BaseException:  # raised again after any error: only the generator must be settled first
             settle_generator()
             raise
     count_capture()
@@ -82,7 +83,7 @@ class _Recorder:
     """Records the pieces of a path, one after the other.
 
     Args:
-        stream: gives up what cannot be ended.
+        stream: gives up a recording that cannot be ended.
         ready: the stream that is recorded, current on entering.
         pool: the memory that all pieces share.
     """
@@ -106,11 +107,11 @@ class _Recorder:
         if kind is None:
             self._end()
         elif self._graph is not None:
-            with contextlib.suppress(RuntimeError):  # what was raised before counts
+            with contextlib.suppress(RuntimeError):  # the error raised before counts
                 self._ended()
 
     def _begin(self) -> None:
-        # Pinned, so that a graph can write to it; before the recording, which may allocate no such memory.
+        # Pinned, so that a graph can write to it. It is made before the recording, which may allocate no such memory.
         self._answer = torch.empty((), dtype=torch.bool, pin_memory=True)
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -124,7 +125,7 @@ class _Recorder:
         assert self._graph is not None
         graph, self._graph = self._graph, None
         try:
-            with torch.cuda.stream(self._ready):  # wherever the call has gone to: no other may end it
+            with torch.cuda.stream(self._ready):  # the call may have changed the stream, and no other may end it
                 graph.capture_end()
         except BaseException:  # raised again: only the allocator must be settled first
             self._stream.give_up(graph, self._pool)
@@ -135,7 +136,7 @@ class _Recorder:
         """End the piece with a question, and begin the next one with its answer.
 
         Raises:
-            UnsupportedError: it is asked on another stream or GPU than is recorded.
+            UnsupportedError: it is asked on another stream or GPU than the recorded one.
         """
         same = None if self.operators is None else self.operators.constant(question)
         if same is not None:
@@ -155,7 +156,7 @@ class _Recorder:
         """Run an operator that waits for the GPU between this piece and the next one, here and on each replay.
 
         Raises:
-            UnsupportedError: it is on another stream or GPU than is recorded, or reads numbers.
+            UnsupportedError: it is on another stream or GPU than the recorded one, or reads numbers.
         """
         for tensor in trees.tensors((args, kwargs)):
             self._check_place(tensor.get_device() if tensor.device.type == DEVICE else self._device)
@@ -183,7 +184,7 @@ class _Recorder:
 
 
 def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Callable[[], Hashable]:
-    """Return what runs an operator once more, and leaves what it gives where it lay, if there is as much of it."""
+    """Return a function that runs an operator again, and leaves its result in the same memory if the sizes match."""
     into, known = trees.tensors(result), known_of(result, DEVICE)
 
     def compute() -> Hashable:
@@ -191,7 +192,7 @@ def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], resul
             found = func(*args, **kwargs)
             if (now := known_of(found, DEVICE)) == known:
                 for place, value in zip(into, trees.tensors(found), strict=True):
-                    if place.data_ptr() != value.data_ptr():  # what it writes to may be what it returns
+                    if place.data_ptr() != value.data_ptr():  # the operator may return the memory that it writes to
                         place.copy_(value)
         return now
 
@@ -199,9 +200,9 @@ def _computer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], resul
 
 
 def _reader(answer: torch.Tensor, device: int) -> Callable[[], bool]:
-    """Return what waits for the GPU and reads an answer that it wrote to the host's memory.
+    """Return a function that waits for the GPU and reads an answer that it wrote to the host's memory.
 
-    A replay is launched on the current stream of its own GPU, whichever GPU is current.
+    A replay is launched on the current stream of its own GPU, even if another GPU is current.
     """
     here = answer.numpy()  # the same memory, which is read in a tenth of the time
 
@@ -213,7 +214,7 @@ def _reader(answer: torch.Tensor, device: int) -> Callable[[], bool]:
 
 
 def _asking(ask: Callable[[torch.Tensor], bool], device: str = DEVICE) -> AbstractContextManager[None]:
-    """Have `ask` asked where this thread makes a yes or no of a tensor on the device."""
+    """Have `ask` answer when this thread turns a tensor on the device into a yes or no."""
 
     def as_bool(tensor: torch.Tensor) -> Any:
         return ask(tensor) if tensor.device.type == device and tensor.numel() == 1 else NotImplemented

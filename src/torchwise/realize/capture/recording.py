@@ -1,22 +1,23 @@
 """The streams that graphs are recorded on, and the workspaces that their matrix products find there.
 
-A product that is split along its inner dimension keeps partial sums in a workspace, and PyTorch keeps two of them for
-each thread and stream, of cuBLAS and of cuBLASLt (torch 2.11; 2.15 by default has none). A graph writes, at each
-replay, to those of the stream that it was recorded on. Wherever they lie, they must stay: whoever clears the
-workspaces, as `torch.compile` does for its own CUDA graphs, would else give memory to others while replays still write
-to it.
+A product that is split along its inner dimension keeps partial sums in a workspace. PyTorch keeps two of them for each
+thread and stream, of cuBLAS and of cuBLASLt. (This is torch 2.11. By default 2.15 has none.) A graph writes, at each
+replay, to the workspaces of the stream that it was recorded on. They must stay in their memory. `torch.compile`, for
+one, clears the workspaces for its own CUDA graphs. That would give memory to others while replays still write to it.
 
-Clearing them all before a recording, so that the graph takes some from its own pool, takes memory from products that
-are under way in other threads: an illegal memory access, on an H200 with torch 2.11, within a hundred recordings.
-So nothing of others' is cleared here. A plan records on a stream that nobody else uses, and finds the workspaces there
-that an anchor, a tiny graph recorded just before, has had put into a memory pool where nothing else lies. That pool
-stays for as long as the process, and goes with its stream to another plan when this one dies.
+Clearing them all before a recording, so that the graph takes some from its own pool, is no way out. It takes memory
+from products that are under way in other threads. On an H200 with torch 2.11 that led to an illegal memory access
+within a hundred recordings.
 
-Not covered: a model that computes on streams of its own, whose workspaces lie where its warm-up put them; and somebody
-who clears them in another thread in the very moment between the anchor and a recording's end.
+So no workspaces of others are cleared here. A plan records on a stream that nobody else uses. An anchor, a tiny graph
+recorded just before, has had the workspaces put into a memory pool that holds nothing else. That pool stays for as long
+as the process, and goes with its stream to another plan when this one dies.
 
-Sources: PyTorch's `CublasHandlePool.cpp` and `CUDABlas.cpp`; pytorch/pytorch#175276 and #193402 (later versions clear
-the workspaces of a stream when a graph that was recorded on it is freed, which the anchor's pool outlives, too).
+Two cases are not covered. A model may compute on streams of its own, whose workspaces lie where its warm-up put them.
+And another thread may clear the workspaces in the very moment between the anchor and a recording's end.
+
+Sources: PyTorch's `CublasHandlePool.cpp` and `CUDABlas.cpp`, and pytorch/pytorch#175276 and #193402. Later versions
+clear the workspaces of a stream when a graph recorded on it is freed. The anchor's pool outlives that, too.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _OUT_OF_MEMORY = 2
 
 @dataclass(slots=True)
 class Own:
-    """A stream that nothing but graphs is recorded on, and what keeps its workspaces where they are.
+    """A stream on which only graphs are recorded, and the anchors that keep its workspaces in place.
 
     Attributes:
-        stream: made for this; PyTorch hands its own streams out again and again, to whoever asks.
-        pool: where the workspaces lie, and nothing else.
-        anchors: by pool, its first graph, which keeps it; there are several where an anchor could not be recorded.
+        stream: made for this, as PyTorch hands its own streams out again and again, to anyone.
+        pool: the memory pool of the workspaces, which holds nothing else.
+        anchors: by pool, its first graph, which keeps it. There are several if an anchor could not be recorded.
     """
 
     stream: torch.cuda.Stream
@@ -55,14 +56,14 @@ class Own:
 
 
 _free: defaultdict[int, list[Own]] = defaultdict(list)
-"""By device, those of plans that died: a stream cannot be rid of its workspaces, which would be lost with it."""
+"""By device, the streams of plans that died: a stream cannot be rid of its workspaces, which would be lost with it."""
 
 
 class RecordingStream:
     """The stream of one plan, whose graphs share workspaces: replays of one plan wait for each other.
 
-    It is taken, on each device, when the first graph is recorded there, and handed on when this object dies, so that it
-    must live as long as the graphs do.
+    It is taken, on each device, when the first graph is recorded there. It is handed on when this object dies, so that
+    the object must live as long as the graphs do.
     """
 
     def __init__(self) -> None:
@@ -73,12 +74,12 @@ class RecordingStream:
     def ready(self) -> Iterator[torch.cuda.Stream]:
         """Give the stream for one recording, with workspaces in place for this thread and autograd's."""
         device = torch.cuda.current_device()
-        if torch.cuda.get_allocator_backend() == "cudaMallocAsync":  # what a graph has from there is in no other graph
+        if torch.cuda.get_allocator_backend() == "cudaMallocAsync":  # its memory for a graph is in no other graph
             raise UnsupportedError(
                 "a capture needs PyTorch's own allocator, but PYTORCH_ALLOC_CONF has backend:cudaMallocAsync"
             )
         with torch.cuda.stream(warm_up_stream(device)):
-            _ask_for_workspaces()  # makes handles that are missing, which takes memory as no recording may
+            _ask_for_workspaces()  # makes missing handles, which takes memory as no recording may
         own = self._own.get(device)
         if own is None:
             own = self._own[device] = _take(device)
@@ -90,33 +91,33 @@ class RecordingStream:
             del anchor
 
     def usable(self, pool: Any) -> Any:
-        """Return the memory pool for one recording: a new one in place of one in which a recording broke off."""
+        """Return the memory pool for one recording, or a new one if a recording broke off in this pool."""
         return torch.cuda.graph_pool_handle() if pool in self._broken else pool
 
     def give_up(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """Have PyTorch end a recording that failed, and forget it."""
         if _end_anyway(graph, pool):
             self._broken.add(pool)
-            with contextlib.suppress(RuntimeError):  # what was raised counts
+            with contextlib.suppress(RuntimeError):  # the error that was raised counts
                 torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
 
 @functools.cache
 def warm_up_stream(device: int) -> torch.cuda.Stream:
-    """Return one stream for all that warms up: each stream has workspaces, and memory that is reused on it alone."""
+    """Return one stream for all warm-ups: each stream has workspaces, and memory that is reused on it alone."""
     return torch.cuda.Stream(device)
 
 
 @functools.cache
 def settling_stream(device: int) -> torch.cuda.Stream:  # noqa: ARG001
-    """Return a stream that is nobody else's, of the current device, for what is recorded after a failure."""
+    """Return a stream of the current device that is nobody else's, for recordings after a failure."""
     return _new_stream()
 
 
 def _take(device: int) -> Own:
-    torch.cuda.synchronize()  # a replay of the plan that had it may be under way
+    torch.cuda.synchronize()  # a replay of the plan that had the stream may be under way
     if _free[device]:
-        return _free[device].pop(0)  # that of the latest may have graphs still, which are collected just now
+        return _free[device].pop(0)  # the latest one may still have graphs, which are collected just now
     return Own(_new_stream(), torch.cuda.graph_pool_handle())
 
 
@@ -142,8 +143,8 @@ def _driver() -> Any:
 def _anchor(own: Own) -> torch.cuda.CUDAGraph:
     """Record a graph for whose recording PyTorch puts the stream's workspaces into the pool.
 
-    What was recorded is kept also where there was no memory for all of them: a pool that was let go takes no more, but
-    would have some of the workspaces.
+    The recording is kept even if there was no memory for all of them. A pool that was let go takes no more, but would
+    have some of the workspaces.
     """
     graph = torch.cuda.CUDAGraph()
     ended = False
@@ -165,13 +166,13 @@ def _anchor(own: Own) -> torch.cuda.CUDAGraph:
 
 
 def _end_anyway(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
-    """Have the allocator end a recording that failed, and return whether it had to: the pool then takes no more.
+    """Have the allocator end a failed recording, and return whether it had to: the pool then takes no more.
 
-    torch 2.11 does not where ending the capture raises (pytorch/pytorch#180395). Memory that was used on several
-    streams would never be given out again, and that of later recordings might be taken from this pool.
+    torch 2.11 does not if ending the capture raises (pytorch/pytorch#180395). Memory that was used on several streams
+    would never be given out again. And memory of later recordings might be taken from this pool.
     """
     try:
-        graph.reset()  # by which later versions do it
+        graph.reset()  # the way of later versions
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
     except (AttributeError, RuntimeError):
         return False
@@ -181,8 +182,8 @@ def _end_anyway(graph: torch.cuda.CUDAGraph, pool: Any) -> bool:
 def _ask_for_workspaces() -> None:
     """Have PyTorch give the threads that may multiply matrices workspaces for the current stream.
 
-    Besides this thread it is that in which autograd runs backward passes, where this thread ever had anything to
-    differentiate: a model may ask for gradients by itself, as of an energy, where none are wanted of its answers.
+    Besides this thread, that is autograd's thread for backward passes, if this thread ever had anything to
+    differentiate. A model may ask for gradients by itself, as of an energy, when none are wanted of its answers.
     """
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
         leaf = torch.zeros(1, device="cuda", requires_grad=True)

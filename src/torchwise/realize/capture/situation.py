@@ -1,4 +1,4 @@
-"""What a graph was recorded under: one that was recorded under something else does not answer."""
+"""The conditions under which a graph was recorded: it does not answer under others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.autograd import forward_ad
 from torchwise.realize.signature import Signature, signature_of
 
 DEVICE = "cuda"
-"""Where graphs are."""
+"""The device of graphs."""
 
 Situation = tuple[Signature, torch.dtype | None, bool]
-"""The signature of the inputs, the dtype of autocast where it is enabled, and whether gradients are."""
+"""The signature of the inputs, the dtype of autocast if it is enabled, and whether gradients are enabled."""
 
 
 def situation_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Situation:
-    """Return what selects among graphs."""
+    """Return the key that selects among graphs."""
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     return signature_of(args, dict(kwargs)), autocast, torch.is_grad_enabled()
 
 
 def settings_now() -> Callable[[], bool]:
-    """Return what tells whether PyTorch's settings (TF32, determinism, default dtype) are still those of now."""
+    """Return a function that tells whether PyTorch's settings (TF32, determinism, default dtype) are unchanged."""
     check: Callable[[], bool] = GlobalStateGuard().check
     return check
 

@@ -34,9 +34,9 @@ class Recorded:
     """A recorded step, and the gradients that it reads and leaves.
 
     Attributes:
-        graph: the recorded step; its inputs are the batch.
-        entry: for each parameter the gradient tensor that the step adds to or overwrites in place; None where it
-            reads none.
+        graph: the recorded step, with the batch as its inputs.
+        entry: for each parameter the gradient tensor that the step adds to or overwrites in place, None if it reads
+            none.
         left: for each parameter the gradient tensor that the step leaves.
         settled: whether PyTorch's settings are still those of the recording.
     """
@@ -50,40 +50,41 @@ class Recorded:
 class CapturedStep:
     """Answers each call by one training step: the first of its kind as written, the following from one CUDA graph.
 
-    `step(*batch)` may hold all that a step is made of: `zero_grad`, the forward pass under autocast, the loss,
-    `backward`, clipping, `GradScaler`, `optimizer.step()`. Its outputs come back as copies, detached. Batches are
-    copied in, one graph for each of their signatures, all in one pool of memory.
+    `step(*batch)` may hold everything in a step: `zero_grad`, the forward pass under autocast, the loss, `backward`,
+    clipping, `GradScaler`, `optimizer.step()`. Its outputs come back as copies, detached. Batches are copied in, one
+    graph for each of their signatures, all in one pool of memory.
 
-    The first call of a signature runs as written, and so makes whatever is made lazily (optimizer states, scales,
-    compiled code). The second warms up on a side stream, puts everything back bit by bit (parameters, buffers,
-    optimizer states, scales, gradients, random numbers), records, and replays: each call is exactly one step. Memory
-    for a second copy of that state is needed meanwhile.
+    The first call of a signature runs as written, and so makes everything that is made lazily (optimizer states,
+    scales, compiled code). The second warms up on a side stream. It then puts everything back bit by bit (parameters,
+    buffers, optimizer states, scales, gradients, random numbers), records, and replays. So each call is exactly one
+    step. Memory for a second copy of that state is needed meanwhile.
 
-    What moved or was replaced, methods in classes, requires_grad, train / eval, autocast, PyTorch's settings and the
-    numbers in `param_groups` are compared on every call, and a change starts over as with a first call. A learning rate
-    that changes on every step must therefore be a tensor on CUDA, `lr=torch.tensor(1e-3, device="cuda")`, into which
-    schedulers write.
+    Every call looks for changes. It compares methods in classes, requires_grad, train / eval, autocast, PyTorch's
+    settings and the numbers in `param_groups`, and finds tensors that moved or were replaced. A change starts over as
+    with a first call. So a learning rate that changes on every step must be a tensor on CUDA, `lr=torch.tensor(1e-3,
+    device="cuda")`. Schedulers then write into it.
 
-    Gradients: what the step leaves in `.grad` is the graph's own memory, overwritten by the next call. A step that adds
-    to gradients without clearing them (accumulation) finds what `.grad` holds then: other tensors are copied in, None
-    counts as zeros. Where a step leaves None and is given a gradient, it runs as written; so does one that writes
-    to a batch whose tensors share memory.
+    The gradients that the step leaves in `.grad` are the graph's own memory, overwritten by the next call. A step that
+    adds to gradients without clearing them (accumulation) finds the current values of `.grad`. Other tensors are copied
+    in, and None counts as zeros. A step that leaves None and is given a gradient runs as written. So does one that
+    writes to a batch whose tensors share memory.
 
-    Python runs only while recording: what the step prints or counts, or a scheduler inside it, does not happen on
-    replay. Everything that the step writes to must be given, or lie in what is given: what is not is written to while
-    warming up. A gradient that the step itself puts together from the last one by its own arithmetic, `p.grad = p.grad
-    + g`, is not seen to be read.
+    Python runs only while recording. Prints and counts of the step, or a scheduler inside it, do not happen on replay.
+    Everything that the step writes to must be given, or lie in an object that is given. Anything else is written to
+    while warming up. If the step itself computes a gradient from the last one, `p.grad = p.grad + g`, the last one is
+    not seen to be read.
 
     Args:
         step: takes the batch, tensors in any nesting, and returns any nesting of tensors.
         modules: those that it trains, or whose buffers it writes to.
         optimizers: those that it steps.
-        scalers: the `torch.amp.GradScaler`s that it uses; their optimizers must be fused.
+        scalers: the `torch.amp.GradScaler`s that it uses. Their optimizers must be fused.
         recompiles: counts new captures after changes, and bounds them.
 
     Raises:
-        UnsupportedError: (on the first or second call) the step cannot be captured; (on a later one) a tensor of the
-            batch requires gradients. The message says why, where, and the way out, and the state is as it was before.
+        UnsupportedError: (on the first or second call) the step cannot be captured, or (on a later one) a tensor of the
+            batch requires gradients. The message gives the reason, the line, and the way out, and the state is as it
+            was before.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class CapturedStep:
                 self._inside = False
 
     def close(self) -> None:
-        """Free the graphs and their memory; the gradients that they left stay."""
+        """Free the graphs and their memory. The gradients that they left stay."""
         with self._lock:
             self._graphs.clear()
             self._seen.clear()
@@ -142,11 +143,11 @@ class CapturedStep:
         if recorded is None or not recorded.settled():
             recorded = self._graphs[key] = self._capture(args, kwargs)
         if recorded.graph.written and overlap(given):
-            return self._plain(args, kwargs)  # what it writes to may be what it reads, and a graph has copies of each
+            return self._plain(args, kwargs)  # inputs may share memory, and a graph has copies of each
         return self._replayed(recorded, args, kwargs)
 
     def _first(self, key: Situation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a step as written, and what it made lazily as given: it started over if it made anything."""
+        """Take a step as written, and accept the state that it made lazily: it started over if it made any."""
         self._state.check()
         before = self._state.settings()
         answer = self._plain(args, kwargs)
@@ -200,7 +201,7 @@ class CapturedStep:
                 return self._plain(args, kwargs)
         current = torch.cuda.current_stream()
         if self._last is not None:
-            current.wait_stream(self._last)  # which may be using the graph's memory still
+            current.wait_stream(self._last)  # it may still be using the graph's memory
         self._last = current
         with torch.no_grad():
             for parameter, entry in zip(parameters, recorded.entry, strict=True):
@@ -222,7 +223,7 @@ class CapturedStep:
         try:
             graph = record(attempt, args, kwargs, pool=self._pool, stream=self._side, settled=attempt.settle)
             attempt.check()
-        except BaseException as error:  # raised again, whatever it was: only the state must be put back first
+        except BaseException as error:  # raised again after any error: only the state must be put back first
             attempt.undo()
             if isinstance(error, (UnsupportedError, KeyboardInterrupt, SystemExit)):
                 raise

@@ -1,4 +1,4 @@
-"""What a function keeps in Python from call to call, such as a count or the time: a replay does not carry it on."""
+"""Values that a function keeps in Python between calls, such as a count or the time: a replay does not update them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Surroundings = dict[str, Any]
 def surroundings_of(call: Callable[..., Any]) -> Surroundings:
     """Return the numbers and texts that a function can rebind, and the state of Python's random numbers.
 
-    Looked at are its closure, the globals that it names, the attributes of the object it is bound to, and the functions
-    in its closure. What lies in lists, dicts and objects beyond is not.
+    It looks at the function's closure and the functions in it, the globals that it names, and the attributes of its
+    bound object. It does not look into lists, dicts and objects beyond.
     """
     found = {name: plain_key(value) for name, value in _values(call, nested=True) if is_plain(value)}
     return found | generators()
 
 
 def generators() -> Surroundings:
-    """Return the states of the generators of random numbers that are Python's and NumPy's."""
+    """Return the states of Python's and NumPy's generators of random numbers."""
     found: Surroundings = {"Python's random numbers": random.getstate()}
     if numpy := sys.modules.get("numpy"):
         found["NumPy's random numbers"] = pickle.dumps(numpy.random.get_state(legacy=False))
@@ -32,7 +32,7 @@ def generators() -> Surroundings:
 
 
 def differing(before: Surroundings, after: Surroundings) -> str | None:
-    """Return the name of something that is other than it was, or None."""
+    """Return the name of a value that changed, or None."""
     return next((name for name in after if name not in before or before[name] != after[name]), None)
 
 

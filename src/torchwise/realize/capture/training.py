@@ -1,4 +1,4 @@
-"""What a training step writes to, beside its batch: where all of it lies, and how to put it back."""
+"""The memory that a training step writes to, beside its batch: the places of all of it, and how to put it back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _scaling(attributes: dict[str, Any]) -> tuple[Any, Any]:
 
 
 Slot = tuple[dict[Any, Any], Any, Any, str]
-"""A dict, a key, what hung there, and what to call it."""
+"""A dict, a key, the value that hung there, and its name in messages."""
 
 
 class TrainingState:
@@ -55,12 +55,12 @@ class TrainingState:
         self.look()
 
     def look(self) -> None:
-        """Take where everything lies now, and what numbers are set, as what they should be."""
+        """Take the present memory of the state, and the present numbers, as the reference."""
         self._watch.look()
         self._settings = list(self._group_slots())
         self._states = [slot for slot in self._state_slots() if slot[2] is not None]
         self._sizes = self._counts()
-        self._kept = self._holders()  # alive, so that no identity is given to something else meanwhile
+        self._kept = self._holders()  # alive, so that no other object gets their identity meanwhile
         self._pointers = [slot[2].data_ptr() for slot in self._tensors()]
         held = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
         self.parameters = list(dict.fromkeys([*self._modules.parameters(), *held]))
@@ -69,7 +69,7 @@ class TrainingState:
         self._unchanged = self._glance()
 
     def changed(self) -> str | None:
-        """Return what is other than at the last look, in words, or None; values of tensors are not looked at."""
+        """Return the change since the last look, in words, or None. Values of tensors are not looked at."""
         if self._watch.changed():
             return "a module changed: its mode, its structure, or where its tensors lie"
         if self._unchanged():
@@ -87,7 +87,7 @@ class TrainingState:
         return None
 
     def _glance(self) -> Callable[[], bool]:
-        """Return what tells, nearly all of it in C, whether optimizers and scalers are surely as they are now.
+        """Return a check, nearly all of it in C, that optimizers and scalers are surely as they are now.
 
         It runs on every step, and takes a tenth of the time that looking closely takes.
         """
@@ -121,12 +121,12 @@ class TrainingState:
         return unchanged
 
     def settings(self) -> list[Any]:
-        """Return the numbers in the groups, and how often each tensor there was written to, to compare."""
+        """Return the numbers in the groups, and the count of writes to each tensor there, to compare."""
         values = [(name, was) for _, _, was, name in self._group_slots()]
         return [(name, v._version if isinstance(v, torch.Tensor) else repr(v)) for name, v in values]
 
     def check(self) -> None:
-        """Refuse what a graph cannot keep up to date, as of the last look.
+        """Refuse state that a graph cannot keep up to date, as of the last look.
 
         Raises:
             UnsupportedError: an optimizer is not capturable, or part of the state lies elsewhere than on the GPU.
@@ -147,7 +147,7 @@ class TrainingState:
                 )
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy all values; return what puts them back, in place, bit by bit."""
+        """Copy all values, and return a function that puts them back, in place, bit by bit."""
         tensors = [*self.parameters, *(slot[2] for slot in self._tensors())]
         kept, buffers = [t.detach().clone() for t in tensors], list(buffers_of(self._modules))
         stages = [copy.deepcopy(vars(scaler).get("_per_optimizer_states")) for scaler in self._scalers]
@@ -166,7 +166,7 @@ class TrainingState:
                 if stage is not None:
                     vars(scaler)["_per_optimizer_states"] = copy.deepcopy(stage)
             for optimizer, known in zip(self._optimizers, names, strict=True):
-                for name in {"grad_scale", "found_inf"} - known:  # the scaler's, where a step broke off
+                for name in {"grad_scale", "found_inf"} - known:  # the scaler's, if a step broke off
                     vars(optimizer).pop(name, None)
 
         return restore
