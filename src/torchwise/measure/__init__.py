@@ -1,4 +1,4 @@
-"""Clocks, alternation, memory, and what a measurement must say against itself."""
+"""Clocks, paired timing, memory, and the caveats of a measurement."""
 
 from torchwise.measure.cache_eviction import make_eviction
 from torchwise.measure.clock import Clock

@@ -1,12 +1,12 @@
-"""Cold caches: what a call needs is pushed out of the processor's caches before the call is timed.
+"""Cold caches: push a call's data out of the processor's caches before the call is timed.
 
-A call that is timed over and over finds its inputs and weights where the call before left them: in the L2 of a GPU, in
-the last-level cache of a CPU. A program that does other work between two calls may find them in memory. Writing a
-buffer larger than the cache puts a call in that place, as PyTorch's own `InductorBenchmarker` and Triton's `do_bench`
-do between calls, and NVIDIA's nvbench before each "cold" measurement.
+A call that is timed over and over finds its inputs and weights in a cache: a GPU's L2, or a CPU's last-level cache. A
+program that does other work between two calls may find them in memory. Writing a buffer larger than the cache recreates
+that situation. PyTorch's own `InductorBenchmarker` and Triton's `do_bench` do so between calls, and NVIDIA's nvbench
+before each "cold" measurement.
 
-Twice the cache is written, as no cache surely replaces what is oldest. That and what is assumed of an unknown cache are
-those of `clearcache.c` in numactl.
+The buffer has twice the size of the cache, as no cache is certain to replace its oldest lines. That factor and the size
+assumed for an unknown cache are those of `clearcache.c` in numactl.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from torchwise.environment import usable_cpus
 from torchwise.errors import UnsupportedError
 
 TIMES = 2
-"""The buffer over the cache."""
+"""Size of the buffer as a multiple of the cache."""
 UNKNOWN_BYTES = 64 << 20
-"""Taken for the last-level cache of a CPU where the system does not tell it."""
+"""Assumed size of a CPU's last-level cache if the system does not tell it."""
 MAX_BUFFER_BYTES = 1 << 30
-"""The buffer is no larger: a virtual machine may name the whole cache of a host that it has a part of, and two cores
-write a GiB in 0.1 s."""
+"""Largest size of the buffer, which two cores write in 0.1 s.
+
+A virtual machine may report the whole cache of a host that it has a part of.
+"""
 CPUS = Path("/sys/devices/system/cpu")
 
 
 def make_eviction(device: str) -> Callable[[], None]:
-    """Return what pushes everything else out of the caches of a device; on a GPU it is enqueued, and not waited for.
+    """Return a callable that evicts all other data from a device's caches. On a GPU it is only enqueued.
 
     Args:
         device: "cpu" or "cuda".
@@ -42,7 +44,7 @@ def make_eviction(device: str) -> Callable[[], None]:
 
     size = min(TIMES * (_l2_bytes() if device == "cuda" else _last_level_bytes()), MAX_BUFFER_BYTES)
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
-    if 2 * size > free:  # what is measured needs memory as well
+    if 2 * size > free:  # the timed call needs memory as well
         raise UnsupportedError(
             f"emptying the caches takes a buffer of {size >> 20} MiB, but {free >> 20} MiB of memory are free, "
             "of which at most half may be taken"
@@ -50,7 +52,7 @@ def make_eviction(device: str) -> Callable[[], None]:
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
 
     def evict() -> None:
-        buffer.zero_()  # on a CPU by all threads of an operator, each of which so empties caches of its own
+        buffer.zero_()  # on a CPU all threads of an operator do it, and each so empties caches of its own
 
     return evict
 

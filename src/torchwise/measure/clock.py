@@ -1,4 +1,4 @@
-"""Timing calls: wall clock everywhere, CUDA events beside it on a GPU, so that host-bound work is visible."""
+"""Time calls: wall clock everywhere, CUDA events beside it on a GPU, so that host-bound work is visible."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Clock:
     Attributes:
         device: "cpu" or "cuda".
         each: whether to wait for the device after each call (latency) or once per block (throughput).
-        evict: empties the processor's caches; runs before each block, outside the timed interval. A block is then to be
-            one call. None leaves in the caches what the call before has left.
+        evict: empties the processor's caches, before each block and outside the timed interval. A block must then be
+            one call. With None, the data of the call before stay in the caches.
     """
 
     device: str
@@ -32,14 +32,14 @@ class Clock:
     evict: Callable[[], None] | None = None
 
     def time(self, call: Callable[[], Any], calls: int) -> Reading:
-        """Run `call` `calls` times; return seconds per call."""
+        """Run `call` `calls` times, and return the seconds per call."""
         if self.evict is not None:
             self.evict()
             self.synchronize()  # or the call would be enqueued behind it, and the host's part of the call hidden
         return self._time_cuda(call, calls) if self.device == "cuda" else self._time_cpu(call, calls)
 
     def once(self, call: Callable[[], Any]) -> float:
-        """Run `call` once, waiting for the device before and after; return seconds."""
+        """Run `call` once, waiting for the device before and after, and return the seconds."""
         self.synchronize()
         start = time.perf_counter()
         call()

@@ -1,4 +1,4 @@
-"""Who has the CPUs while something is timed: this process, other programs, or nobody because a quota is spent."""
+"""Observe who has the CPUs during timing: this process, other programs, or nobody because a quota is spent."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ except ImportError:  # Windows does not count involuntary switches
     resource = None  # type: ignore[assignment]
 
 SHORTEST_S = 0.2
-"""Seconds below which nothing is said of other programs: the system counts their time in steps of 10 ms a CPU."""
+"""Seconds below which the use by other programs is unknown: the system counts their time in steps of 10 ms a CPU."""
 PROC = Path("/proc")
 WORKS = ("user", "nice", "system", "irq", "softirq", "steal")
-"""Fields of a CPU's time that it spends on somebody; "steal" is what another virtual machine took of it."""
+"""Fields of a CPU's time that it spends on somebody. Another virtual machine took the time in "steal"."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """What the system has counted so far, in seconds; None where it does not tell."""
+    """The system's counters so far, in seconds, or None if it does not tell."""
 
     wall: float
     own: float  # of all threads of this process
-    busy: float | None  # of the CPUs that it may use, whoever used them
+    busy: float | None  # of the CPUs that it may use, by any process
     waited: float | None
     switches: int | None
     pressure: float | None
@@ -39,10 +39,10 @@ class _Counters:
 
 
 class CoreWatch:
-    """Counts from when it is made; see `CoreUse`.
+    """Counts from its creation. See `CoreUse`.
 
     Args:
-        proc: where the system keeps its counters.
+        proc: the folder with the system's counters.
         groups: the folder of control groups, and the file that names those of this process.
     """
 
@@ -51,7 +51,7 @@ class CoreWatch:
         self._before = self._count()
 
     def read_use(self, threads: int) -> CoreUse:
-        """Return how the CPUs were shared since, by a process whose operators use so many threads."""
+        """Return how the CPUs were shared since, for a process whose operators use this many threads."""
         before, now = self._before, self._count()
         wall = max(now.wall - before.wall, 1e-6)
         busy = _spent(before.busy, now.busy, 1.0) if wall >= SHORTEST_S else None
@@ -88,7 +88,7 @@ def _share(before: float | None, now: float | None, wall: float) -> float | None
 
 
 def _read_busy() -> float | None:
-    """Return the seconds that the CPUs this process may use have worked, for whomever."""
+    """Return the seconds that the CPUs available to this process have worked, for any process."""
     try:
         times = psutil.cpu_times(percpu=True)
         usable = usable_cpus() or range(len(times))
@@ -98,7 +98,7 @@ def _read_busy() -> float | None:
 
 
 def _read_waited(proc: Path) -> float | None:
-    """Return the seconds that this thread was ready to run and had no CPU; the second figure of its `schedstat`."""
+    """Return the seconds that this thread was ready to run without a CPU: the second figure of its `schedstat`."""
     text = cgroups.read_text(proc / "self" / "task" / str(threading.get_native_id()) / "schedstat")
     figures = (text or "").split()
     return int(figures[1]) / 1e9 if len(figures) > 1 and figures[1].isdecimal() else None

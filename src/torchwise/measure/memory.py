@@ -1,4 +1,4 @@
-"""Peak memory of one call, above what was held before it."""
+"""Peak memory of one call, above the memory held before it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 
 def peak_memory(call: Callable[[], Any], device: str) -> int | None:
-    """Run `call` once; return the bytes at its peak above what was held before.
+    """Run `call` once, and return the bytes at its peak above those held before.
 
     On a GPU this is PyTorch's allocator's own figure. On Linux CPUs it is the rise of the resident set's high-water
-    mark (`VmHWM`, reset through `/proc/self/clear_refs`), after the C library was asked to return what it holds unused,
-    as memory that is only reused does not show. Elsewhere it is None.
+    mark (`VmHWM`, reset through `/proc/self/clear_refs`). The C library is first asked to return its unused memory, as
+    reused memory does not show. On other systems it is None.
     """
     gc.collect()
     return _cuda_peak(call) if device == "cuda" else _linux_peak(call)
 
 
 def held_memory(device: str) -> int | None:
-    """Return the bytes of GPU memory that this process holds; None on the CPU, where a compiler's own would count.
+    """Return the bytes of GPU memory that this process holds, or None on the CPU.
 
-    Tensors, and what the private pools of captured CUDA graphs keep beside theirs: a graph's memory is nobody else's
-    between replays, and the peak of a replay does not show it.
+    They are the tensors and the private pools of captured CUDA graphs. A graph's memory is nobody else's between
+    replays, and the peak of a replay does not show it. On the CPU, a compiler's own memory would count.
     """
     if device != "cuda":
         return None

@@ -1,8 +1,8 @@
-"""Candidate against baseline, in alternation, until the answer is tight or the time is spent.
+"""Candidate against baseline, in alternation, until the answer is tight or the time is used up.
 
-Each round times both, one right after the other, in an order that swaps from round to round: a machine that drifts or
-is disturbed hits both alike, and the ratio of a pair cancels it. (The idea of pyperf's and of paired designs at large:
-Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013.)
+Each round times both, one right after the other, in an order that swaps from round to round. A machine that drifts or
+is disturbed hits both alike, and the ratio of a pair cancels it. The idea is that of pyperf and of paired designs at
+large (Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013).
 """
 
 from __future__ import annotations
@@ -23,33 +23,37 @@ from torchwise.records.measurement import HELD_UP
 LEAST_ROUND_S = 0.002
 """A block lasts at least this long, so that the clock's own cost and resolution stay under 0.1 %."""
 QUEUED_CALLS, QUEUED_S = 20, 0.1
-"""For throughput on a GPU a block has so many calls, or lasts so long: the host then runs ahead of the device as in a
-loop, where in a block of one call it would wait for each."""
+"""Calls in a block, or its seconds, for throughput on a GPU.
+
+The host then runs ahead of the device as in a loop. In a block of one call it would wait for each.
+"""
 LEAST_ROUNDS = 12
 FEWEST_ROUNDS = 5
-"""Rounds that are made whatever they take: the range of five holds the median with 94 %, that of three with 75 %."""
+"""Rounds that are always made: the range of five holds the median with 94 %, that of three with 75 %."""
 MOST_ROUNDS = 400
 CHECK_EVERY = 5
-"""Rounds from one look at the interval to the next: an odd number, so that now one side and now the other comes first
-after a look, which leaves the processor's caches full of other things. When it was always the candidate, eager came
-out at 0.98 of itself in blocks of 2 ms."""
+"""Rounds between two checks of the interval, an odd number, so that the sides alternate in coming first after a check.
+
+A check leaves the processor's caches full of other data. When the candidate always came first, eager came out at 0.98
+of itself in blocks of 2 ms.
+"""
 MOST_LOOKS = 500
-"""Calls of one example by which it is found how many fill a block: the clock itself takes longer than short ones."""
+"""Calls of one example that determine how many fill a block: the clock itself takes longer than short ones."""
 AGAIN, PAUSE_S = 2, 1.0
-"""How many times what was disturbed is measured again, and seconds until then: the machine may be quieter."""
+"""How many times a disturbed measurement is repeated, and the seconds until then: the machine may be quieter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """When to stop.
+    """The stopping rule of a measurement.
 
     Attributes:
         half_width: relative half-width of the 95 % interval of the paired ratio that is tight enough.
-        budget_s: seconds after which measuring stops however wide the interval is.
-        block_s: seconds that a block of calls lasts at least. The first call of a block finds in the processor's caches
-            what the other side left there; the longer the block, the less that weighs.
-        rounds: how many are made whatever they take. Where threads wait for cores, most blocks take long and some do
-            not, which a few rounds do not tell from the contrary.
+        budget_s: seconds after which measuring stops, with any width of the interval.
+        block_s: least seconds of a block of calls. The first call of a block finds the other side's data in the
+            processor's caches. The longer the block, the less that weighs.
+        rounds: how many are always made. If threads wait for cores, most blocks take long and some do not, and a few
+            rounds cannot tell that from the contrary.
     """
 
     half_width: float = 0.02
@@ -83,19 +87,19 @@ def measure_pair(
     prune_below: float | None = None,
     usual_s: tuple[float | None, float | None] = (None, None),
 ) -> Measurement:
-    """Time `candidate` and `baseline` in alternation; both must be warm and verified already.
+    """Time `candidate` and `baseline` in alternation, both warm and verified already.
 
     Args:
-        candidate: what is tried.
+        candidate: the calls to try.
         baseline: eager, on the same inputs.
         clock: for the device, and for latency or throughput.
         precision: when to stop.
         prune_below: stop as soon as the speed-up's interval lies wholly below this.
-        usual_s: seconds per call of the candidate and of the baseline at another time; None where unknown.
+        usual_s: seconds per call of the candidate and of the baseline at another time, or None if unknown.
 
     Returns:
-        Raw samples, with what the measurement must say against itself in `notes`. Where one side took far longer than
-        usual, or the interval tells no figure, both are measured again, and the least disturbed samples are returned.
+        Raw samples, with the caveats of the measurement in `notes`. If one side took far longer than usual, or the
+            interval is inconclusive, both are measured again. The least disturbed samples are returned.
     """
     with turns.alone():
         found, made = _measure_pair(candidate, baseline, clock, precision, prune_below), 1
@@ -115,7 +119,7 @@ def _unrest(found: Measurement, usual_s: tuple[float | None, float | None]) -> t
 
 
 def _disturbance(found: Measurement, usual_s: tuple[float | None, float | None]) -> str:
-    """Say what disturbed a measurement so much that another may be better; nothing where nothing did."""
+    """Describe a disturbance of a measurement that makes another one worthwhile, or return "" if there was none."""
     if (times := found.times_as_long(usual_s)) > HELD_UP:
         which = "eager" if usual_s[0] is None else "one of the two"
         return f"{which} took {times:.1f} times as long as when it was looked at: something held it up"
@@ -162,11 +166,11 @@ def _round(
 def _repeats(sides: Sequence[Mix], clock: Clock, block_s: float) -> dict[int, list[int]]:
     """Return how many calls of each example fill a block, by the id of the side.
 
-    The sides take turns, and a call counts by the shortest of many: a side that is looked at while the device and the
-    caches are still cold would have fewer calls to a block than the other, and so its blocks' first calls, which take
-    longer, would weigh more: eager came out some percent slower than itself.
+    The sides take turns, and the shortest of many calls counts. A side timed while the device and the caches are still
+    cold would have fewer calls to a block than the other. The first calls of its blocks, which take longer, would weigh
+    more: eager came out some percent slower than itself.
 
-    With cold caches a block is one call: the next one would find what that left.
+    With cold caches a block is one call, as the next one would find the first one's data.
     """
     if clock.evict is not None:
         return {id(mix): [1] * len(mix.calls) for mix in sides}

@@ -1,6 +1,6 @@
-"""What this hardware can do at the most: a large copy and a large matrix product, measured on the spot.
+"""Measure the peaks of this hardware: a large copy and a large matrix product.
 
-PyTorch's settings are taken as they are. Whoever asks takes the device's turn (`torchwise.measure.turns`).
+PyTorch's settings stay as they are. The caller takes the device's turn (`torchwise.measure.turns`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bandwidth(device: str, spend_s: float = SPEND_S) -> float:
 
     Args:
         device: "cpu" or "cuda".
-        spend_s: seconds for it; one copy is made in any case.
+        spend_s: seconds for it, although one copy is always made.
     """
     import torch
 
@@ -40,7 +40,7 @@ def matrix_rate(dtype: torch.dtype, device: str, spend_s: float = SPEND_S) -> fl
     Args:
         dtype: of its numbers.
         device: "cpu" or "cuda".
-        spend_s: seconds for it; one product is made in any case.
+        spend_s: seconds for it, although one product is always made.
     """
     import torch
 
@@ -50,7 +50,7 @@ def matrix_rate(dtype: torch.dtype, device: str, spend_s: float = SPEND_S) -> fl
 
 
 def _best(work: Callable[[], Any], device: str, spend_s: float) -> float:
-    """Return the fewest seconds that `work` took: a peak is what was reached once."""
+    """Return the fewest seconds that `work` took: a peak is the best that was reached once."""
     clock, end, best = Clock(device), time.perf_counter() + spend_s, float("inf")
     while time.perf_counter() < end or best == float("inf"):
         best = min(best, clock.once(work))

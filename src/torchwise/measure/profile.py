@@ -1,4 +1,4 @@
-"""Where eager's time goes, roughly: what share a choice can act on, and so what it could gain at the most."""
+"""Profile eager's time roughly: the share that a choice can act on, and so its largest possible saving."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CONV = ("convolution", "conv1d", "conv2d", "conv3d")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where the time of one call goes.
+    """The distribution of one call's time.
 
     Attributes:
         shares: share of operator time in "gemm" (matrix products and convolutions) and "conv", each 0 to 1.
-        busy_s: seconds per call in which a GPU kernel runs; None on the CPU.
+        busy_s: seconds per call in which a GPU kernel runs, or None on the CPU.
     """
 
     shares: dict[str, float]
@@ -31,8 +31,8 @@ CALLS = 2
 def profile_of(call: Callable[[], Any], device: str) -> Profile:
     """Run `call` under PyTorch's profiler.
 
-    Shares are of self time inside operators (GPU time on CUDA), so Python's own time is in neither. Where the profiler
-    cannot be used, or sees nothing (a compiled call has no operators), the result is empty.
+    Shares are of self time inside operators (GPU time on CUDA), so Python's own time is in neither. The result is empty
+    if the profiler cannot be used or sees nothing (a compiled call has no operators).
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -45,7 +45,7 @@ def profile_of(call: Callable[[], Any], device: str) -> Profile:
             if device == "cuda":
                 torch.cuda.synchronize()
         events = profiler.key_averages()
-    except Exception:  # another profiler is attached, the tracing library is missing, or the call does not stand it
+    except Exception:  # another profiler is attached, the tracing library is missing, or the call fails under it
         return Profile({}, None)
     return Profile(_shares(events, device), _busy_s(events) if device == "cuda" else None)
 

@@ -1,4 +1,4 @@
-"""What a measurement must say against itself: it was noisy, it drifted, the machine was busy, the clocks fell."""
+"""The caveats of a measurement: it was noisy, it drifted, the machine was busy, the clocks fell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRIFTED = 0.10
 BUSY = 0.5
 """Share of the other cores' time used by other processes above which the machine counts as busy."""
 TOO_BUSY = 10.0
-"""Ratio between times of the same calls from which on it is said instead of a percentage, with what that means."""
+"""Ratio between times of the same calls from which on a note gives it instead of a percentage, with its meaning."""
 
 REASONS = {
     "hw_slowdown": Throttling.HARDWARE,
@@ -28,11 +28,11 @@ REASONS = {
     "sw_thermal_slowdown": Throttling.THERMAL,
     "sw_power_cap": Throttling.POWER_CAP,
 }
-"""What NVIDIA's driver calls them. A power cap is what a busy GPU runs at as a rule, and no reason to doubt a ratio."""
+"""The names in NVIDIA's driver. A busy GPU usually runs at its power cap, which is no reason to doubt a ratio."""
 
 
 class Watch:
-    """Notes the machine's state when made, and judges a measurement by what changed since."""
+    """Notes the machine's state at its creation, and judges a measurement by the changes since."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -40,13 +40,13 @@ class Watch:
         self._gpu = [_read_gpu()] if device == "cuda" else []
 
     def read_cores(self) -> CoreUse:
-        """Return how the CPUs were shared since this was made."""
+        """Return how the CPUs were shared since its creation."""
         import torch
 
         return self._cores.read_use(torch.get_num_threads())
 
     def judge(self, measurement: Measurement, target: float) -> Measurement:
-        """Return `measurement` with what was seen of the machine meanwhile, and with what speaks against it."""
+        """Return `measurement` with the machine's state during it, and with its caveats."""
         cores = self.read_cores()
         states = [state for state in (*self._gpu, _read_gpu()) if state] if self._gpu else []
         clocks = sorted(state[0] for state in states)
@@ -55,12 +55,12 @@ class Watch:
         return replace(seen, notes=tuple(self.notes(seen, target)))
 
     def notes(self, measurement: Measurement, target: float) -> list[str]:
-        """List what speaks against `measurement`, each in a sentence with its figure."""
+        """List the caveats of `measurement`, each in a sentence with its figure."""
         gpu = _gpu(measurement) if self._device == "cuda" else []
         found = [*_load(measurement.cores), *gpu, *_spread(measurement)]  # causes first
         speedup = measurement.speedup
         if not measurement.pruned and speedup.half_width > target:
-            # Beyond 100 % it is far from symmetrical, and its ends say more.
+            # Beyond 100 % the interval is far from symmetrical, and its ends say more.
             is_wide = speedup.half_width > 1
             width = f"[{speedup.low:.3g}, {speedup.high:.3g}]" if is_wide else f"±{speedup.half_width:.1%}"
             found.append(
@@ -99,7 +99,7 @@ def _spread(measurement: Measurement) -> list[str]:
 
 
 def _read_gpu() -> tuple[int, set[Throttling]] | None:
-    """Return the clock of the multiprocessors in MHz and why it is held back; None where the driver does not say."""
+    """Return the clock of the multiprocessors in MHz and why it is limited, or None if the driver does not say."""
     rows = query_gpu(",".join(("clocks.sm", *(f"clocks_event_reasons.{name}" for name in REASONS))))
     if not rows or not rows[0][0].isdigit():
         return None

@@ -1,15 +1,16 @@
-"""Turns at a device: whoever measures is alone on it, the others wait, and compiling goes on side by side.
+"""Locks on a device: a process that measures is alone on it, the others wait, and compiling goes on side by side.
 
-Two searches at once on one GPU, or two benchmarks that share it to save time, would time each other's kernels. So every
-worker shares the device from when it loads a model, and has it alone while it measures: a lock for readers and writers,
-fair by a door that whoever waits for the device alone keeps shut (Courtois, Heymans & Parnas, CACM 14(10), 1971, with
-the turnstile of Downey, The Little Book of Semaphores, 4.2.3). The locks are `flock`s, which end with their process.
+Two searches at once on one GPU would time each other's kernels, as would two benchmarks that share it to save time. So
+every worker shares the device from when it loads a model, and has it alone while it measures. That is a lock for
+readers and writers. It is fair, as a process that waits for the device alone keeps a door shut. Sources: Courtois,
+Heymans & Parnas, CACM 14(10), 1971, and the turnstile of Downey, The Little Book of Semaphores, 4.2.3. The locks are
+`flock`s, which end with their process.
 
-A compiler works on the CPU's cores, and on a GPU only in moments, when it times kernels to choose among them. Where
-whoever started the processes gave each cores of its own, and says so by TORCHWISE_OWN_CORES=1, a worker that compiles
-steps aside (`aside`), so that another may measure meanwhile, and shares the GPU again for those moments (`sharing`).
-Without the variable it keeps its share: on common cores it would hold up the host's side of what is measured. So it
-does on the CPU, where the cores are the device.
+A compiler works on the CPU's cores, and on a GPU only in moments, when it times kernels to choose among them. A process
+may have cores of its own, if its starter says so by TORCHWISE_OWN_CORES=1. A worker that compiles then steps aside
+(`aside`), so that another may measure, and shares the GPU again for those moments (`sharing`). Without the variable it
+keeps its share: on common cores it would slow the host's side of a measurement. It also keeps it on the CPU, where the
+cores are the device.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ except ImportError:  # Windows: nobody waits
     fcntl = None  # type: ignore[assignment]
 
 OWN_CORES = "TORCHWISE_OWN_CORES"
-"""Variable that is 1 where no other process that takes part runs on the cores of this one."""
+"""Variable that is 1 if no other participating process runs on the cores of this one."""
 
 
 class Turns:
     """This process's turns at one device.
 
     Args:
-        device: a name that every process has for it: see `name_of`.
+        device: the device's name, the same in every process. See `name_of`.
         waiting: told True before this process waits for others, and False when it has its turn.
-        folder: where the locks lie; the same for all who take part.
+        folder: the folder of the locks, the same for all participants.
 
     Attributes:
         waited_s: seconds that this process has waited for others.
@@ -58,15 +59,15 @@ class Turns:
         self._counting = threading.Lock()
 
     def share(self) -> None:
-        """Work on the device beside others, from now on: none of them measures."""
-        self.leave()  # whoever waits at the door must have left the room: the one inside waits for that
+        """Work on the device beside others, from now on, while none of them measures."""
+        self.leave()  # A process that waits at the door must have left the room: the one inside waits for that.
         with self._wait():
             self._lock(self._door, fcntl.LOCK_EX)
             self._lock(self._room, fcntl.LOCK_SH)
         fcntl.flock(self._door, fcntl.LOCK_UN)
 
     def leave(self) -> None:
-        """Work on the device no longer."""
+        """Stop working on the device."""
         fcntl.flock(self._room, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
@@ -83,11 +84,11 @@ class Turns:
             fcntl.flock(self._door, fcntl.LOCK_UN)
 
     def aside(self) -> AbstractContextManager[None]:
-        """Work elsewhere meanwhile, and share the device again afterwards."""
+        """Work elsewhere for a while, and share the device again afterwards."""
         return self._counted(asides=1)
 
     def sharing(self) -> AbstractContextManager[None]:
-        """Share the device meanwhile, also where this process has stepped aside."""
+        """Share the device for a while, even if this process has stepped aside."""
         return self._counted(moments=1)
 
     @contextlib.contextmanager
@@ -130,7 +131,7 @@ class Turns:
 
 
 def name_of(device: str) -> str:
-    """Return the name of `device`, "cpu" or "cuda", that all processes on this machine have for it."""
+    """Return the name of `device`, "cpu" or "cuda", that all processes on this machine use for it."""
     if device == "cpu":
         return device
     import torch
@@ -145,10 +146,10 @@ _may_step_aside = False
 
 
 def take_part(tell: Callable[[bool], None] | None) -> None:
-    """Have this process take its turns from when it joins a device; None has it take no part, as before.
+    """Have this process take its turns from when it joins a device, or with None take no part, as before.
 
     Only workers do, on one device each, and their end gives their turn back. A program that measures parts of itself
-    must not: what it times may wait for another of its processes, which would wait for its turn.
+    must not. Its timed call may wait for another of its processes, which would wait for its turn.
 
     Args:
         tell: hears when this process begins (True) and ceases (False) to wait.
@@ -158,7 +159,7 @@ def take_part(tell: Callable[[bool], None] | None) -> None:
 
 
 def join(device: str) -> None:
-    """Share `device`, "cpu" or "cuda", from now on with every other process that takes part, if this one does."""
+    """Share `device`, "cpu" or "cuda", from now on with every other participating process, if this one participates."""
     global _turns, _may_step_aside
     if _turns is None and _tell is not None and fcntl is not None:
         with contextlib.suppress(OSError):  # no folder for locks: everybody measures beside everybody
@@ -169,7 +170,7 @@ def join(device: str) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Have the device that was joined alone; without effect where none was."""
+    """Have the joined device alone. It has no effect if none was joined."""
     if _turns is None:
         yield
         return
@@ -183,12 +184,12 @@ def may_step_aside() -> bool:
 
 
 def aside() -> AbstractContextManager[None]:
-    """Leave the device that was joined to others meanwhile, and share it again afterwards; see `may_step_aside`."""
+    """Leave the joined device to others for a while, and share it again afterwards. See `may_step_aside`."""
     return contextlib.nullcontext() if _turns is None or not _may_step_aside else _turns.aside()
 
 
 def sharing() -> AbstractContextManager[None]:
-    """Share the device that was joined meanwhile, also within `aside`; without effect where none was joined."""
+    """Share the joined device for a while, also within `aside`. It has no effect if none was joined."""
     return contextlib.nullcontext() if _turns is None else _turns.sharing()
 
 
