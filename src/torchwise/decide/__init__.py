@@ -1,4 +1,4 @@
-"""From evidence to the next plan to try, and to a decision. Pure: no torch, no clock, no input or output."""
+"""From evidence to the next plan to try, and to a decision: pure, with no torch, no clock, no input or output."""
 
 from torchwise.decide.decision import decide
 from torchwise.decide.duels import front, next_duel

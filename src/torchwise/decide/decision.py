@@ -1,4 +1,4 @@
-"""From trials to one decision, and the sentence that says why."""
+"""From trials to one decision, and the sentence that explains it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LESS_MEMORY = 0.95
 
 
 def decide(history: History, environment: Environment) -> Decision:
-    """Choose among the proven plans; eager where none surely pays."""
+    """Choose among the verified plans, or eager if none certainly pays."""
     chosen = _lightest(history) if history.workload.objective == "memory" else cheapest(history)
     economics = history.economics
     stay = Decision(
@@ -61,9 +61,9 @@ def decide(history: History, environment: Environment) -> Decision:
 
 
 def _lightest(history: History) -> Trial | None:
-    """Return the proven plan of least peak memory that is surely lighter than eager and not slower.
+    """Return the verified plan of least peak memory that is certainly lighter than eager and not slower.
 
-    Where eager itself does not fit, every plan that does is one of them.
+    If eager itself does not fit, every plan that fits is a candidate.
     """
 
     def share(trial: Trial) -> float:
@@ -83,9 +83,9 @@ def _lightest(history: History) -> Trial | None:
 
 
 def _untold(history: History) -> Trial | None:
-    """Return the verified plan that may pay most, where no measurement can tell whether any pays; None where one can.
+    """Return the verified plan that may pay most, if no measurement can tell whether any pays, or else None.
 
-    With the objective "memory", and where eager does not keep the memory limit, time does not decide.
+    With the objective "memory", and if eager exceeds the memory limit, time does not decide.
     """
     if history.workload.objective == "memory" or not history.eager_fits:
         return None
@@ -126,7 +126,7 @@ def _why(chosen: Trial, history: History) -> str:
 
 
 def _beside(chosen: Trial, history: History) -> str:
-    """Say how the plan does beside the one that comes closest to it, of those that it met in one process."""
+    """Compare the plan with the closest of the plans that it was timed beside in one process."""
     ratios = speeds_beside(history.trials, chosen.plan)
     held = [t for t in history.trials if t.duel and t.duel.measurement]
     met = {t.plan for t in held if t.duel and t.duel.rival == chosen.plan}
@@ -138,7 +138,10 @@ def _beside(chosen: Trial, history: History) -> str:
 
 
 def _waits(history: History, *, is_left: bool = False) -> str:
-    """Say why threads wait for a core and what a call takes so, and where it is left at that, what ends it."""
+    """Say why threads wait for a core, and how long a call then takes.
+
+    If eager stays and so leaves it at that, name a remedy.
+    """
     cores = history.inspection.measurement.cores
     if cores is None or not cores.is_contended:
         return ""
@@ -148,7 +151,7 @@ def _waits(history: History, *, is_left: bool = False) -> str:
         threads = best.plan.threads or cores.threads
         if best.speedup is not None and best.speedup.is_usable:
             by_threads[threads] = history.seconds_of(best.plan)
-        else:  # its middle is no figure to divide another one by: what was timed side by side
+        else:  # its middle is no figure to divide another one by, so the times side by side are used
             pair = best.measurement
             by_threads = {cores.threads: pair.baseline_time.mid, threads: pair.candidate_time.mid}
     ends = is_left and cores.threads > 1
@@ -161,7 +164,7 @@ def _speed(trial: Trial) -> float:
 
 
 def _loss(chosen: Trial) -> str:
-    """Say how far the answers move, where the plan may lower the precision or swap an operator."""
+    """Say how far the answers change, if the plan may lower the precision or substitute an operator."""
     level = legality_of(chosen.plan)
     error = chosen.verdict.error if chosen.verdict else None
     if Legality.REORDERED.allows(level) or error is None:
@@ -203,7 +206,7 @@ def _why_eager(history: History) -> str:
 
 
 def _not_comparable(history: History) -> str:
-    """Say why answers could not be compared, where no candidate's could: then nothing is known of any."""
+    """Say why no candidate's answers could be compared, so that nothing is known of any, or return ""."""
     verdicts = [t.verdict for t in history.trials if t.verdict and t.verdict.checks]
     if any(verdict.outcome is not Outcome.NOT_COMPARABLE for verdict in verdicts):
         return ""
@@ -211,7 +214,7 @@ def _not_comparable(history: History) -> str:
 
 
 def _too_few_calls(history: History) -> str:
-    """Say why nothing was compiled, where that is why."""
+    """Say that too few calls are expected, if that is why nothing was compiled."""
     overhead = history.predicted_overhead(Plan(backend="inductor"))
     total = history.economics.baseline_cost
     if total > overhead or any(t.plan.backend != "eager" for t in history.trials):

@@ -1,11 +1,11 @@
-"""The plan of least cost, and the duels that tell plans apart where their trials cannot.
+"""The plan of least cost, and the duels that tell plans apart when their trials cannot.
 
-Each trial has a process of its own, and weighs its plan against eager alone. So what makes one process faster than the
-next, and whatever eager does in it, is in the ratio of two trials. Two plans timed in alternation in one process share
-all of that, and their ratio says which is the faster (the idea of paired designs, as in `measure.pairs`).
+Each trial has a process of its own, and compares its plan with eager alone. So the ratio of two trials includes the
+differences between two processes, and between eager's times in them. Two plans timed in alternation in one process
+share all of that, and their ratio says which is the faster. That is the idea of paired designs, as in `measure.pairs`.
 
-A duel costs time as well. It is held where the better choice that it may lead to is expected to save more than that:
-the expected value of perfect information about the difference of two normal costs (Raiffa & Schlaifer, Applied
+A duel costs time as well. It is held if the better choice that it may lead to is expected to save more than that. This
+is the expected value of perfect information about the difference of two normal costs (Raiffa & Schlaifer, Applied
 Statistical Decision Theory, 1961, section 5.3).
 """
 
@@ -27,21 +27,21 @@ _OF_95 = _UNIT.inv_cdf(0.975)
 
 
 def cheapest(history: History) -> Trial | None:
-    """Return the simplest of the plans that are tied for the least expected cost; None where none surely pays."""
+    """Return the simplest of the plans that are tied for the least expected cost, or None if none certainly pays."""
     costs = _costs(history)
     plan = _simplest_of_the_least(costs) if costs else None
     return history.tried(plan) if plan else None
 
 
 def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tuple[Trial, Trial] | None:
-    """Return whom it is best to time beside the cheapest plan, and that plan; None where none is worth it.
+    """Return the best plan to time beside the cheapest plan, and that plan, or None if no duel is worth it.
 
-    A plan challenges once: what came of that stays, a failure too.
+    A plan challenges once: its outcome stays, even a failure.
 
     Args:
-        history: what is known.
+        history: the facts so far.
         limit: duels, held or failed, among the plans that duels lead to from the cheapest.
-        cached: plans that start from warm caches; all others compile anew.
+        cached: plans that start from warm caches. All others compile anew.
     """
     leader = cheapest(history)
     if leader is None or history.workload.objective == "memory":
@@ -58,17 +58,17 @@ def next_duel(history: History, limit: int, cached: Container[Plan] = ()) -> tup
 
 
 def front(history: History, count: int) -> list[Plan]:
-    """List the plan that is cheapest as far as is known, and the `count` that come next by their trials."""
+    """List the cheapest plan so far, and the `count` that come next by their trials."""
     ranked = history.promising()
     leader = cheapest(history) or next(iter(ranked), None)
     return [leader.plan, *[trial.plan for trial in ranked if trial is not leader][:count]] if leader else []
 
 
 def _costs(history: History) -> dict[Plan, Interval]:
-    """Return the expected seconds for everything of each plan that pays.
+    """Return the expected total seconds of each plan that pays.
 
-    Those that duels tie together are on the scale of one of them, the best by its trial, and each has the interval of
-    its duels with the cheapest of them: what those could not tell apart is as fast.
+    Plans that duels connect are on the scale of one of them, the best by its trial. Each has the interval of its duels
+    with the cheapest of them: a plan that those could not tell apart counts as equally fast.
     """
     economics, paying = history.economics, {t.plan: t for t in history.paying()}
     costs = {plan: economics.cost(trial) for plan, trial in paying.items()}
@@ -88,12 +88,12 @@ def _costs(history: History) -> dict[Plan, Interval]:
 
 
 def _times_beside(plan: Plan, history: History) -> dict[Plan, Interval]:
-    """Return the times of a call of all plans that duels lead to from this one, over this one's own: 1."""
+    """Return the times per call of all plans that duels connect with this one, relative to its own: 1."""
     return {plan: Interval(1.0, 1.0, 1.0), **speeds_beside(history.trials, plan)}
 
 
 def _tied_by_duels(history: History) -> list[set[Plan]]:
-    """List the sets of paying plans that duels lead through, of two plans at least."""
+    """List the sets of paying plans that duels connect, of two plans at least."""
     paying = {trial.plan for trial in history.paying()}
     sets: list[set[Plan]] = []
     for plan in paying:
@@ -103,14 +103,14 @@ def _tied_by_duels(history: History) -> list[set[Plan]]:
 
 
 def _simplest_of_the_least(costs: dict[Plan, Interval]) -> Plan:
-    """Return the simplest of the plans whose costs the least one cannot surely be told from, and is near."""
+    """Return the simplest of the plans whose costs are near the least one and overlap with it."""
     least = min(costs.values(), key=lambda cost: cost.mid)
     tied = [plan for plan, cost in costs.items() if cost.overlaps(least) and cost.mid <= least.mid * (1 + TIE)]
     return min(tied, key=lambda plan: (complexity_of(plan), costs[plan].mid))
 
 
 def _gain(challenger: Trial, leader: Trial, costs: dict[Plan, Interval], history: History) -> float:
-    """Return the seconds that knowing which of two is the cheaper is expected to save."""
+    """Return the expected saving in seconds from knowing which of two plans is the cheaper."""
     behind = costs[challenger.plan].mid - costs[leader.plan].mid
     spread = hypot(*(_spread(trial, history) for trial in (challenger, leader)))
     z = behind / spread
@@ -118,14 +118,14 @@ def _gain(challenger: Trial, leader: Trial, costs: dict[Plan, Interval], history
 
 
 def _spread(trial: Trial, history: History) -> float:
-    """Return the standard deviation of what a plan's calls take from process to process, in seconds."""
+    """Return the standard deviation of the total time of a plan's calls between processes, in seconds."""
     each = history.economics.seconds_per_call(trial)
     of_interval = (each.high - each.low) / 2 / _OF_95
     return history.economics.calls * hypot(of_interval, PROCESS_SPREAD[history.workload.device] * each.mid)
 
 
 def _price(challenger: Trial, leader: Trial, history: History, cached: Container[Plan]) -> float:
-    """Predict the seconds of a duel: both compile, from warm caches where there are some, and are timed."""
+    """Predict the seconds of a duel: both compile, from warm caches if there are some, and are timed."""
     compiling = 0.0
     for trial in (challenger, leader):
         assert trial.costs is not None, "a plan that pays was compiled"

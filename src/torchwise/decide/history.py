@@ -1,4 +1,4 @@
-"""What is known when the next plan is chosen."""
+"""The facts from which the next plan is chosen."""
 
 from __future__ import annotations
 
@@ -17,51 +17,54 @@ from torchwise.workload import WorkloadSpec
 PLAIN_COMPILE_S = {"cpu": 12.0, "cuda": 4.0}
 """Seconds of a plain compile, until one was seen (small models: 10 to 20 s on two cores, 2 to 5 s on an H200)."""
 PER_OPERATOR_S = 0.03
-"""Seconds that a plain compile takes more for each operator of a call, until one was seen.
+"""Seconds added to a plain compile for each operator of a call, until one was seen.
 
 Measured: 0.045 on two cores (1004 operators 43 s, 2200 in 100 Gross-Pitaevskii steps 109 s), 0.05 on an H200 (165 take
-11 s, 443 take 21 to 29 s); less where the graph is broken or a library computes, so this is a little less, too.
+11 s, 443 take 21 to 29 s). It is less if the graph is broken or a library computes, so this is a little less, too.
 """
 BESIDE_S = 2.0
 """Seconds of a trial beside compiling (start, verification, timing), until one was seen."""
 TIE = 0.02
 """Expected costs that differ by less than this share are tied, and the simpler plan wins: eager is the simplest."""
 BETWEEN_S = 5e-6
-"""Seconds of a CPU between two operators, at the most. C++ around the kernels saved half a microsecond each where there
-was hardly any work (`benchmarks/cpp_wrapper.py`, torch 2.13, Xeon); the margin is for slower hosts and short calls."""
+"""Seconds of a CPU between two operators, at most.
+
+C++ around the kernels saved half a microsecond each when there was hardly any work (`benchmarks/cpp_wrapper.py`, torch
+2.13, Xeon). The margin is for slower hosts and short calls.
+"""
 GROWS = "grows"
 """The trait of a workload whose state takes another shape on each call, such as a cache of keys and values."""
 RESTRIDED = "restrided"
-"""The trait of a workload whose outputs the compiler lays out otherwise than eager does."""
+"""The trait of a workload whose outputs have another memory layout when compiled than in eager."""
 WARM_SHARE = 0.3
-"""Warm compile over cold, assumed until seen."""
+"""Ratio of warm to cold compile time, assumed until seen."""
 
 
 def lays_out_by_itself(plan: Plan) -> bool:
-    """Whether it is the compiler alone that decides how a plan's outputs lie in memory."""
+    """Return whether the compiler alone decides the memory layout of a plan's outputs."""
     is_as_given = plan.memory_format == "preserve" and plan.precision in ("native", "tf32")
     return plan.backend == "inductor" and is_as_given and "eager_strides" not in plan.transforms
 
 
 def code_of(plan: Plan) -> frozenset[Any]:
-    """Return what decides what a plan compiles: all but that it is captured, and on how many threads it runs."""
+    """Return the parts of a plan that decide its compiled code: all but its capture and its number of threads."""
     modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
     others = (part for part in parts_of(plan) if part[0] not in ("capture", "threads", "mode"))
     return frozenset([*others, ("mode", modes.get(plan.mode, plan.mode))])
 
 
 def sets_threads_alone(plan: Plan) -> bool:
-    """Whether a plan is eager on another number of threads."""
+    """Return whether a plan is eager on another number of threads."""
     return plan != EAGER and replace(plan, threads=None) == EAGER
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One study, as far as it has come.
+    """One study so far.
 
     Attributes:
-        workload: what was asked.
-        inspection: what the plain model is like.
+        workload: the requested workload.
+        inspection: the facts about the plain model.
         trials: every trial, those still running included.
         left_s: seconds of search that are left.
     """
@@ -80,7 +83,7 @@ class History:
 
     @property
     def traits(self) -> frozenset[str]:
-        """What the workload has: what the inspection saw, and what only compiling it showed."""
+        """The traits of the workload: from the inspection, and those that only compiling it showed."""
         verdicts = [t.verdict for t in self.trials if t.verdict and lays_out_by_itself(t.plan)]
         checks = (check for verdict in verdicts for check in verdict.checks)
         is_restrided = any(check.name == STRIDES and check.outcome is Outcome.FAIL for check in checks)
@@ -95,8 +98,8 @@ class History:
     def without_effect(self, plan: Plan) -> Trial | None:
         """Return the trial that showed a part of `plan` to change nothing, so that it is the plan without that part.
 
-        What a part finds to change it finds in what other transforms leave of the model: where there are some that the
-        trial's plan had not, it may have more to change.
+        A part works on the model that other transforms leave. If `plan` has transforms that the trial's plan had not,
+        the part may have more to change.
         """
         for trial in self.trials:
             part = trial.failure.no_effect if trial.failure else None
@@ -107,7 +110,7 @@ class History:
         return None
 
     def timed(self) -> Iterator[Trial]:
-        """Yield every trial that was timed and so had passed its checks, pruned ones included, failed ones not."""
+        """Yield every timed trial, which had passed its checks, pruned ones included, failed ones not."""
         return (t for t in self.trials if t.is_timed)
 
     def seconds_of(self, plan: Plan) -> float:
@@ -132,25 +135,25 @@ class History:
 
     @property
     def eager_peak_memory(self) -> int | None:
-        """Bytes that a call of eager takes at its peak; None where unknown."""
+        """Bytes of a call of eager at its peak, or None if unknown."""
         beside = (trial.costs.baseline_peak_memory for trial in self.trials if trial.costs)
         return eager_peak_memory(self.inspection.peak_memory, beside)
 
     def fits(self, trial: Trial) -> bool:
-        """Whether a trial's plan keeps the memory limit; one whose peak is not known does not keep any."""
+        """Return whether a trial's plan keeps the memory limit, which an unknown peak never does."""
         limit, peak = self.workload.memory_limit, trial.costs.peak_memory if trial.costs else None
         return limit is None or (peak is not None and peak <= limit)
 
     @property
     def eager_fits(self) -> bool:
-        """Whether eager keeps the memory limit; where its peak is not known, it is taken to."""
+        """Whether eager keeps the memory limit, which an unknown peak is assumed to do."""
         limit, peak = self.workload.memory_limit, self.eager_peak_memory
         return limit is None or peak is None or peak <= limit
 
     def paying(self) -> list[Trial]:
-        """List the proven plans that fit and cost less than eager, surely and by more than a tie.
+        """List the verified plans that fit and cost less than eager, certainly and by more than a tie.
 
-        Where eager itself does not fit, every plan that does is one of them.
+        If eager itself does not fit, every plan that fits is one of them.
         """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE)
@@ -160,9 +163,9 @@ class History:
         return [t for t in proven if economics.surely_pays(t) and economics.cost(t).mid < most]
 
     def promising(self) -> list[Trial]:
-        """List the proven plans that fit and may cost less than eager by more than a tie, the likeliest first.
+        """List the verified plans that fit and may cost less than eager by more than a tie, the likeliest first.
 
-        A search goes on from these. Whether they pay for sure takes more processes than a trial's own to tell.
+        A search goes on from these. It takes more processes than a trial's own to tell whether they pay for certain.
         """
         economics = self.economics
         most = economics.baseline_cost * (1 - TIE) if self.eager_fits else math.inf
@@ -170,20 +173,20 @@ class History:
         return sorted((t for t in proven if economics.cost(t).mid < most), key=lambda t: economics.cost(t).mid)
 
     def incumbent(self) -> Plan:
-        """Return the promising plan of least expected cost; eager where there is none."""
+        """Return the promising plan of least expected cost, or eager if there is none."""
         return next((trial.plan for trial in self.promising()), EAGER)
 
     @property
     def eager_threads(self) -> int | None:
-        """Threads of an operator in eager; None where that was not looked at."""
+        """Threads of an operator in eager, or None if that was not observed."""
         cores = self.inspection.measurement.cores
         return cores.threads if cores else None
 
     def foundation(self) -> Plan:
         """Return the plan that compiled ones are built on: the incumbent, or another number of threads alone.
 
-        Where threads wait for cores, eager takes now long and now not, and it may stay unsure that fewer threads are
-        faster. What is compiled for as many threads as eager has waits as eager does, so the better number goes first.
+        If threads wait for cores, eager's time varies widely, and it may stay inconclusive whether fewer threads are
+        faster. Code compiled for as many threads as eager has waits as eager does, so the better number goes first.
         """
         leader = self.incumbent()
         if leader != EAGER or "contended_cores" not in self.inspection.traits:
@@ -198,23 +201,23 @@ class History:
         return best.plan if best else None
 
     def overhead_of(self, plan: Plan) -> float:
-        """Return the seconds of compiling a plan over all restarts; 0 for eager, predicted where not tried."""
+        """Return the seconds of compiling a plan over all restarts: 0 for eager, predicted if not tried."""
         trial = self.tried(plan)
         if trial is not None and trial.costs is not None:
             return self.economics.overhead(trial)
         return self.predicted_overhead(plan)
 
     def cost_of(self, plan: Plan) -> float:
-        """Return the expected seconds for everything under a plan."""
+        """Return the expected total seconds under a plan."""
         return self.overhead_of(plan) + self.workload.calls * self.seconds_of(plan)
 
     def predicted_trial(self, plan: Plan) -> float:
-        """Predict the seconds of a trial: compiling once, and what trials took beside compiling so far."""
+        """Predict the seconds of a trial: compiling once, and the other time of trials so far."""
         return self.predicted_cold(plan) + self.beside_compiling_s
 
     @property
     def beside_compiling_s(self) -> float:
-        """The least seconds that a trial took so far beside compiling."""
+        """The least seconds of a trial so far beside compiling."""
         beside = [t.seconds - (t.costs.cold_s if t.costs else 0.0) for t in self.trials if t.state.is_finished]
         return max(min(beside, default=BESIDE_S), 0.0)
 
@@ -228,7 +231,7 @@ class History:
 
     @property
     def _plain_compile_s(self) -> float:
-        """Seconds of a plain compile, by the number of operators; those inside an RNN reach no compiler."""
+        """Seconds of a plain compile by the number of operators, except those in an RNN, which reach no compiler."""
         operators = 0 if "rnn" in self.inspection.traits else self.inspection.operators or 0
         return PLAIN_COMPILE_S[self.workload.device] + PER_OPERATOR_S * operators
 

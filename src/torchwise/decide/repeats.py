@@ -1,8 +1,8 @@
 """Which plan to time in one more fresh process: the leading one, until the choice between it and eager is plain.
 
-A plan that leads by its trial may owe that to its process. So the likeliest plan is timed in more of them, until its
-interval is narrow, or lies so far from eager's that no further process could turn the choice. Where all that it may
-have has not told, the next likeliest has its turn.
+A plan that leads by its trial may owe that to its process. So the likeliest plan is timed in more of them. That ends
+when its interval is narrow, or so far from eager's that no further process could change the choice. If all its allowed
+processes have not told, the next likeliest has its turn.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torchwise.records.processes import PLAIN_LATER, is_plain
 
 
 def next_repeat(history: History, most: int, half_width: float, plans: int) -> Trial | None:
-    """Return the plan to be timed in one more process; None where the choice is plain, or nothing more can tell.
+    """Return the plan to time in one more process, or None if the choice is plain, or nothing more can tell.
 
     Args:
-        history: what is known.
+        history: the facts so far.
         most: processes that a plan is timed in, its trial's own included.
         half_width: relative half-width of a speed-up's interval that is narrow enough.
         plans: how many plans may have more than their trial's own.
     """
     if history.workload.objective == "memory" or not history.eager_fits:
-        return None  # there the choice hangs on bytes
+        return None  # there bytes decide
     for trial in history.promising()[:plans]:
         if _is_plain(trial, history, half_width):
             return None
@@ -35,7 +35,7 @@ def next_repeat(history: History, most: int, half_width: float, plans: int) -> T
 
 
 def _is_plain(trial: Trial, history: History, half_width: float) -> bool:
-    """Whether one more process would hardly change the choice between a promising plan and eager."""
+    """Return whether one more process would hardly change the choice between a promising plan and eager."""
     assert trial.speedup is not None, "a promising plan was timed"
     cost, eager = history.economics.cost(trial), history.economics.baseline_cost
     reach = cost.high - cost.mid
@@ -44,13 +44,13 @@ def _is_plain(trial: Trial, history: History, half_width: float) -> bool:
 
 
 def next_cold(history: History, most: int, half_width: float) -> Trial | None:
-    """Return the plan that is decided for, to be timed with cold processor caches in one more process.
+    """Return the chosen plan, to be timed with cold processor caches in one more process.
 
-    None where no plan is, or where it is known whether the plan is faster than eager then, or cannot be. That decides
-    nothing, so a single process is enough where it tells by a margin.
+    It is None if no plan is chosen. It is also None if it is known whether the plan is then faster than eager, or if
+    that cannot be known. This timing decides nothing, so a single process is enough if it tells by a margin.
 
     Args:
-        history: what is known.
+        history: the facts so far.
         most: processes that a plan is timed in with cold caches.
         half_width: relative half-width of the interval that is narrow enough.
     """

@@ -1,4 +1,4 @@
-"""Which plan to try next, one file an algorithm. Asking never executes anything."""
+"""Which plan to try next, one file for each algorithm: asking never executes anything."""
 
 from torchwise.decide.samplers.base import Proposal, Sampler
 from torchwise.decide.samplers.listed import ListedSampler

@@ -1,4 +1,4 @@
-"""What every sampler promises."""
+"""The interface of every sampler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Proposal:
     Attributes:
         plan: the plan.
         reason: why, in words.
-        limit_s: seconds after which its trial is ended, so that others can be tried as well; infinite where nothing
+        limit_s: seconds after which its trial is ended, so that others can be tried as well, or infinite if nothing
             else waits.
     """
 
@@ -27,10 +27,11 @@ class Proposal:
 
 
 class Sampler(Protocol):
-    """Chooses the next plan from what is known.
+    """Chooses the next plan from the history.
 
-    A sampler keeps no state: the same history gives the same answer, so that a broken study goes on where it stood, and
-    several processes may share one. It never proposes a plan that the history holds, and ends by returning None.
+    A sampler keeps no state: the same history gives the same answer. So an interrupted study continues from the same
+    point, and several processes may share one. It never proposes a plan that the history holds, and ends by returning
+    None.
     """
 
     def ask(self, history: History) -> Proposal | None:
@@ -38,5 +39,5 @@ class Sampler(Protocol):
         ...
 
     def excluded(self, history: History) -> list[str]:
-        """List what is not worth trying given the history, each as "name: reason"."""
+        """List the plans not worth trying given the history, each as "name: reason"."""
         ...

@@ -10,7 +10,7 @@ from torchwise.plan import Plan
 
 
 class ListedSampler:
-    """Proposes each plan of a list once; see `Sampler`."""
+    """Proposes each plan of a list once. See `Sampler`."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = tuple(plans)

@@ -1,9 +1,10 @@
-"""Cheap candidates first; an expensive one only when its best possible gain can pay for it.
+"""Cheap candidates first, and an expensive one only when its best possible gain can pay for it.
 
-The search is a descent: from the leading plan (and from the quickest compiled one, whose launch gaps may still be
-removed) every plan one choice away is bounded by what that choice could gain at the most, given where the time goes.
-What cannot pay for its compilation and its own trial over the remaining calls is excluded, with the figures. Of the
-rest the one that compiles quickest is tried next, and every result moves the leader and the bounds.
+The search is a descent from the leading plan, and from the quickest compiled one, whose launch gaps may still be
+removed. Every plan one choice away has a bound: the largest possible gain of that choice, given the profile of the
+time. A plan is excluded, with the figures, if it cannot pay for its compilation and its own trial over the remaining
+calls. Among the rest the plan with the quickest compile is tried next, and every result moves the leader and the
+bounds.
 """
 
 from __future__ import annotations
@@ -22,22 +23,30 @@ from torchwise.records import figures
 LEAST_GAIN = 0.02
 """A choice that could at best save less than this share of the leader's time is not tried: noise would decide."""
 HOPE = 0.5
-"""Share of its bound that a choice is counted on to save: on the reference workloads few saved more. Its compiling and
-its trial must be paid from that, or the search would cost more than it finds."""
+"""Expected saving of a choice as a share of its bound: on the reference workloads few saved more.
+
+Its compiling and its trial must be paid from that, or the search would cost more than it finds.
+"""
 PATIENCE = 2.0
-"""Times as long as predicted that a trial may take, however little is left of the budget."""
+"""Multiple of its predicted time that a trial may always take, with any rest of the budget."""
 LOST = 0.95
 """Speed relative to its base below which a choice counts as having lost."""
 WON = 1.05
-"""Speed relative to its base from which on it counts as having won: with few trials only that is tried elsewhere."""
+"""Speed relative to its base from which on a choice counts as having won.
+
+With few trials, only such a choice is tried on other plans.
+"""
 MOST_TRIALS = {"quick": 4, "standard": 20, "thorough": 64}
-"""Trials after which a search ends. Those of another number of threads alone do not count: they compile nothing, and
-must not take the place of what does."""
+"""Trials after which a search ends.
+
+Those of another number of threads alone do not count: they compile nothing, and must not take the place of a compiled
+plan.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One plan that could be tried: from where, by which choice, and what it could save and would cost."""
+    """One plan that could be tried: its base, its choice, its possible saving and its cost."""
 
     plan: Plan
     base: Plan
@@ -47,7 +56,7 @@ class _Option:
     trial_s: float  # of trying it
 
     def problem(self, history: History) -> str | None:
-        """Return why it is not worth trying, or None: what it could save must pay for compiling and for the trial."""
+        """Return why it is not worth trying, or None if its possible saving pays for compiling and for the trial."""
         leader = history.incumbent()
         if late := history.ran_out(self.plan):
             return f"compiling it takes longer than {_about(late.seconds)}, as {late.plan} showed"
@@ -66,7 +75,7 @@ class _Option:
         if self.gain_s < LEAST_GAIN * leader_s:
             gain = max(self.gain_s, 0.0) / leader_s
             return f"it acts on {_PARTS[self.choice.acts]}, and could save at most {gain:.1%} of the leader's time"
-        closes = self.choice.acts == "launch" and self.choice.field != "options"  # gaps that are measured, by a graph
+        closes = self.choice.acts == "launch" and self.choice.field != "options"  # a graph closes measured gaps
         hope = 1.0 if closes else HOPE
         saved = hope * self.gain_s * history.workload.calls
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
@@ -93,12 +102,12 @@ _PARTS = {
 
 
 class StagedSampler:
-    """The default sampler; see `Sampler`.
+    """The default sampler. See `Sampler`.
 
     Args:
         space: the choices that are open.
-        hints: plans that were decided for before, on another machine or for an earlier version of the model: tried
-            first, and never trusted.
+        hints: plans that were decided for before, on another machine or for an earlier version of the model. They are
+            tried first, and never trusted.
     """
 
     def __init__(self, space: PlanSpace, hints: Sequence[Proposal] = ()) -> None:
@@ -116,9 +125,9 @@ class StagedSampler:
         worth = [option for option in self._options(history) if option.problem(history) is None]
         if not worth:
             return None
-        # What can end in time comes first. Then what builds on the leader: variants of plans that trail would use up
-        # the trials. While eager leads, so does the quickest compiled plan: what compiles as quickly is tried before
-        # what compiles for long.
+        # Plans that can end in time come first, and then plans that build on the leader: variants of plans that trail
+        # would use up the trials. While eager leads, the quickest compiled plan counts as a leader, too: quick compiles
+        # are tried before long ones.
         leader, foundation = history.incumbent(), history.foundation()
         waits = "contended_cores" in history.traits
         first = (leader, foundation, history.fastest_compiled()) if leader == EAGER else (leader,)
@@ -145,13 +154,13 @@ class StagedSampler:
         return len(counted) >= MOST_TRIALS[self._space.effort]
 
     def _is_affordable(self, plan: Plan, history: History) -> bool:
-        """Whether a plan is open here and could pay if it took no time at all."""
+        """Return whether a plan is open here and could pay if it took no time at all."""
         space = replace(self._space, effort=EFFORTS[-1], traits=self._space.traits | {RESTRIDED})  # as it showed then
         closed = [choice for choice in choices_of(plan) if space.excludes(choice)]
         return not plan.is_eager and not closed and history.predicted_overhead(plan) < history.economics.baseline_cost
 
     def excluded(self, history: History) -> list[str]:
-        """List the untried neighbours of the leader that cannot pay, and what more effort or legality would open."""
+        """List the untried neighbours of the leader that cannot pay, and plans that need more effort or other numerics."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if GROWS in history.traits:
             found["inductor for static shapes"] = "each call gives what it keeps another shape, and would compile anew"
@@ -165,9 +174,9 @@ class StagedSampler:
         return [f"{plan}: {problem}" for plan, problem in sorted(found.items()) if problem] + self._closed(history)
 
     def _closed(self, history: History) -> list[str]:
-        """List what more effort or legality would open, and what the workload bars.
+        """List the choices that more effort or other numerics would open, and those that the workload bars.
 
-        Not what a search with more of them has tried already.
+        Choices that a search with more of them has tried already are left out.
         """
         widest = replace(self._space, allow=Legality.SWAPPED, effort=EFFORTS[-1])
         tried = {part for trial in history.trials for part in parts_of(trial.plan)}
@@ -205,8 +214,8 @@ class StagedSampler:
         if choice.acts == "launch":
             part = history.launch_gap_s(base)
         elif choice.acts in ("gemm", "conv"):
-            # What is not of this kind in eager is all that surely is not of it here: a compiler may have made the rest
-            # slower than eager has it, and that could be won back.
+            # Only eager's time in other operators certainly stays the same here: a compiler may have made the rest
+            # slower than in eager, and that could be won back.
             part = total - (1 - history.inspection.shares.get(choice.acts, 1.0)) * eager_s
             part = max(part, history.inspection.shares.get(choice.acts, 1.0) * eager_s)
         else:
@@ -214,7 +223,7 @@ class StagedSampler:
         return (1 - choice.keeps) * min(part, total)
 
     def _lost_before(self, history: History, choice: Choice) -> bool:
-        """Whether a choice whose effect carries over already lost on another plan."""
+        """Return whether a choice whose effect carries over already lost on another plan."""
         if not choice.carries_over:
             return False
         for trial in history.timed():
@@ -228,9 +237,9 @@ class StagedSampler:
 
 
 def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> float:
-    """Return the seconds that a trial may take so that the quickest other code can be tried in what is left after it.
+    """Return the seconds that a trial may take so that the quickest other code can be tried in the time after it.
 
-    What takes twice as long as predicted is not ended yet.
+    A trial of up to twice its predicted time is not ended yet.
     """
     others = [o.trial_s for o in worth if o.overhead_s > 0 and code_of(o.plan) != code_of(chosen.plan)]
     if not others:
@@ -239,7 +248,7 @@ def _limit_s(chosen: _Option, worth: Sequence[_Option], history: History) -> flo
 
 
 def _fails_like_others(plan: Plan, space: PlanSpace) -> bool:
-    """Whether a plan would lay outputs out otherwise than eager does, as others were seen to."""
+    """Return whether a plan would change the memory layout of outputs from eager's, as other plans were seen to."""
     return RESTRIDED in space.traits and lays_out_by_itself(plan)
 
 
