@@ -1,4 +1,4 @@
-"""The loop: ask for a plan, launch a trial, store it, and in the end decide; and what people's rulings make of that.
+"""The loop of a study: ask for a plan, launch a trial, store it, and in the end decide and apply people's approvals.
 
 Names are loaded on first use: a program that starts asks for `torchwise.study.ruled` alone, and needs none of the rest.
 """

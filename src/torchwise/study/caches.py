@@ -1,4 +1,4 @@
-"""Compile caches that a search's trials leave, kept for duels: of the few best, as those of all would fill a disk."""
+"""Compile caches left by a search's trials, kept for duels: only of the few best, as all of them would fill a disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torchwise.plan import Plan
 
 
 class Caches:
-    """A folder for each plan's caches; a context manager, which deletes all of them at its end.
+    """A folder for each plan's caches, and a context manager that deletes all of them at its end.
 
-    A plan is in it where its trial has left something: from a worker on another machine there is nothing.
+    A plan is in it if its trial has left something: a worker on another machine leaves nothing.
 
     Args:
-        within: the folder to be in, which somebody deletes should this process be killed; None for temporary files'.
+        within: the parent folder, which another process deletes if this one is killed, or None for the folder of
+            temporary files.
     """
 
     def __init__(self, within: Path | None = None) -> None:
@@ -33,17 +34,17 @@ class Caches:
         return isinstance(plan, Plan) and self._of(plan).is_dir() and any(self._of(plan).iterdir())
 
     def new(self, plan: Plan) -> str:
-        """Return an empty folder for the caches of a plan, whatever there was before."""
+        """Return an empty folder for the caches of a plan, without any earlier content."""
         shutil.rmtree(self._of(plan), ignore_errors=True)
-        self._of(plan).mkdir(exist_ok=True)  # what could not be deleted is still there
+        self._of(plan).mkdir(exist_ok=True)  # files that could not be deleted are still there
         return str(self._of(plan))
 
     def of(self, *plans: Plan) -> list[str]:
-        """Return the folders of those of these plans that are in it."""
+        """Return the folders of those plans that are in it."""
         return [str(self._of(plan)) for plan in plans if plan in self]
 
     def keep(self, plans: Iterable[Plan]) -> None:
-        """Delete the caches of all others."""
+        """Delete the caches of all other plans."""
         kept = {plan.id for plan in plans}
         for folder in Path(self._folder.name).iterdir():
             if folder.name not in kept:

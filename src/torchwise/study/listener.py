@@ -1,4 +1,4 @@
-"""Who is told how a study goes, while it goes."""
+"""The listener that hears about a study's progress."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Listener(Protocol):
     """Told of every step of a study, in order. Must not raise."""
 
     def inspecting(self) -> None:
-        """The plain model is being looked at."""
+        """The inspection of the plain model begins."""
 
     def inspected(self, inspection: Inspection) -> None:
-        """The plain model was looked at."""
+        """The plain model was inspected."""
 
     def trying(self, number: int, plan: Plan, reason: str) -> None:
         """A trial starts."""
@@ -33,13 +33,13 @@ class Listener(Protocol):
         """Two plans that their trials may not tell apart are being timed beside each other."""
 
     def compared(self, trial: Trial) -> None:
-        """They were: the trial has the duel."""
+        """Two plans were timed: the trial has the duel."""
 
     def repeated(self, trial: Trial) -> None:
         """A plan was timed beside eager in one more process: the trial has the measurement, or failed."""
 
     def note(self, text: str) -> None:
-        """Something the user should know, such as a stored decision that was reused or is stale."""
+        """A note for the user, such as a stored decision that was reused or is stale."""
 
 
 class Silent:

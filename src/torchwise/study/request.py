@@ -1,4 +1,4 @@
-"""One request to tune: what, how far, how long, and where from."""
+"""One request to tune: the workload, the limits, the budget and the source."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchwise.trial import ProcessSettings
 from torchwise.workload import WorkloadSpec
 
 BUDGET_S = {"quick": 120.0, "standard": 900.0, "thorough": 7200.0}
-"""Seconds of search per effort, where the user names none: it ends sooner when nothing more can pay."""
+"""Seconds of search per effort, if the user names none: it ends sooner when nothing more can pay."""
 TRIAL_S = {"quick": 120.0, "standard": 600.0, "thorough": 1800.0}
-"""Seconds after which one candidate is ended; the longest compile among the reference workloads took 238 s."""
+"""Seconds after which one candidate is ended. The longest compile among the reference workloads took 238 s."""
 INSPECTIONS = 3
-"""Times the effort's limit of a trial that the look at the plain model may take: it knows not yet how slow that is."""
+"""Multiple of the effort's trial limit that the inspection may take, as the plain model's speed is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,21 @@ class Request:
     """One request to tune.
 
     Attributes:
-        workload: what is run, for how many calls, to what end.
-        allow: the furthest legality.
+        workload: the model and its inputs, with the number of calls and the objective.
+        allow: the furthest numerics that plans may use.
         effort: "quick", "standard" or "thorough".
-        budget_s: seconds of search after which no further trial starts; None for the effort's own, and for no end where
-            plans are named.
-        plans: try exactly these instead of searching; None to search. Whoever names a plan wants to know what it is
-            worth: all of them are tried, and each may take as long as with effort "thorough".
-        limit_s: seconds after which one trial is ended, and a duel of two plans after twice as many; None for the
-            effort's own, or where plans are named for those of effort "thorough".
-        structure: of a live Python model, worked out where its source code is; None for a target.
-        structure_details: what that is made of, packed; "" for a target.
-        source: file with a live Python model for the workers; None to load the target.
-        settings: PyTorch's settings in the user's process; None for its defaults.
+        budget_s: seconds of search after which no further trial starts. None stands for the effort's own, and for no
+            end if plans are named.
+        plans: try exactly these instead of searching, or None to search. All named plans are tried, as their user wants
+            to know their speed, and each may take as long as with effort "thorough".
+        limit_s: seconds after which one trial is ended, and a duel of two plans after twice as many. None stands for
+            the effort's own, or for those of effort "thorough" if plans are named.
+        structure: of a live Python model, found where its source code is, or None for a target.
+        structure_details: the parts of the structure, packed, or "" for a target.
+        source: file with a live Python model for the workers, or None to load the target.
+        settings: PyTorch's settings in the user's process, or None for its defaults.
         fresh: forget the stored study, which targets of one structure share, and measure anew.
-        cold: whether the plan that is decided for is timed with cold processor caches as well. That decides nothing.
+        cold: whether the chosen plan is timed with cold processor caches as well. That decides nothing.
     """
 
     workload: WorkloadSpec
@@ -63,7 +63,7 @@ class Request:
             check_times_calls(self.workload.objective)
         for plan in self.plans or ():
             check_is_plan(plan)
-            if not self.allow.allows(level := legality_of(plan)):  # which refuses choices that nobody knows, too
+            if not self.allow.allows(level := legality_of(plan)):  # which refuses unknown choices, too
                 _refuse_misspelt_options(plan)
                 raise InputError(f"plan {plan} is {level}, but only up to {self.allow} is allowed: --allow {level}")
 
@@ -83,7 +83,7 @@ class Request:
 
     @property
     def inspection_s(self) -> float:
-        """Seconds after which the look at the plain model is ended."""
+        """Seconds after which the inspection of the plain model is ended."""
         return INSPECTIONS * TRIAL_S[self.effort]
 
 
@@ -101,10 +101,10 @@ def check_times_calls(objective: str) -> None:
 
 
 def _refuse_misspelt_options(plan: Plan) -> None:
-    """Refuse a plan for an option that is not there: to allow what nobody has described would only be refused later.
+    """Refuse a plan with an unknown option: to approve it would only lead to a later refusal.
 
     Raises:
-        InputError: naming the option, and near ones that there are.
+        InputError: names the option, and existing ones with similar names.
     """
     if plan.backend != "inductor" or not plan.options:
         return

@@ -1,4 +1,4 @@
-"""What people's rulings make of a decision: from records alone, whatever runs it."""
+"""Apply people's approvals to a decision: from records alone, in any process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger("torchwise")
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """What is in force.
+    """The decision in force.
 
     Attributes:
-        decision: what is to run; eager where there is a refusal.
-        refusal: why no plan may run, in words; None where the decision may.
+        decision: the plan to run, which is eager if there is a refusal.
+        refusal: why no plan may run, in words, or None if the decision may.
     """
 
     decision: Decision
@@ -33,23 +33,23 @@ class Ruled:
 
 
 def in_force(decision: Decision, store: str | None = None, *, strict: bool = False) -> Ruled:
-    """Return what is in force of a decision by the rulings in a store, which is read once and not waited for.
+    """Return the decision in force under the rulings in a store, which is read once, without waiting.
 
-    A store that cannot be read is said in the log, and the decision holds as it is; so it does, unsaid, where the
-    default store is a file that is not there.
+    If a store cannot be read, the log says so, and the decision holds unchanged. It also holds, without a message, if
+    the file of the default store does not exist.
 
     Args:
-        decision: what was decided.
-        store: URL or file of the store; by default in the user's data directory.
+        decision: the decision to check.
+        store: URL or file of the store, by default in the user's data directory.
         strict: raise instead.
 
     Raises:
         StorageError: with `strict`, the store cannot be read.
-        RefusedPlanError: with `strict`, no plan that is proven is permitted.
+        RefusedPlanError: with `strict`, no verified plan is permitted.
     """
     try:
         found = _looked_up(decision, store)
-    except Exception as error:  # whatever the store is like, a program must start
+    except Exception as error:  # a program must start with the store in any state
         if strict:
             raise
         logger.warning("torchwise: the decision holds, whatever was ruled about its plan: %s", error)
@@ -74,12 +74,12 @@ def _looked_up(decision: Decision, store: str | None) -> Ruled:
 
 
 def ruled(decision: Decision, storage: Storage) -> Ruled:
-    """Return what is in force of a decision by the rulings on its target, mode and hardware.
+    """Return the decision in force under the rulings on its target, mode and hardware.
 
-    A pinned plan runs, and no other; else, where plans were approved, one of them; and none that was rejected. Eager
-    is permitted unless something else is pinned. What takes a forbidden plan's place is decided for among the plans
-    that a study of this very model, inputs, machine and software has proven; a pin is followed even where it does not
-    pay.
+    A pinned plan runs, and no other. Without a pin, an approved plan runs if there are approvals, and a rejected plan
+    never does. Eager is permitted unless another plan is pinned. A forbidden plan is replaced by a new decision. It is
+    made among the plans that a study of this very model, inputs, machine and software has verified. A pin is followed
+    even if it does not pay.
 
     Raises:
         StorageError: the store cannot be read.
@@ -99,9 +99,9 @@ def ruled(decision: Decision, storage: Storage) -> Ruled:
 
 
 def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
-    """Return the studies that may have proven what is permitted: that of the decision first, and then the strictest.
+    """Return the studies that may have verified a permitted plan: the decision's own first, and then the strictest.
 
-    Where nobody named plans, it is one that tried what was decided for, so that no other allows more than was asked.
+    If nobody named plans, it is one study that tried the chosen plan, so that no other allows more than was requested.
     """
     from torchwise.store import StudyKey
 
@@ -116,7 +116,7 @@ def _studies(decision: Decision, storage: Storage, rules: Rules) -> list[Study]:
 
 
 def _anew(decision: Decision, study: Study, proven: tuple[Trial, ...], rules: Rules, why: str) -> Decision:
-    """Decide among proven and permitted trials; with a pin, for its plan."""
+    """Decide among verified and permitted trials, or with a pin, for its plan."""
     from torchwise.decide import History, decide
 
     history = History(decision.workload, study.inspection, proven)

@@ -1,4 +1,4 @@
-"""Which plans the rulings on a target permit, and by whose word."""
+"""The plans that the rulings on a target permit, and the person behind each ruling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rules:
 
     @classmethod
     def on(cls, decision: Decision, storage: Storage) -> Rules:
-        """Read the rulings that a decision is subject to."""
+        """Read the rulings that apply to a decision."""
         workload = decision.workload
         return cls(storage.rulings(workload.target, workload.mode, decision.environment.hardware))
 
@@ -32,11 +32,11 @@ class Rules:
 
     @property
     def name_plans(self) -> bool:
-        """Whether somebody said which plans may run, and not only which may not."""
+        """Whether somebody named permitted plans, and not only forbidden ones."""
         return self.pin is not None or bool(self._of(Standing.APPROVED))
 
     def against(self, plan: Plan) -> str | None:
-        """Return whose ruling forbids a plan, and why, in words; None where it is permitted."""
+        """Return whose ruling forbids a plan, and why, in words, or None if it is permitted."""
         if self.pin is not None:
             return None if self.pin.plan == plan else self.pin.in_words(str(self.pin.plan))
         if plan.is_eager:

@@ -1,4 +1,4 @@
-"""Rulings on plans of a study: checked before they are stored, and found again."""
+"""Approvals, pins and rejections of a study's plans: checked before they are stored, and found again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: 
     """Return a ruling on a plan of `study`, for its target, mode and hardware.
 
     Raises:
-        InputError: nobody says it, the study did not try the plan, or has not proven what is to run.
+        InputError: it has no author, or the study did not try or verify the plan.
     """
     if not by.strip():
         raise InputError("by is empty, but a ruling needs the name of who says it")
@@ -35,10 +35,10 @@ def ruling_on(study: Study, plan: Plan, standing: Standing, *, by: str, reason: 
 
 
 def rulings_on(study: Study, storage: Storage) -> list[Ruling]:
-    """Return the rulings on a study's target, and then those on others that were decided for with its model and inputs.
+    """Return the rulings on a study's target, and then those on other targets decided for its model and inputs.
 
-    Such targets may share the study, which is called by the one that was asked for last; rulings are kept by the one
-    that it was called by then.
+    Such targets may share the study, which has the name of its last requested target. A ruling keeps the name that the
+    study had at its time.
     """
     decided = storage.decisions(identity=study.inspection.identity)
     targets = dict.fromkeys((study.workload.target, *(decision.workload.target for decision in decided)))

@@ -1,7 +1,7 @@
-"""The loop of a study: ask, claim, try, store; and when nothing more is worth trying, decide.
+"""The loop of a study: ask, claim, try, store, and decide when nothing more is worth trying.
 
-Everything that is known lies in the store after every step, so that a study that was killed goes on where it stood, and
-several processes may work on one.
+All facts are in the store after every step. So a killed study goes on from its last step, and several processes may
+work on one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from torchwise.trial.job import EFFORTS as CARE
 from torchwise.workload.differences import another_model
 
 BUSY = 3.0
-"""Times as long as now that eager took beside a stored plan, from which the machine was too busy to time that one."""
+"""Ratio of eager's time beside a stored plan to its time now, from which the machine was too busy to time that plan."""
 HEARTBEAT_S = 30.0
 WAIT_S = 1.0
 CALLS_PER_TRIAL = 100
@@ -57,23 +57,23 @@ def run_study(
     here: Environment | None = None,
     caches: Caches | None = None,
 ) -> Study:
-    """Tune: inspect, try candidates until nothing more is worth it, decide, and store all of it.
+    """Tune: inspect, try candidates until nothing more is worth it, decide, and store everything.
 
-    A study of the same workload, machine and rules is gone on with: where nothing more is worth trying for the calls
-    asked for now, it is decided from what is stored.
+    A study of the same workload, machine and rules is continued. If nothing more is worth trying for the requested
+    calls, the decision comes from the stored trials.
 
     Args:
-        request: what is asked.
+        request: the request.
         storage: where it is kept.
         launcher: where candidates run.
         listener: is told of every step.
-        here: what the measurements hold for, where the launcher's workers run elsewhere; None for this machine.
-        caches: keeps the compile caches of the plans of least cost, for whoever goes on with them; None to keep none.
+        here: the environment of the measurements if the launcher's workers run elsewhere, or None for this machine.
+        caches: keeps the compile caches of the plans of least cost, for the next user of them, or None to keep none.
 
     Raises:
         InputError: the target or its inputs cannot be used.
         BaselineError: the plain model fails.
-        KeyboardInterrupt: the user interrupted; what is finished is kept, and the same request goes on from there.
+        KeyboardInterrupt: the user interrupted. Finished trials are kept, and the same request goes on from there.
     """
     here = here or environment.detect(request.workload.device)
     listener.inspecting()
@@ -104,11 +104,11 @@ def _job(request: Request, task: str) -> Job:
 
 
 def _ended_early(trial: Trial, bound: float | None, limit_s: float) -> bool:
-    """Whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
+    """Return whether a trial was stopped or ran out of time, and would go on under this bound and this limit.
 
-    Calls, restarts, memory limit, effort and plans may be asked for otherwise than when it was tried.
+    Calls, restarts, memory limit, effort and plans may differ in this request from the one that it was tried for.
     """
-    if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by what its own process told
+    if trial.state is TrialState.PRUNED and trial.measurement is not None:  # by its own process's measurement
         return bound is None or trial.measurement.speedup.high >= bound
     return bool(trial.failure and trial.failure.kind is FailureKind.TIMED_OUT and trial.seconds < limit_s)
 
@@ -159,16 +159,16 @@ class _Loop:
             if not self._tried and not told and self._history().trials:
                 self._listener.note("decided from what is stored; --fresh, or fresh=True, measures anew")
         except BaseException:  # raised again: an interruption, above all, must leave the study as it stands
-            with suppress(StorageError):  # a store that is lost holds what is finished all the same
+            with suppress(StorageError):  # a lost store still holds all finished trials
                 self._conclude(StudyState.INTERRUPTED)
             raise
         return self._conclude(StudyState.DECIDED)
 
     def _history(self) -> History:
-        """Read what is known, other processes' trials included; the calls are those asked for now.
+        """Read the facts so far, other processes' trials included, for the calls requested now.
 
-        A trial that was ended for what was asked then, and would not be now, is as if it had not been; and so is one
-        that was timed on a machine which was far too busy, as this search's own look at eager shows.
+        A trial is left out if it was ended under an earlier request, and would not be under this one. It is also left
+        out if it was timed on a far too busy machine, according to this search's own time of eager.
         """
         stored = self._stored()
         return replace(stored, trials=tuple(t for t in stored.trials if not self._may_go_on(t, stored)))
@@ -179,7 +179,7 @@ class _Loop:
         return History(self._request.workload, study.inspection, counted, self._end_s - self._spent.seconds)
 
     def _may_go_on(self, trial: Trial, stored: History) -> bool:
-        """Whether a trial is to be had again; never one of this very search."""
+        """Return whether to try a plan again, which is never so for a trial of this very search."""
         if trial.plan in self._tried:
             return False
         return self._was_held_up(trial) or _ended_early(trial, self._bound(stored), self._limit_s(stored))
@@ -189,29 +189,32 @@ class _Loop:
         return trial.measurement is not None and trial.measurement.times_as_long((None, now_s)) > BUSY
 
     def _bound(self, history: History) -> float | None:
-        """Return the speed-up below which a trial is stopped; a plan that the user named is measured to its end."""
+        """Return the speed-up below which a trial is stopped.
+
+        A plan that the user named is measured to its end.
+        """
         return prune_below(history) if self._request.plans is None else None
 
     def _limit_s(self, history: History) -> float:
         return self._request.trial_s + CALLS_PER_TRIAL * history.economics.baseline_s
 
     def _counts(self, plan: Plan) -> bool:
-        """Whether a plan may be decided for: the user's list, where there is one, leaves out what else is stored."""
+        """Return whether a plan may be decided for: the user's list, if there is one, leaves out other stored plans."""
         return self._request.plans is None or plan in self._request.plans
 
     def _others_at_work(self) -> bool:
         return any(trial.state is TrialState.RUNNING for trial in self._storage.get_study(self._id).trials)
 
     def _try(self, proposal: Proposal) -> None:
-        stored = self._stored()  # anew: what another process finished just now is done
+        stored = self._stored()  # read anew, as another process may have finished a trial just now
         again = next((t for t in stored.trials if t.plan == proposal.plan and self._may_go_on(t, stored)), None)
         trial = self._storage.claim_trial(self._id, proposal.plan, proposal.reason, self._owner, again=again)
         if trial is None:  # another process was quicker; the next history holds it
             return
         try:
             finished = self._launch(trial, proposal.limit_s)
-        except BaseException:  # raised again: whatever it was, this trial did not happen
-            with suppress(StorageError):  # whoever goes on takes back the claims of the dead
+        except BaseException:  # raised again: with any exception, this trial did not happen
+            with suppress(StorageError):  # the next process takes back the claims of the dead
                 self._storage.release_trial(self._id, trial.number)
             raise
         self._storage.finish_trial(self._id, finished)
@@ -234,10 +237,10 @@ class _Loop:
         return try_plan(self._launcher, job, trial, limits, self._spent.stage)
 
     def _tell_apart(self) -> int:
-        """Time plans again where the decision hangs on what a trial may not tell, and return how many times.
+        """Time plans again if the decision depends on differences that a trial may not tell, and return how many times.
 
-        The leading plan beside eager, in more processes; and plans beside each other. That goes on for as long as it is
-        worth its time, and the effort allows. Where that is asked, what is decided for is timed with cold caches, too.
+        The leading plan is timed beside eager, in more processes, and plans beside each other. That goes on for as long
+        as it is worth its time, and the effort allows. On request, the chosen plan is timed with cold caches, too.
         """
         care, told = CARE[self._request.effort], 0
         while self._spent.seconds < self._end_s:
@@ -284,7 +287,7 @@ class _Loop:
         self._listener.compared(replace(challenger, duel=kept))
 
     def _traits(self, history: History) -> frozenset[str]:
-        """Return the workload's traits, with what earlier trials found out about its noise."""
+        """Return the workload's traits, with facts about its noise from earlier trials."""
         checks = {check.name for trial in history.trials if trial.verdict for check in trial.verdict.checks}
         return self._inspection.traits | ({"noise_not_reproducible"} if "reproduced noise" in checks else set())
 
@@ -300,7 +303,7 @@ class _Loop:
         history = self._history()
         known = any(trial.state.is_finished for trial in history.trials)
         decision = decide(history, self._here) if known or state is StudyState.DECIDED else None
-        excluded = self._sampler.excluded(self._stored())  # what may be had again was tried all the same
+        excluded = self._sampler.excluded(self._stored())  # trials that may be repeated were tried all the same
         if state is StudyState.DECIDED and self._spent.seconds >= self._end_s:
             excluded.append(f"whatever else: the budget of {self._request.search_s:.0f} s is spent")
         if self._request.cold and decision is not None:
@@ -316,7 +319,7 @@ class _Loop:
         return self._storage.get_study(self._id, self._request.workload.target)
 
     def _untimed_cold(self, plan: Plan, history: History) -> list[str]:
-        """Say why the decided plan was not timed with cold caches, though that was asked; nothing where it was."""
+        """Say why the chosen plan was not timed with cold caches despite the request, or return nothing if it was."""
         if plan.is_eager:
             return ["cold processor caches: eager stays, so there is no plan to time with them"]
         trial = history.tried(plan)
@@ -336,7 +339,7 @@ class _Loop:
         return StagedSampler(space, self._hints())
 
     def _hints(self) -> list[Proposal]:
-        """Return plans decided for under this target elsewhere or before a change: stale, so proven anew."""
+        """Return plans decided for under this target elsewhere or before a change: stale, so verified anew."""
         hints: dict[Plan, Proposal] = {}
         for decision in self._storage.decisions(target=self._request.workload.target):
             if decision.plan in hints or decision.plan.is_eager or not self._is_open(decision.plan):
@@ -361,7 +364,7 @@ class _Loop:
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Say every now and then that this process lives, for processes on other hosts that cannot look."""
+        """Report every now and then that this process lives, for processes on other hosts that cannot look."""
         stop = threading.Event()
 
         def beat() -> None:
