@@ -160,7 +160,7 @@ class StagedSampler:
         return not plan.is_eager and not closed and history.predicted_overhead(plan) < history.economics.baseline_cost
 
     def excluded(self, history: History) -> list[str]:
-        """List the untried neighbours of the leader that cannot pay, and plans that need more effort or other numerics."""
+        """List the untried neighbours of the leader that cannot pay, and those that need other effort or numerics."""
         found = {str(o.plan): o.problem(history) for o in self._options(history)}
         if GROWS in history.traits:
             found["inductor for static shapes"] = "each call gives what it keeps another shape, and would compile anew"
