@@ -111,6 +111,42 @@ def test_a_mark_that_was_there_may_be_gone_or_another() -> None:
     assert stale_because(marked, decision) is None
 
 
+class Scaling:
+    """Holds the model, and reads what it says."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.net.strength  # type: ignore[operator]
+
+
+class Holding(nn.Module):
+    """Leaves its work to an object that is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength, self.scaling = 1.0, Scaling(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaling.apply(x)
+
+
+def test_what_an_object_in_it_reads_is_read() -> None:
+    net = Holding()
+    decision = decision_for(net)
+    net.strength = 2.0
+    assert "strength is 2.0, and was 1.0" in str(stale_because(net, decision))
+
+
+def test_nothing_is_a_mark_where_code_is_too_much_to_look_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = decision_for(net := Net().eval())
+    set_on(name="mark")(net)
+    assert stale_because(net, decision) is None
+    monkeypatch.setattr("torchwise.runtime.stale.MOST_FUNCTIONS", 1)
+    assert "mark" in str(stale_because(net, decision))
+
+
 def test_what_a_hook_reads_is_read() -> None:
     net = Net().eval()
     net.fc.register_forward_hook(lambda module, _, output: output * module.strength)

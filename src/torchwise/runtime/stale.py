@@ -45,6 +45,8 @@ def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attr
     if not before or not isinstance(model, torch.nn.Module) or any(not n.startswith(ATTRIBUTE) for n in differing):
         return {}
     parts, read = dict(model.named_modules()), names_read_by(model)
+    if read is None:
+        return {}
     marks: dict[int, dict[str, str | None]] = {}
     for name in differing:
         path, _, attribute = name.removeprefix(ATTRIBUTE).rpartition(".")
@@ -55,14 +57,20 @@ def find_marks(model: Callable[..., Any], before: Details, now: Details) -> Attr
     return marks
 
 
-def names_read_by(model: torch.nn.Module) -> set[str]:
-    """Return the names that code mentions which a call of a model may run, hooks included."""
+def names_read_by(model: torch.nn.Module) -> set[str] | None:
+    """Return the names that code mentions which a call of a model may run, hooks and the objects it holds included.
+
+    None where that is too much code to look through.
+    """
     parts = list(model.modules())
     kinds = {cls for part in parts for cls in type(part).__mro__}
     hooks = [
         hook for part in parts for held in (part._forward_hooks, part._forward_pre_hooks) for hook in held.values()
     ]
-    names = ReachableCode(hooks, kinds, most=MOST_FUNCTIONS).names
+    held_kinds = {type(value) for part in parts for value in vars(part).values()}
+    reached = ReachableCode(hooks, kinds | held_kinds, most=MOST_FUNCTIONS)
+    if len(reached.functions) >= MOST_FUNCTIONS:
+        return None
     of_torch = [cls for cls in kinds if cls.__module__.startswith("torch.") and cls is not torch.nn.Module]
     functions = [value for cls in of_torch for value in vars(cls).values() if isinstance(value, types.FunctionType)]
-    return names.union(*(find_names(function.__code__) for function in functions))
+    return reached.names.union(*(find_names(function.__code__) for function in functions))
