@@ -13,6 +13,9 @@ eager there. Eager is wrong if a plan is faster there by more than 2 % and would
     python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 3 --label quiet
     python benchmarks/agreement.py zoo:tutorial.fusion_demo --runs 10 --label busy --busy 2 --budget 90 --against FILE
 
+A plan of fewer threads may be right beside other programs and wrong without them. With `--among-themselves` each
+decision is judged by the other runs, which were made under the same load.
+
 With `--earlier FILE…`, runs from other such files are included. These may have run in parallel, each on its own cores
 (`taskset`).
 """
@@ -52,16 +55,20 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="JSON of earlier runs that tells what is right")
     parser.add_argument("--plan", action="append", default=[], help="plan of each search, as `torchwise tune` takes it")
     parser.add_argument("--earlier", type=Path, nargs="+", default=[], help="JSON of runs to take in")
+    parser.add_argument("--among-themselves", action="store_true", help="judge each run by the others")
     parser.add_argument("--label", help="hardware, for the names of the files; the device where left out")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     quiet = json.loads(options.against.read_text()) if options.against else []
-    runs = [judged(run, quiet) for file in options.earlier for run in json.loads(file.read_text())]
+    runs = [run for file in options.earlier for run in json.loads(file.read_text())]
+    runs = runs if options.among_themselves else [judged(run, quiet) for run in runs]
     with computing(options.busy if options.runs else 0):
         for number in range(options.runs):
             runs.append(judged(tune(options), quiet))
             print(number, json.dumps(runs[-1]), flush=True)
             report(runs, options)  # after every run, so that an interrupted run keeps its results
+    if options.among_themselves:
+        runs = [judged(run, [other for other in runs if other is not run]) for run in runs]
     print(report(runs, options))
 
 
@@ -168,7 +175,8 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> str:
         counts = ", ".join(f"{judged.count(word)} {word}" for word in ("right", "inconclusive", "wrong"))
         unknown = len(judged) - sum(judged.count(word) for word in ("right", "inconclusive", "wrong"))
         counts += f", {unknown} unknown" if unknown else ""
-        lines += ["", f"Beside quiet runs: {counts}."]
+        beside = "the other runs" if options.among_themselves else "quiet runs"
+        lines += ["", f"Beside {beside}: {counts}."]
     lines += ["", *(f"- run {number}: {run['trust']}" for number, run in enumerate(runs))]
     text = "\n".join(lines) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
