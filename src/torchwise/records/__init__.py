@@ -1,4 +1,4 @@
-"""What was seen: frozen records of measurements, verdicts, trials, studies, decisions and rulings; JSON both ways."""
+"""Frozen records of measurements, verdicts, trials, studies, decisions and approvals, with JSON both ways."""
 
 from torchwise.records.cores import CoreUse
 from torchwise.records.decision import Decision

@@ -1,4 +1,4 @@
-"""One plan in full: baseline, compile cost, consistency, memory, scaling over batch sizes, and what follows."""
+"""Everything about one plan: baseline, compile cost, consistency, memory, scaling over batch sizes, and advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Data Analysis, 1977)."""
 CALLS_PER_TURN = 20
 """Calls of one side before it is the other's turn: enough that each finds the processor's caches as its own."""
 MARGIN = 0.2
-"""Share on top of what was seen that is to be reserved: for fragmentation, and for what was not seen."""
+"""Share to reserve on top of the peaks seen: for fragmentation, and for calls that were not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +36,25 @@ class Consistency:
     """How alike calls are. Raw samples are kept, statistics derived.
 
     Attributes:
-        calls_s: seconds of each call by itself, waited for, in the order in which they were made.
+        calls_s: seconds of each call, in the order in which they were made; each call was waited for.
     """
 
     calls_s: Annotated[tuple[Duration, ...], Meta(min_length=1)]
 
     def quantile(self, share: float) -> float:
-        """Return the seconds that this share of the calls stays within."""
+        """Return the time in seconds that this share of the calls stays within."""
         return float(np.quantile(np.asarray(self.calls_s), share))
 
     def scaled_to(self, median_s: float) -> Consistency:
-        """Return the calls as they would be with this median."""
+        """Return the calls, scaled to have this median."""
         return self.scaled_by(median_s / self.quantile(0.5))
 
     def scaled_by(self, factor: float) -> Consistency:
-        """Return the calls, each so many times as long."""
+        """Return the calls with each time multiplied by this factor."""
         return Consistency(tuple(seconds * factor for seconds in self.calls_s))
 
     def medians(self) -> tuple[float, ...]:
-        """Return the median of each whole turn; of all calls where there is none."""
+        """Return the median of each whole turn, or that of all calls if there is no whole turn."""
         turns = max(len(self.calls_s) // CALLS_PER_TURN, 1)
         chunks = np.array_split(np.asarray(self.calls_s[: turns * CALLS_PER_TURN]), turns)
         return tuple(float(np.median(chunk)) for chunk in chunks)
@@ -71,7 +71,7 @@ class Consistency:
 
     @property
     def drift(self) -> float:
-        """Change of the median from the first third of the calls to the last; 0 where there are fewer than nine."""
+        """Change of the median from the first third of the calls to the last, or 0 for fewer than nine calls."""
         third = len(self.calls_s) // 3
         if third < 3:
             return 0.0
@@ -79,21 +79,21 @@ class Consistency:
 
     @property
     def outliers(self) -> int:
-        """Calls that lie far out."""
+        """Number of calls that lie far out."""
         first, last = np.quantile(np.asarray(self.calls_s), (0.25, 0.75))
         return int(np.sum(np.asarray(self.calls_s) > last + FAR_OUT * (last - first)))
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a process that runs the plan holds, in bytes.
+    """Memory held by a process that runs the plan, in bytes.
 
     Attributes:
         model: parameters and buffers.
-        inputs: of the largest example.
-        start: at the peak of the first calls of a warm start, above what was held before; None where not measurable.
-        call: at the peak of a steady call, above what was held before it; None where not measurable.
-        baseline_call: the same of eager.
+        inputs: the largest example.
+        start: peak of the first calls of a warm start, above the memory held before, or None if not measurable.
+        call: peak of a steady call, above the memory held before it, or None if not measurable.
+        baseline_call: the same for eager.
     """
 
     model: Count
@@ -104,25 +104,25 @@ class Memory:
 
     @property
     def overhead(self) -> int | None:
-        """What a call needs beyond eager's; negative where it needs less."""
+        """Bytes that a call needs beyond eager's, negative if it needs less."""
         return None if self.call is None or self.baseline_call is None else self.call - self.baseline_call
 
     @property
     def reserve(self) -> int | None:
-        """The planning figure: model, inputs and the highest peak, with a margin. Python and CUDA come on top."""
+        """Bytes to plan for: model, inputs and the highest peak, with a margin. Python and CUDA come on top."""
         peaks = [peak for peak in (self.start, self.call) if peak is not None]
         return round((self.model + self.inputs + max(peaks)) * (1 + MARGIN)) if peaks else None
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What a second process saw that started from the caches of the first.
+    """Results of a second process, which started from the caches of the first.
 
     Attributes:
         warm_s: seconds that its first calls took beyond steady ones.
         plan: each call of the plan.
-        baseline: each call of eager, in turns with the plan's.
-        memory: what the process holds.
+        baseline: each call of eager, alternating with the plan's in turns.
+        memory: held by the process.
     """
 
     warm_s: Seconds
@@ -132,7 +132,7 @@ class Steady:
 
     @property
     def paired(self) -> Measurement:
-        """The medians of the turns, each beside that of eager in its turn."""
+        """The medians of the plan's turns, each paired with eager's in the same turn."""
         pairs = list(zip(self.plan.medians(), self.baseline.medians(), strict=False))
         own, eager = zip(*pairs, strict=True)
         return Measurement(own, eager, CALLS_PER_TURN)
@@ -143,10 +143,10 @@ class Batch:
     """The plan on inputs of one batch size.
 
     Attributes:
-        size: of the batch.
-        measurement: against eager at this size; None where there is none.
-        costs: of compiling for this size.
-        reason: in words, why it was not timed.
+        size: batch size.
+        measurement: against eager at this size, or None if there is none.
+        costs: cost of compiling for this size.
+        reason: why it was not timed, in words.
     """
 
     size: Positive
@@ -160,9 +160,9 @@ class BatchFigures:
     """One batch size on one scale.
 
     Attributes:
-        size: of the batch.
+        size: batch size.
         eager_s: seconds per call of eager at this size.
-        speedup: over that.
+        speedup: over eager at this size.
     """
 
     size: int
@@ -187,11 +187,11 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What follows from the figures.
+    """A piece of advice that follows from the figures.
 
     Attributes:
-        rule: its name, for programs.
-        text: in words, with the figures.
+        rule: name of the advice, for programs.
+        text: the advice in words, with the figures.
     """
 
     rule: str
@@ -200,23 +200,23 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Analysis(Document):
-    """One plan in full.
+    """Everything about one plan.
 
     Attributes:
-        workload: what was asked.
-        environment: where it holds.
-        inspection: the plain model: the baseline.
+        workload: the request.
+        environment: machine and software that it holds for.
+        inspection: the plain model, which is the baseline.
         trial: the plan, cold: costs, verdict and measurement, or how it failed.
-        steady: the plan, warm; None where it was not proven, or failed.
+        steady: the plan, warm, or None if it was not verified, or failed.
         batches: one for each batch size that was asked for.
         batch_note: which dimension was scaled, or why none was.
-        batch_size: of the inputs as they were given; None where none was found, and in those of earlier versions.
-        advice: what follows, the most important first.
+        batch_size: batch size of the given inputs, or None if none was found, and in analyses of earlier versions.
+        advice: most important first.
         effort: "quick", "standard" or "thorough".
         created_at: seconds since the epoch.
-        seconds: that all of it took.
-        trust: how far the figures could be trusted when it was written, for readers of JSON alone; None in those of
-            earlier versions.
+        seconds: time that the whole analysis took.
+        trust: how far the figures could be trusted when it was written, for readers of JSON alone, or None in analyses
+            of earlier versions.
     """
 
     workload: WorkloadSpec
@@ -236,14 +236,14 @@ class Analysis(Document):
 
     @property
     def plan(self) -> Plan:
-        """What was analysed."""
+        """The plan that was analysed."""
         return self.trial.plan
 
     @property
     def tried(self) -> Trial:
-        """The trial, with what the second process measured of the same: two of them may disagree.
+        """The trial, with the second process's measurement of the same plan: the two processes may disagree.
 
-        The second one waits for each call, and of several inputs it times one.
+        The second process waits for each call. If there are several inputs, it times one of them.
         """
         alike = self.workload.objective == "latency" and len(self.inspection.inputs) == 1
         if self.steady is None or self.trial.measurement is None or not alike:
@@ -252,36 +252,36 @@ class Analysis(Document):
 
     @property
     def eager(self) -> Measurement:
-        """What tells eager's time, by which every other time is shown: beside the plan, unless it was held up there."""
+        """The measurement of eager that every other time is scaled by: beside the plan, unless disturbed there."""
         looked_at = self.inspection.measurement
         return eager_measured(self.trial.measurement, [looked_at]) if self.trial.measurement else looked_at
 
     @property
     def economics(self) -> Economics:
-        """Costs over the calls and restarts that were asked for, on the scale of eager."""
+        """Costs over the requested calls and restarts, on eager's scale."""
         baseline_s = self.eager.baseline_time.mid if self.eager.baseline_s else 0.0
         return Economics(baseline_s, self.workload.calls, self.workload.restarts)
 
     @property
     def speedup(self) -> Interval | None:
-        """Eager's time over the plan's; None where it was not timed."""
+        """Eager's time over the plan's, or None if it was not timed."""
         return self.tried.speedup
 
     @property
     def time(self) -> Interval | None:
-        """Seconds per call of the plan: eager's over the speed-up; None where it was not timed."""
+        """Seconds per call of the plan: eager's over the speed-up, or None if it was not timed."""
         return self.economics.seconds_per_call(self.tried) if self.speedup else None
 
     @property
     def break_even_calls(self) -> Interval | None:
-        """Calls after which the plan has paid for its compiling; None where it may never, or was not timed."""
+        """Calls after which the plan has paid for its compiling, or None if it may never, or was not timed."""
         return self.economics.break_even_calls(self.tried) if self.trial.is_proven else None
 
     @property
     def saved_s(self) -> float | None:
-        """Seconds saved over all calls and restarts, compiling taken off; None where the plan was not proven.
+        """Seconds saved over all calls and restarts, minus compiling, or None if the plan was not verified.
 
-        The least of them where the speed-up is no figure.
+        If the speed-up is too uncertain to name a figure, this is the lower bound.
         """
         if not self.trial.is_proven:
             return None
@@ -289,7 +289,7 @@ class Analysis(Document):
 
     @property
     def answer(self) -> Answer:
-        """Whether the plan is to be used: right, faster, and paid for within the calls that are expected."""
+        """Whether to use the plan: it is right, faster, and paid for within the expected calls."""
         if not self.trial.is_proven or self.plan.is_eager or self.speedup is None:
             return Answer.NO
         pays, is_faster = self.break_even_calls, exceeds(self.speedup)
@@ -300,7 +300,7 @@ class Analysis(Document):
 
     @property
     def calls(self) -> tuple[Consistency, Consistency] | None:
-        """Call after call of the plan and of eager, on the scale of the other times; None where they were not timed."""
+        """Each call of the plan and of eager, on the scale of the other times, or None if they were not timed."""
         if self.steady is None:
             return None
         own, eager = self.steady.plan, self.steady.baseline
@@ -313,12 +313,12 @@ class Analysis(Document):
 
     @property
     def timed_batches(self) -> Sequence[Batch]:
-        """The batch sizes that were timed, smallest first."""
+        """The timed batch sizes, smallest first."""
         return sorted((batch for batch in self.batches if batch.measurement), key=lambda batch: batch.size)
 
     @property
     def batch_figures(self) -> list[BatchFigures]:
-        """The same in figures; at the size of the inputs as they were given, those of the plan itself."""
+        """The timed batch sizes in figures. At the batch size of the given inputs they are the plan's own figures."""
         return [self._figures(batch, batch.measurement) for batch in self.timed_batches if batch.measurement]
 
     def _figures(self, batch: Batch, measured: Measurement) -> BatchFigures:
@@ -327,7 +327,7 @@ class Analysis(Document):
         return BatchFigures(batch.size, measured.baseline_time.mid, measured.speedup)
 
     def judge_trust(self) -> Trust:
-        """Say how far the figures can be trusted."""
+        """Return how far the figures can be trusted."""
         batches = [batch.measurement for batch in self.timed_batches if batch.measurement]
         measured = [
             self.inspection.measurement,

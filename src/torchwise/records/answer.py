@@ -1,6 +1,7 @@
-"""What measurements answer: yes, no, or that they cannot tell; and how far they can be trusted, in one sentence.
+"""Answers to questions about measurements: yes, no or inconclusive, with how far the measurements can be trusted.
 
-Every command that draws a conclusion from times draws it here, so that what is inconclusive in one is so in all.
+Every command that draws a conclusion from times draws it here. So a result that is inconclusive for one command is
+inconclusive for all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ QUIET_HALF_WIDTH = 0.05
 
 
 class Answer(StrEnum):
-    """What a measurement says to a question."""
+    """The answer of a measurement to a question."""
 
     YES = "yes"
     NO = "no"
@@ -39,8 +40,8 @@ class Trust:
 
     Attributes:
         reliability: in one word, for programs.
-        sentence: for people; it stands at the top of the output.
-        half_width: typical relative half-width of the ratios' intervals; None where nothing was timed.
+        sentence: for people, shown at the top of the output.
+        half_width: typical relative half-width of the ratios' intervals, or None if nothing was timed.
     """
 
     reliability: Reliability
@@ -49,9 +50,9 @@ class Trust:
 
 
 def exceeds(ratio: Interval, bound: float = 1.0) -> Answer:
-    """Say whether a ratio is above a bound: inconclusive where its interval holds the bound, or tells no figure.
+    """Answer whether a ratio is above a bound: inconclusive if its interval holds the bound, or names no figure.
 
-    A wide interval whose low end clears the bound is a yes; one that lies below it is a no.
+    A wide interval whose low end is above the bound is a yes. A wide interval below the bound is a no.
     """
     if ratio.low > bound:
         return Answer.YES
@@ -61,14 +62,14 @@ def exceeds(ratio: Interval, bound: float = 1.0) -> Answer:
 
 
 def all_of(*answers: Answer) -> Answer:
-    """Answer whether all hold: one no settles it, whatever cannot be told of the others."""
+    """Answer whether all hold: one no settles it, even if others are inconclusive."""
     if Answer.NO in answers:
         return Answer.NO
     return Answer.INCONCLUSIVE if Answer.INCONCLUSIVE in answers else Answer.YES
 
 
 def any_of(*answers: Answer) -> Answer:
-    """Answer whether any holds: one yes settles it, whatever cannot be told of the others."""
+    """Answer whether any holds: one yes settles it, even if others are inconclusive."""
     if Answer.YES in answers:
         return Answer.YES
     return Answer.INCONCLUSIVE if Answer.INCONCLUSIVE in answers else Answer.NO
@@ -77,13 +78,13 @@ def any_of(*answers: Answer) -> Answer:
 def judge_trust(
     ratios: Iterable[Interval], causes: Iterable[str] = (), observed: Iterable[Interval] | None = None
 ) -> Trust:
-    """Say how far an output's ratios can be trusted.
+    """Return how far an output's ratios can be trusted.
 
     Args:
         ratios: the intervals of all ratios that the output shows.
-        causes: what disturbed the measurements, such as "another program held 1 of 2 cores"; the first is quoted.
-        observed: the intervals by which measuring counts as disturbed, where those that are shown are wider: they add
-            what processes differ by on the quietest machine.
+        causes: causes of disturbance, such as "another program held 1 of 2 cores". The first is quoted.
+        observed: the intervals that tell how disturbed measuring was. Give them if the shown intervals are wider, since
+            those include the spread between processes on the quietest machine.
     """
     widths = sorted(ratio.half_width for ratio in ratios)
     if not widths:

@@ -1,4 +1,4 @@
-"""How large a batch may be: what was tried, what fitted, and what got most done."""
+"""How large a batch may be: the sizes tried, those that fitted, and the one with the highest throughput."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class SizeTried:
     """One batch size.
 
     Attributes:
-        size: of the batch.
-        samples_per_s: what gets done at this size; None where it failed.
-        peak_memory: bytes at the peak of a call, beyond what is held before it; None where it is not known.
-        problem: why it does not fit; empty where it does.
+        size: batch size.
+        samples_per_s: throughput at this size, or None if it failed.
+        peak_memory: bytes at the peak of a call, beyond those held before it, or None if unknown.
+        problem: why it does not fit, or empty if it does.
     """
 
     size: Positive
@@ -30,13 +30,13 @@ class SizeTried:
 
 @dataclass(frozen=True, slots=True)
 class BatchFit(Document):
-    """What came of looking for a batch size.
+    """Result of the search for a batch size.
 
     Attributes:
-        target: what was run.
-        plan: how.
-        tried: every size that was tried, in order of size.
-        memory_limit: bytes that a call might take; None for what the device has.
+        target: the target that was run.
+        plan: the plan that it ran with.
+        tried: every size tried, smallest first.
+        memory_limit: bytes that a call might take, or None for all that the device has.
     """
 
     target: str
@@ -47,11 +47,11 @@ class BatchFit(Document):
 
     @property
     def largest(self) -> int | None:
-        """The largest size that fitted; None where none did."""
+        """The largest size that fitted, or None if none did."""
         return max((one.size for one in self.tried if not one.problem), default=None)
 
     @property
     def best(self) -> int | None:
-        """The size that fitted and got most done in a second; None where none did."""
+        """The size that fitted and had the highest throughput, or None if none did."""
         fitting = [one for one in self.tried if not one.problem and one.samples_per_s is not None]
         return max(fitting, key=lambda one: one.samples_per_s or 0.0).size if fitting else None

@@ -1,4 +1,4 @@
-"""Contenders side by side on many targets: what a benchmark saw, row by row."""
+"""Results of a benchmark, row by row: contenders side by side on many targets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIED = 0.02
 
 
 class RowState(StrEnum):
-    """What became of a contender on a target."""
+    """Outcome of a contender on a target."""
 
     TIMED = "timed"
     FAILED = "failed"
@@ -35,7 +35,7 @@ class RowState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the hardware can do at the most, measured on the spot.
+    """The most that the hardware can do, measured on the spot.
 
     Attributes:
         bandwidth: bytes read plus written per second by a large copy.
@@ -46,20 +46,20 @@ class Peaks:
     flops: dict[str, Amount] = field(default_factory=dict)
 
     def least_s(self, work: Roofline, dtype: str) -> float:
-        """Return the seconds below which no program does this work here (Williams et al., Roofline, CACM 2009)."""
+        """Return the minimum seconds of any program for this work here (Williams et al., Roofline, CACM 2009)."""
         rate = self.flops.get(dtype)
         return max(work.bytes / self.bandwidth, work.flops / rate if rate else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """What a worker found out about one contender.
+    """A worker's findings about one contender.
 
     Attributes:
         costs: cold and warm first call, peak memory.
         verdict: on values, dtypes, strides, inputs written to.
         measurement: against eager, in alternation.
-        overwrites: whether an answer is overwritten by the next call; else it may be held.
+        overwrites: whether the next call overwrites an answer. If not, the answer may be kept.
         dtype: of the workload's numbers.
         roofline: least work per call, where known.
         repeats: against eager in further fresh processes.
@@ -75,7 +75,7 @@ class Performance:
 
     @property
     def processes(self) -> tuple[Measurement, ...]:
-        """What was measured against eager, one measurement for each process."""
+        """The measurements against eager, one for each process."""
         return (self.measurement, *self.repeats)
 
 
@@ -86,19 +86,20 @@ class Row:
     Attributes:
         workload: the target, device, mode and objective.
         contender: its name.
-        precision: class of its numbers: "native", or that of a plan which lowers it. Ratios stay within a class.
-        state: what became of it.
-        reason: in words, where it was not timed.
-        performance: what was found, where it was timed.
-        failure: how it ended, where it failed.
-        plan: for Torchwise, what was decided.
-        search_s: for Torchwise, seconds of search; None where it was given the plans to choose from.
-        searched: for Torchwise, every plan that was tried or left out, with what became of it or why.
-        rival: for Torchwise, the fastest other contender of its class that answers rightly; where two may be that, the
-            one beside which Torchwise does worse.
+        precision: class of its numeric precision: "native", or that of a plan which lowers it. Ratios stay within a
+            class.
+        state: its outcome.
+        reason: why it was not timed, in words.
+        performance: the worker's findings, if it was timed.
+        failure: how it ended, if it failed.
+        plan: for Torchwise, the chosen plan.
+        search_s: for Torchwise, seconds of search, or None if it was given the plans to choose from.
+        searched: for Torchwise, every plan that was tried or left out, with its outcome or the reason.
+        rival: for Torchwise, the fastest other contender of its class with right answers. If two may be the fastest, it
+            is the one against which Torchwise does worse.
         duel: Torchwise as the candidate and the rival as the baseline, in one process.
         duel_repeats: the same in further fresh processes.
-        refused: whether the target itself cannot be used: that is bad input, and the contender was not tried.
+        refused: whether the target itself cannot be used. That is bad input, and the contender was not tried.
     """
 
     workload: WorkloadSpec
@@ -118,13 +119,13 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """What makes two rows of two benchmarks the same one."""
+        """Key that identifies the same row in two benchmarks."""
         work = self.workload
         return (work.target, work.device, work.mode, work.objective, self.contender)
 
     @property
     def is_timed(self) -> bool:
-        """Whether it was timed; a contender that then fails to start from warm caches keeps its figures, and is not."""
+        """Whether it was timed. A contender that then fails to start from warm caches keeps its figures, but is not."""
         return self.state is RowState.TIMED and self.performance is not None
 
     @property
@@ -134,61 +135,61 @@ class Row:
 
     @property
     def is_its_rival(self) -> bool:
-        """Whether Torchwise decided for eager, and eager is the rival: all that their duel shows is the clock."""
+        """Whether Torchwise chose eager, and eager is the rival: then their duel shows only the clock's error."""
         return self.plan is not None and self.plan.is_eager and self.rival == EAGER
 
     @property
     def time(self) -> Interval | None:
-        """Seconds per call in its own process; `records/scale.py` has them on one scale for all rows."""
+        """Seconds per call in its own process. `records/scale.py` has all rows on one scale."""
         return self.performance.measurement.candidate_time if self.performance else None
 
     @property
     def speedup(self) -> Interval | None:
-        """Eager's time over the contender's, as all processes that timed the two agree on."""
+        """Eager's time over the contender's, agreed on by all processes that timed the two."""
         return speedup_across(self.performance.processes, self.workload.device) if self.performance else None
 
     @property
     def cold_speedup(self) -> Interval | None:
-        """The same with cold processor caches; None where that was not timed."""
+        """The speed-up with cold processor caches, or None if that was not timed."""
         return cold_speedup_across(self.performance.processes, self.workload.device) if self.performance else None
 
     @property
     def is_faster(self) -> Answer | None:
-        """Whether the contender is faster than eager; None where it was not timed."""
+        """Whether the contender is faster than eager, or None if it was not timed."""
         return is_faster_across(self.performance.processes, self.workload.device) if self.performance else None
 
     @property
     def duels(self) -> tuple[Measurement, ...]:
-        """Torchwise beside its rival, one measurement for each process."""
+        """Torchwise against its rival, one measurement for each process."""
         return (self.duel, *self.duel_repeats) if self.duel else ()
 
     @property
     def speed_over_rival(self) -> Interval | None:
-        """The rival's time over that of Torchwise, as all processes agree on that timed the two."""
+        """The rival's time over Torchwise's, agreed on by all processes that timed the two."""
         return speedup_across(self.duels, self.workload.device) if self.duel else None
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """All that was timed for the row, against eager and against the rival."""
+        """All measurements of the row, against eager and against the rival."""
         return (*(self.performance.processes if self.performance else ()), *self.duels)
 
     @property
     def observed(self) -> tuple[Interval, ...]:
-        """The ratios as each process saw them: how disturbed measuring was. How processes differ is not in them."""
+        """The ratios as each process saw them: how disturbed measuring was. How processes differ is left out."""
         return tuple(measurement.speedup for measurement in self.measurements)
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark(Document):
-    """A whole run: where, how fast the hardware is, and every row.
+    """A whole run: the machine, its hardware peaks, and every row.
 
     Attributes:
         environment: the machine and its software.
         created_at: seconds since the epoch.
-        peaks: how fast the hardware is; None where that was not measured.
+        peaks: the hardware's peaks, or None if they were not measured.
         rows: every row.
-        trust: how far its figures could be trusted when it was written (`records/scale.py`), for readers of JSON
-            alone; None in those of earlier versions.
+        trust: how far its figures could be trusted when it was written (`records/scale.py`), for readers of JSON alone,
+            or None in those of earlier versions.
     """
 
     environment: Environment
@@ -204,14 +205,14 @@ class Benchmark(Document):
 
     @property
     def workloads(self) -> tuple[WorkloadSpec, ...]:
-        """The targets, each once, in order."""
+        """The targets in order, each once."""
         return tuple(dict.fromkeys(row.workload for row in self.rows))
 
     def check_read(self) -> None:
         """Refuse rows without samples, which give no time.
 
         Raises:
-            InputError: there is one.
+            InputError: a row has no samples.
         """
         for row in self.rows:
             if not all(one.candidate_s for one in row.measurements):
@@ -228,8 +229,8 @@ def rival_of(rows: tuple[Row, ...], ours: Row) -> Row | None:
 def rivals_of(rows: tuple[Row, ...], ours: Row) -> list[Row]:
     """Return the one or two other contenders that may be the fastest: by speed-up over eager, and by time per call.
 
-    Each can mislead, as every contender has a process of its own: a speed-up has eager's time in it, which an unsteady
-    host changes by half from one process to the next, and a time has whatever held the host up meanwhile.
+    Each can mislead, as every contender has a process of its own. A speed-up includes eager's time, which an unsteady
+    host changes by half from one process to the next. A time includes every delay of the host meanwhile.
     """
     by_speedup = rival_of(rows, ours)
     if by_speedup is None or by_speedup.time is None:

@@ -1,4 +1,4 @@
-"""Where a fault enters: what was looked at, what was seen, and what it came down to."""
+"""Where a fault enters: the steps of the search, their observations, and the result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torchwise.workload import WorkloadSpec
 SCHEMA = "torchwise.bisection/1"
 
 Stage = Literal["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor", "plan"]
-"""How far a call goes: the model itself, then each stage of `torch.compile` with all before it, or a plan of ours."""
+"""How far a call goes: the model itself, then each stage of `torch.compile` with all before it, or one of our plans."""
 
 
 class Symptom(StrEnum):
-    """What a fault looks like. A crash is a process that died or a call that raised.
+    """Symptom of a fault. A crash is a process that died or a call that raised.
 
-    Two of them are none: the answer is right, or it cannot be compared, so that nobody knows.
+    Two members are no fault: the answer is right, or it cannot be compared, so that nobody knows.
     """
 
     NONE = "none"
@@ -35,12 +35,12 @@ class Symptom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one look found.
+    """Observation of one step.
 
     Attributes:
-        symptom: of the candidate; eager itself was right in the same process.
+        symptom: of the candidate. Eager itself was right in the same process.
         detail: a sentence with the figures.
-        kind: of a crash, its signal or exception: two crashes of unlike kinds are two faults.
+        kind: signal or exception of a crash. Two crashes of different kinds are two faults.
     """
 
     symptom: Symptom
@@ -49,7 +49,7 @@ class Sighting:
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is known to be wrong."""
+        """Whether a fault is certain."""
         return self.symptom not in (Symptom.NONE, Symptom.NOT_COMPARABLE)
 
     def is_same(self, other: Sighting) -> bool:
@@ -59,12 +59,12 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One look, in a process of its own.
+    """One step of the search, in a process of its own.
 
     Attributes:
-        what: what was tried, in words.
-        sighting: what was seen.
-        seconds: wall time, the worker's start included.
+        what: description of the attempt.
+        sighting: the observation.
+        seconds: wall time, including the worker's start.
     """
 
     what: str
@@ -74,15 +74,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """What brings the fault within its stage.
+    """The cause of the fault within its stage.
 
     Attributes:
         kind: "option", "pass", "decomposition", "lowering" or "choice" (of a plan).
-        name: of the option with its mending value, of the pass, or the operator in question.
-        detail: how that was found.
-        place: which application of a pass, decomposition or lowering it is, from 1; None where there is no count.
+        name: the option with the value that fixes the fault, the pass, or the operator.
+        detail: how it was found.
+        place: which application of a pass, decomposition or lowering it is, from 1, or None if there is no count.
         of: how many applications there are.
-        workaround: options of `torch.compile` under which the fault was seen to be gone.
+        workaround: options of `torch.compile` with which the fault was observed to be gone.
     """
 
     kind: Literal["option", "pass", "decomposition", "lowering", "choice"]
@@ -98,10 +98,10 @@ class Operation:
     """One operation of a graph that Dynamo captured.
 
     Attributes:
-        name: of its value in the graph.
-        operator: such as "torch.add".
+        name: name of its value in the graph.
+        operator: its operator, such as "torch.add".
         code: the whole operation, such as "add = torch.add(x, mask)".
-        source: file and line that it comes from, where known.
+        source: file and line that it comes from, if known.
         line: the text of that line.
     """
 
@@ -114,13 +114,13 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """The smallest part of a graph that was found to show the fault: without any one of its operations it is gone.
+    """The smallest part of a graph that was found to show the fault: the fault is gone without any one operation.
 
     Attributes:
-        graph: which of the captured graphs, from 0.
-        operations: of the part.
-        of: operations of the whole graph.
-        complete: whether the search for it came to its end, or was cut short by the budget.
+        graph: index of the captured graph, from 0.
+        operations: operations of the part.
+        of: number of operations in the whole graph.
+        complete: whether the search for it came to its end. The budget may cut it short.
     """
 
     graph: Count
@@ -134,7 +134,7 @@ class Repro:
     """A program that shows the fault.
 
     Attributes:
-        file: where it lies; its inputs lie beside it.
+        file: its path. Its inputs lie beside it.
         confirmed: whether it was run in a fresh process, and showed the fault.
         standalone: whether it needs torch alone. Otherwise it loads the target, or Torchwise for its plan.
         output: the end of what it printed.
@@ -151,18 +151,18 @@ class Bisection(Document):
     """Where a fault enters.
 
     Attributes:
-        workload: what was looked at.
-        environment: where.
-        plan: what was run; `EAGER` stands for plain `torch.compile`.
-        what: the symptom that was looked for, or "auto" for whichever there is but "slow".
+        workload: the workload under search.
+        environment: machine and software.
+        plan: the plan that was run. `EAGER` stands for plain `torch.compile`.
+        what: the symptom searched for, or "auto" for any symptom but "slow".
         sighting: the fault, or that there is none, or that the answers cannot be compared.
-        stage: at which it enters; None where there is no fault.
-        culprit: what brings it within the stage, where that could be told.
-        subgraph: the smallest part that shows it, where there is a graph to reduce.
-        repro: a program that shows it.
-        steps: every look, in order.
-        notes: what could not be told, and why.
-        seconds: wall time of all.
+        stage: the stage at which it enters, or None if there is no fault.
+        culprit: the cause within the stage, if it could be told.
+        subgraph: the smallest part that shows the fault, if there is a graph to reduce.
+        repro: a program that shows the fault.
+        steps: every step, in order.
+        notes: questions left open, and why.
+        seconds: total wall time.
     """
 
     workload: WorkloadSpec
@@ -186,5 +186,5 @@ class Bisection(Document):
 
     @property
     def is_comparable(self) -> bool:
-        """Whether what was looked for could be told; where it could not, nobody knows whether there is a fault."""
+        """Whether the symptom searched for could be told. If not, nobody knows whether there is a fault."""
         return self.sighting.symptom is not Symptom.NOT_COMPARABLE

@@ -1,8 +1,8 @@
-"""Records to JSON and back, by msgspec: every field is checked against its type when read, and nothing is passed over.
+"""Records to JSON and back, by msgspec: every field is checked against its type when read, and nothing is ignored.
 
-What is refused is named with its place, its value and the rule (`records/refusal.py`). Which numbers a field takes
-stands in its type (`records/bounds.py`). A rule about several fields is a method `check_read` of the record; it holds
-for what is read, and not for what a search is just making.
+An error names the place, the value and the rule (`records/refusal.py`). A field's type says which numbers it takes
+(`records/bounds.py`). A rule about several fields is a method `check_read` of the record. That rule holds for data that
+are read, and not for a record that a search is building.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ def to_builtins(record: Any) -> Any:
 def to_json(record: Any) -> str:
     """Return a record as one line of JSON. A float that is not finite becomes null, as JSON has none.
 
-    In an interval that is infinity, such as for calls after which a plan may never have paid; it is read as such.
+    In an interval, null stands for infinity, for instance for calls after which a plan may never have paid. It is read
+    back as infinity.
     """
     return msgspec.json.encode(record).decode()
 
 
 def from_builtins(data: Any, kind: type[T], *, stored: bool = False) -> T:
-    """Read what `to_builtins` wrote.
+    """Read the output of `to_builtins`.
 
     Args:
         data: dicts, lists, strings and numbers.
         kind: class of the record.
-        stored: whether it is from a store, which other versions and programs with plug-ins share: fields that a later
-            version added are passed over, but in plans, and plans may name what is not known here.
+        stored: whether it is from a store, which other versions and programs with plug-ins share. Then fields that a
+            later version added are ignored, except in plans, and plans may name choices unknown here.
 
     Raises:
         InputError: a field is missing, unknown, of another type, or holds a value that its class refuses.
@@ -67,7 +68,7 @@ def from_builtins(data: Any, kind: type[T], *, stored: bool = False) -> T:
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
-    """Read what `to_json` wrote.
+    """Read the output of `to_json`.
 
     Raises:
         InputError: it is no JSON, or a field is missing, unknown, of another type, or holds a refused value.
@@ -76,7 +77,7 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
 
 
 def parsed(text: str | bytes, kind: type) -> Any:
-    """Return the plain data of a text that is to be a record.
+    """Return the plain data of a record's text.
 
     Raises:
         InputError: it is no JSON.
@@ -89,7 +90,7 @@ def parsed(text: str | bytes, kind: type) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A record that is kept by itself. Its field `schema` says how it is written, by default as this version does."""
+    """A record that is kept by itself. Its field `schema` names its format, by default that of this version."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -97,7 +98,7 @@ class Document:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
             InputError: it is no such record, or of another schema.
@@ -108,10 +109,10 @@ class Document:
 
 
 def check_schema(data: Any, kind: type, known: str) -> None:
-    """Refuse data of another schema, before anything is said that may follow from that.
+    """Refuse data of another schema, before reporting any error that may follow from it.
 
     Raises:
-        InputError: it is of another, or names none.
+        InputError: the data have another schema, or name none.
     """
     if not isinstance(data, dict):
         raise InputError(f"this is no {kind.__name__}: it is {shown(data)}, but must be an object")
@@ -123,7 +124,7 @@ def check_schema(data: Any, kind: type, known: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Holds a record against the data that it was made of: all of it must be there, and mean something."""
+    """Checks a record against the data it was made of: all data must be there, and mean something."""
 
     stored: bool
 
@@ -158,7 +159,7 @@ class _Check:
             raise type(error)(f"{error} (in {place})") from None
 
     def _schema(self, value: Any) -> None:
-        """Refuse a document within another that is of another schema."""
+        """Refuse a nested document of another schema."""
         known = type(value).__dataclass_fields__["schema"].default
         if value.schema != known:
             raise InputError(f"schema is {shown(value.schema)}, but must be {known!r}")
@@ -172,7 +173,7 @@ class _Check:
 
 
 def _names(kind: type) -> Collection[str]:
-    """Return the fields of a record; none of what is no record."""
+    """Return the fields of a record, or none for other types."""
     names: Collection[str] = getattr(kind, "__dataclass_fields__", getattr(kind, "__struct_fields__", ()))
     return names
 
@@ -188,4 +189,4 @@ def _with_infinities(data: Any) -> Any:
 
 
 _INTERVAL = {"low", "mid", "high"}
-"""The fields of `Interval`, which no other record has alone."""
+"""The fields of `Interval`. No other record has exactly these."""

@@ -1,4 +1,4 @@
-"""How the CPUs were shared while something was timed, and what a model pays for threads that wait for one."""
+"""How the CPUs were shared during timing, and how much a model loses to threads that wait for a core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchwise.records.bounds import Amount, Positive, Share
 from torchwise.records.figures import seconds
 
 HELD = 0.25
-"""CPUs' worth of time from which other programs count: less of it is what every machine does beside."""
+"""CPU time per second from which other programs count. Every machine has less than that in the background."""
 WAITED = 0.1
 """Share of the time, spent ready to run and without a CPU, from which cores count as contended."""
 THROTTLED = 0.01
@@ -18,20 +18,20 @@ THROTTLED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """How the CPUs were shared between this process and others; None where the platform does not tell.
+    """How the CPUs were shared between this process and others. Fields are None if the platform does not tell.
 
-    An operator on several threads is done when the last of them is. One that waits for a core which another program
-    holds, or for the next period of a quota, has all others wait, operator by operator.
+    An operator on several threads is done when the last of them is. If one thread waits, all others wait for it,
+    operator by operator. It may wait for a core that another program holds, or for the next period of a quota.
 
     Attributes:
         cpus: logical CPUs that this process may be scheduled on.
-        threads: threads that one operator uses unless a plan says otherwise.
-        others: CPUs' worth of time that other processes took of these CPUs.
-        waited: share of the time in which the thread that timed was ready to run and had no CPU.
-        preempted: times a second that a CPU was taken from this process (involuntary context switches).
+        threads: threads per operator, unless a plan says otherwise.
+        others: CPU time per second that other processes took of these CPUs.
+        waited: share of the time in which the timing thread was ready to run and had no CPU.
+        preempted: involuntary context switches per second: a CPU was taken from this process.
         pressure: share of the time in which some process of the machine waited for a CPU (Linux's PSI).
-        quota: CPUs' worth of time that the control groups allow; None also where they set no limit.
-        throttled: share of the time in which a control group was stopped as its quota was spent.
+        quota: CPU time per second that the control groups allow, or None also if they set no limit.
+        throttled: share of the time in which a control group was stopped because its quota was spent.
     """
 
     cpus: Positive
@@ -50,7 +50,7 @@ class CoreUse:
 
     @property
     def cause(self) -> str | None:
-        """Why threads wait for a core, as the beginning of a sentence; None where they do not."""
+        """Why threads wait for a core, as the beginning of a sentence, or None if they do not."""
         is_stopped = (self.throttled or 0) > THROTTLED
         if self.quota is not None and self.quota < self.cpus and (self.quota < self.threads or is_stopped):
             stopped = f", and was stopped for {self.throttled:.0%} of the time" if is_stopped else ""
@@ -69,12 +69,12 @@ class CoreUse:
 
 
 def describe_contention(cores: CoreUse, seconds_by_threads: Mapping[int, float], model: str = "eager") -> str:
-    """Say why threads wait for a core, and what a call takes so.
+    """Describe why threads wait for a core, and how long a call takes as a result.
 
     Args:
         cores: how the CPUs were shared.
-        seconds_by_threads: what a call takes by its number of threads, the one it has by default first, on one scale.
-        model: what is called.
+        seconds_by_threads: seconds per call by number of threads, the default number first, on one scale.
+        model: name of the model that is called.
     """
     (first, taken), *others = [(_count(n, "thread"), seconds(each)) for n, each in seconds_by_threads.items()]
     costs = "".join(f", with {threads} {each}" for threads, each in others)

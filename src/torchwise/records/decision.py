@@ -1,4 +1,4 @@
-"""What to do, why, and for which model and machine that holds."""
+"""The decision about a model: which plan to run, why, and for which model and machine it holds."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ SCHEMA = "torchwise.decision/1"
 
 @dataclass(frozen=True, slots=True)
 class Decision(Document):
-    """What to do, why, and for which model and machine that holds.
+    """The decision: which plan to run, why, and for which model and machine it holds.
 
     Attributes:
         plan: the plan to run; `EAGER` says "leave it alone".
         reason: one sentence.
-        speedup: eager's time over the plan's; None for eager.
-        break_even_calls: calls after which the plan has paid for its compilation; None for eager.
-        saved_s: expected seconds saved over all calls and restarts, costs taken off; 0 for eager. Where the speed-up is
-            too uncertain to name a figure, the least that is saved.
-        baseline_s: seconds per call of eager, by which the other figures were reached.
+        speedup: eager's time over the plan's, or None for eager.
+        break_even_calls: calls after which the plan has paid for its compilation, or None for eager.
+        saved_s: expected seconds saved over all calls and restarts, minus costs, or 0 for eager. If the speed-up is too
+            uncertain to name a figure, this is the lower bound.
+        baseline_s: seconds per call of eager, on which the other figures are based.
         cold_s: cold compile cost of the plan in seconds.
-        warm_s: warm compile cost per restart in seconds; None where not measured.
-        workload: what was asked.
+        warm_s: warm compile cost per restart in seconds, or None if not measured.
+        workload: the request.
         identity: the model and inputs it holds for.
         structure: the model alone, as `torchwise.workload.identity.structure` gives it.
-        inputs: the signatures it was proven on, one line per example.
+        inputs: the signatures it was verified on, one line per example.
         environment: the machine and software it holds for.
-        error: largest relative error of the plan against the float64 reference; None for eager.
-        structure_details: what the structure is made of, packed (`torchwise.workload.structure_details`), so that a
-            stale decision says what differs; "" in those of earlier versions.
+        error: largest relative error of the plan against the float64 reference, or None for eager.
+        structure_details: the parts of the structure, packed (`torchwise.workload.structure_details`), so that a stale
+            decision can name the difference. Empty in decisions of earlier versions.
         answer: whether a plan pays: yes, no (eager stays), or inconclusive (eager stays, since the measurements cannot
-            tell); None in those of earlier versions.
+            tell). None in decisions of earlier versions.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class Decision(Document):
         """Refuse an error below 0.
 
         Raises:
-            InputError: there is one.
+            InputError: the error is below 0.
         """
         if self.error is not None and self.error < 0:
             raise InputError(f"error is {self.error}, but must be at least 0")

@@ -1,4 +1,4 @@
-"""What a study's JSON tells beside its samples: figures and ids that follow from them, for readers of JSON alone."""
+"""Derived parts of a study's JSON: figures and ids that follow from its samples, for readers of JSON alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchwise.errors import InputError
 from torchwise.parsing import shown
 
 _OF_TRIALS = ("plan_id", "speedup", "cold_speedup", "seconds_per_call", "duel.speedup", "verdict.outcome")
-"""What `to_dict` derives for each trial."""
+"""Values that `to_dict` derives for each trial."""
 
 
 def without(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a study's data as the record has them: without the schema and all that is derived."""
+    """Return a study's data as the record has them: without the schema and all derived values."""
     plain = {name: value for name, value in data.items() if name not in ("schema", "baseline", "trust")}
     if "baseline" in data:
         plain["inspection"] = _without(data["baseline"], "seconds_per_call")
@@ -25,7 +25,7 @@ def without(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(data: Any, path: str) -> Any:
-    """Return data without what stands at a path, such as "duel.speedup"."""
+    """Return data without the value at a path, such as "duel.speedup"."""
     if not isinstance(data, dict):
         return data
     first, _, rest = path.partition(".")
@@ -38,11 +38,11 @@ def check(data: dict[str, Any], derived: dict[str, Any]) -> None:
     """Refuse figures that do not follow from the samples beside them.
 
     Args:
-        data: as they were read.
-        derived: what `Study.to_dict` makes of them.
+        data: the data read.
+        derived: the data that `Study.to_dict` derives from them.
 
     Raises:
-        InputError: there is one; with its place.
+        InputError: a figure does not follow. The error names its place.
     """
     for place, told in _told_in(data):
         if not _is_told(told, _at(derived, place)):
@@ -50,7 +50,7 @@ def check(data: dict[str, Any], derived: dict[str, Any]) -> None:
 
 
 def _told_in(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each derived figure that is told, and what is told."""
+    """Yield the place and the value of each derived figure in the data."""
     trials = range(len(data.get("trials", ())))
     of_trials = (f"trials.{index}.{path}" for index in trials for path in _OF_TRIALS)
     for place in ("baseline.seconds_per_call", "trust", *of_trials):
@@ -71,7 +71,7 @@ _ABSENT = object()
 
 
 def _is_told(told: Any, derived: Any) -> bool:
-    """Whether this is told of what is derived; NumPy draws the ends of an interval, and its versions may differ."""
+    """Whether a stored value matches the derived one. NumPy draws an interval's ends, and its versions may differ."""
     if not isinstance(derived, dict):
         return bool(told == derived)
     if "sentence" in derived:

@@ -2,11 +2,11 @@
 
     cost = cold compile + (restarts - 1) * warm compile + calls * seconds per call
 
-The first process start pays the cold compile, every later one the warm compile. Seconds per call are eager's, divided
-by the paired speed-up: candidates were timed in different processes at different times, and only their ratio to eager
-in the same minute compares them.
+The first process start pays the cold compile, and every later one the warm compile. Seconds per call are eager's
+divided by the paired speed-up. Candidates were timed in different processes at different times, so only their ratio to
+eager in the same minute compares them.
 
-Here, below everything that uses it, so that what decides and what reports can have but one formula.
+The formula stands here, below everything that uses it, so that decisions and reports share one formula.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torchwise.records.trial import Trial
 
 
 def eager_measured(looked_at: Measurement, beside: Iterable[Measurement]) -> Measurement:
-    """Return the measurement that tells what eager takes.
+    """Return the measurement that tells how long eager takes.
 
     Args:
-        looked_at: of the inspection. It tells, unless eager was far quicker beside a plan: then it was held up.
-        beside: of the plans that were timed; where the inspection was held up, the one in which eager was quickest.
+        looked_at: from the inspection. It counts, unless eager was far quicker beside a plan: then it was disturbed.
+        beside: from the timed plans. If the inspection was disturbed, the one in which eager was quickest counts.
 
-    Where threads wait for cores, eager takes now long and now not, and that is what it takes. If they mostly did, it is
-    told by the measurement in the middle of those; if they did now and then, by the others.
+    If threads wait for cores, eager's time varies from one moment to the next, and that is its real time. If they
+    waited in most of the measurements, the median of those counts. If they waited in a few, the others count.
     """
     timed = [measurement for measurement in (looked_at, *beside) if measurement.baseline_s]
     waited = sorted((m for m in timed if m.is_contended), key=lambda m: m.baseline_time.mid)
@@ -41,14 +41,14 @@ def eager_measured(looked_at: Measurement, beside: Iterable[Measurement]) -> Mea
 
 
 def eager_peak_memory(looked_at: int | None, beside: Iterable[int | None]) -> int | None:
-    """Return the bytes that a call of eager takes at its peak; None where that was never measured.
+    """Return the peak bytes of an eager call, or None if that was never measured.
 
-    It is measured in the inspection and beside every plan. The least of them tells: whatever else a process does at
-    that time can only add.
+    The peak is measured in the inspection and beside every plan. The least of them counts, since anything else that a
+    process does at that time can only add.
 
     Args:
-        looked_at: of the inspection.
-        beside: of the trials.
+        looked_at: from the inspection.
+        beside: from the trials.
     """
     return min((peak for peak in (looked_at, *beside) if peak is not None), default=None)
 
@@ -69,17 +69,17 @@ class Economics:
 
     @property
     def baseline_cost(self) -> float:
-        """Seconds that eager takes for everything."""
+        """Seconds that eager takes for all calls."""
         return self.calls * self.baseline_s
 
     def overhead(self, trial: Trial) -> float:
-        """Return the seconds of compiling over all restarts; a warm cost that is unknown counts as cold."""
+        """Return the seconds of compiling over all restarts. An unknown warm cost counts as cold."""
         assert trial.costs is not None, "only a compiled trial has costs"
         warm = trial.costs.cold_s if trial.costs.warm_s is None else trial.costs.warm_s
         return trial.costs.cold_s + (self.restarts - 1) * warm
 
     def seconds_per_call(self, trial: Trial) -> Interval:
-        """Return what a call of the plan takes on the scale of the baseline."""
+        """Return the seconds per call of the plan, on the scale of the baseline."""
         speedup = trial.speedup
         assert speedup is not None, "only a timed trial has a speed"
         return Interval(*(self.baseline_s / factor for factor in (speedup.high, speedup.mid, speedup.low)))
@@ -90,7 +90,7 @@ class Economics:
         return Interval(*(fixed + self.calls * seconds for seconds in (each.low, each.mid, each.high)))
 
     def break_even_calls(self, trial: Trial) -> Interval | None:
-        """Return after how many calls the plan has paid for its compilation; None where it may never."""
+        """Return the calls after which the plan has paid for its compilation, or None if it may never."""
         each, fixed = self.seconds_per_call(trial), self.overhead(trial)
         gains = [self.baseline_s - seconds for seconds in (each.low, each.mid, each.high)]
         if gains[-1] <= 0:
@@ -98,7 +98,7 @@ class Economics:
         return Interval(*(fixed / gain for gain in gains))
 
     def saving(self, trial: Trial) -> float:
-        """Return the seconds saved over all calls; the least of them where the speed-up is no figure."""
+        """Return the seconds saved over all calls, or their lower bound if the speed-up names no figure."""
         assert trial.speedup is not None, "only a timed trial has a speed"
         cost = self.cost(trial)
         return self.baseline_cost - (cost.mid if trial.speedup.is_usable else cost.high)

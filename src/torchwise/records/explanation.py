@@ -1,4 +1,4 @@
-"""Why a run takes the time it takes: stages, kernels, and findings, each with the price of what it names."""
+"""Why a run takes as long as it does: stages, kernels, and findings with their potential savings."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SCHEMA = "torchwise.explanation/1"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of somebody's program.
+    """A line of a user's program.
 
     Attributes:
         file: its path.
-        line: counted from 1; 0 where it is not known.
-        function: that it is in.
-        excerpt: the line as it is written.
+        line: counted from 1, or 0 if unknown.
+        function: the function around it.
+        excerpt: text of the line.
     """
 
     file: str
@@ -51,11 +51,11 @@ class Tried:
     """One fix that was tried on a copy of the model.
 
     Attributes:
-        fix: what was done: code where it is code.
+        fix: the change, as code if it is code.
         helps: whether it is recommended.
-        seen: what came of it, in words.
-        price: what it saves; None where it could not be timed.
-        compilations: how often the function was compiled under it.
+        seen: result, in words.
+        price: its saving, or None if it could not be timed.
+        compilations: how often the function was compiled with it.
     """
 
     fix: str
@@ -70,14 +70,14 @@ class Finding:
     """One thing that costs time.
 
     Attributes:
-        kind: such as "guards" or "graph break"; one for each file of `torchwise.diagnose.findings`.
-        title: what is the matter, in a line.
-        cause: why it is so.
-        mend: what to do about it.
-        price: what that would save; None where it is neither known nor can be estimated.
-        places: where in the program.
-        plan: that is the mend, where a plan is.
-        tried: fixes that were tried, those that do not help included.
+        kind: such as "guards" or "graph break". Each file of `torchwise.diagnose.findings` has one.
+        title: the problem, in a line.
+        cause: why it happens.
+        mend: the fix.
+        price: potential saving of the fix, or None if it is unknown and cannot be estimated.
+        places: lines of the program.
+        plan: the plan that is the fix, if there is one.
+        tried: all fixes tried, including those that do not help.
     """
 
     kind: str
@@ -96,10 +96,10 @@ class Stage:
 
     Attributes:
         name: "graph capture" to "caching and execution".
-        seconds: that it took, once; for execution, of one call.
-        went_in: what it was given, in words with counts.
-        came_out: what it made of that.
-        artefacts: names of the files that show it, where they were asked for.
+        seconds: its duration, once, or that of one call for execution.
+        went_in: its input, in words with counts.
+        came_out: its output, likewise.
+        artefacts: names of the files that show it, if they were requested.
     """
 
     name: str
@@ -111,16 +111,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What runs on the device, or a library's or compiler's function on the CPU.
+    """Code that runs on the device, or a library's or compiler's function on the CPU.
 
     Attributes:
-        name: as the profiler has it.
-        calls: in one call of the model.
-        seconds: of all of them together, in one call of the model.
-        nbytes: of the tensors that they are given and return, each once; None where unknown.
-        flops: of matrix products, convolutions, attention and RNNs, 0 of what only moves data; None where unknown.
-        share: of the roofline: least time in which this hardware could do it, over the time it took; None where bytes
-            or FLOPs are unknown, or the profile is rough.
+        name: its name in the profiler.
+        calls: number of calls in one call of the model.
+        seconds: total in one call of the model.
+        nbytes: bytes of the tensors that they are given and return, each counted once, or None if unknown.
+        flops: of matrix products, convolutions, attention and RNNs; 0 for pure data movement; None if unknown.
+        share: of the roofline: the minimum time on this hardware over the actual time, or None if bytes or FLOPs are
+            unknown, or the profile is rough.
         generated: whether the compiler wrote it.
     """
 
@@ -135,13 +135,13 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this hardware can do at the most: bytes a second, and FLOPs a second in the call's own dtype."""
+    """The most that this hardware can do: bytes per second, and FLOPs per second in the call's own dtype."""
 
     bandwidth: Rate
     flops: Rate
 
     def share(self, seconds: float, nbytes: float | None, flops: float | None) -> float | None:
-        """Return least time over time (Williams et al., Roofline, CACM 2009); None where the work is not all known."""
+        """Return minimum over actual time (Williams et al., Roofline, CACM 2009), or None if any work is unknown."""
         if nbytes is None or flops is None:
             return None
         least = max(nbytes / self.bandwidth, flops / self.flops)
@@ -153,8 +153,8 @@ class Limits:
 
 
 MAX_INFLATION = 2.0
-"""Ratio between the profiled and the timed call up to which one scale for all kernels is honest: a profiler takes its
-time between kernels more than in them."""
+"""Ratio of the profiled to the timed call up to which one scale for all kernels is honest. A profiler adds more time
+between kernels than in them."""
 
 
 def is_rough(inflation: float) -> bool:
@@ -167,12 +167,12 @@ class Execution:
     """Where the time of one call goes: all seconds are on the scale of the timed call.
 
     Attributes:
-        call_s: seconds of a call by the clock, with nobody looking; a mean over the examples where there are several.
+        call_s: wall-clock seconds of a call without a profiler, averaged over the examples if there are several.
         busy_s: seconds of it in which a kernel runs.
-        guards_s: seconds of looking up what was compiled and checking guards.
-        guards: checks that are made on a call.
+        guards_s: seconds of looking up compiled code and checking guards.
+        guards: number of guard checks in a call.
         regions: compiled graphs that run in one call.
-        inflation: how many times as long the call took under the profiler; what the profiler saw was divided by it.
+        inflation: profiled over timed duration of the call. The profiler's times were divided by it.
     """
 
     call_s: Interval
@@ -195,10 +195,10 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Capturable:
-    """Whether the call can be one CUDA graph, and what stands in the way.
+    """Whether the call can be one CUDA graph, and the obstacles.
 
     Attributes:
-        answer: None where there is nothing to try it on.
+        answer: None if there is no device to try it on.
         reasons: one for each obstacle.
     """
 
@@ -208,25 +208,25 @@ class Capturable:
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Document):
-    """Everything that `torchwise explain` found.
+    """All results of `torchwise explain`.
 
     Attributes:
-        workload: what was asked.
+        workload: the request.
         environment: machine and software.
-        plan: that was explained; None for `torch.compile` with its defaults.
-        measurement: of it against eager, in alternation.
+        plan: the plan explained, or None for `torch.compile` with its defaults.
+        measurement: of the plan against eager, in alternation.
         stages: the six, in order.
         execution: where a call's time goes.
         kernels: the longest first.
-        findings: the dearest first.
-        capturable: as a CUDA graph.
-        watched: breaks, recompilations, compilations and fallbacks, as the compiler told them.
-        notes: what to know when reading this, such as what the budget left out.
-        seconds: that all of it took.
+        findings: largest potential saving first.
+        capturable: whether the call can be a CUDA graph.
+        watched: breaks, recompilations, compilations and fallbacks, as the compiler reported them.
+        notes: remarks for the reader, such as the parts that the budget left out.
+        seconds: time that all of it took.
         created_at: seconds since 1970.
-        folder: that artefacts were written to; "" where none were asked for.
-        limits: of the hardware, which the kernels' share is of; None in records of earlier versions.
-        trust: how far the times can be trusted; None in records of earlier versions, where `settled` adds it.
+        folder: folder of the artifacts, or "" if none were requested.
+        limits: the hardware's peaks, for the kernels' roofline share, or None in records of earlier versions.
+        trust: how far the times can be trusted, or None in records of earlier versions, until `settled` adds it.
     """
 
     workload: WorkloadSpec
@@ -249,11 +249,11 @@ class Explanation(Document):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the call was timed well enough to rank what it spends its time on."""
+        """Whether the call was timed well enough to rank the places where its time goes."""
         return self.trust is None or self.trust.reliability is not Reliability.UNUSABLE
 
     def settled(self) -> Explanation:
-        """Return it with figures that agree, as those in records of earlier versions may not."""
+        """Return the explanation with consistent figures. Those in records of earlier versions may disagree."""
         if self.trust is not None:
             return self
         trust, call_s = judge_measurement(self.measurement), self.execution.call_s.mid
@@ -274,7 +274,7 @@ class Explanation(Document):
 
     @property
     def _own_notes(self) -> tuple[str, ...]:
-        """The notes that do not repeat those of the measurement, which `trust` is judged by."""
+        """The notes that do not repeat those of the measurement, from which `trust` is judged."""
         return tuple(note for note in self.notes if note not in self.measurement.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class Explanation(Document):
 
 
 def judge_measurement(measured: Measurement) -> Trust:
-    """Say how far an explanation can be trusted: by the wider of the intervals of its speed-up and of its call."""
+    """Return how far an explanation can be trusted: by the wider of the intervals of its speed-up and of its call."""
     if not measured.candidate_s:
         return judge_trust(())
     wider = max(measured.speedup, measured.candidate_time, key=lambda interval: interval.half_width)
@@ -292,7 +292,7 @@ def judge_measurement(measured: Measurement) -> Trust:
 
 
 def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:
-    """Return a finding of which no saving is beyond the call, and none is claimed that could not be measured."""
+    """Return a finding with a saving of at most the call's time, and without one that could not be measured."""
 
     def settled(price: Price | None) -> Price | None:
         if price is None or trust.reliability is Reliability.UNUSABLE:
@@ -312,7 +312,7 @@ def settle(finding: Finding, call_s: float, trust: Trust) -> Finding:
 
 
 def ranked(findings: Iterable[Finding], calls: int) -> tuple[Finding, ...]:
-    """Return findings, the dearest first; what has no price or could not be measured comes last, as it was found."""
+    """Return findings, largest saving first. Those with no saving, or an unmeasurable one, come last, as found."""
 
     def key(one: Finding) -> tuple[bool, float]:
         return (False, -one.price.over(calls)) if one.price and one.price.is_ranked else (True, 0.0)

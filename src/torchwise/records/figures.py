@@ -1,11 +1,11 @@
-"""Durations in words, as every sentence and every report writes them: a decision says what its page says."""
+"""Durations in words, in one form for every sentence and report, so that a decision and its page agree."""
 
 from __future__ import annotations
 
 import math
 
 NONE = "–"
-"""Shown where there is no value."""
+"""Shown for a missing value."""
 
 
 def seconds(value: float | None) -> str:
@@ -29,7 +29,7 @@ def seconds(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a whole number with commas, and only three digits of it from ten thousand on where it is an estimate."""
+    """Return a whole number with commas. An estimate from ten thousand on keeps only three digits."""
     if value is None or not math.isfinite(value):
         return NONE
     if isinstance(value, float):
@@ -49,7 +49,7 @@ def three(value: float) -> str:
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a number rounded to so many digits, wherever its point is."""
+    """Return a number rounded to this many significant digits."""
     return float(f"{value:.{digits}g}")
 
 

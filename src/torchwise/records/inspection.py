@@ -1,4 +1,4 @@
-"""What the plain model is like: looked at once per study, in a worker, before any candidate."""
+"""Properties of the plain model: inspected once per study, in a worker, before any candidate."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torchwise.records.measurement import Measurement
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one training step works on.
+    """The work of one training step.
 
     Attributes:
         samples: rows of the batch.
-        tokens: elements of the batch where it holds whole numbers; None where it does not.
-        flops: floating-point operations of its matrix products and convolutions, forward and backward; None where they
+        tokens: elements of the batch if it holds whole numbers, or None if it does not.
+        flops: floating-point operations of its matrix products and convolutions, forward and backward, or None if they
             could not be counted.
-        peak_flops: such operations a second that this device does at its best, at the step's own precision.
+        peak_flops: such operations per second that this device does at its best, at the step's own precision.
     """
 
     samples: Positive
@@ -28,30 +28,30 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the plain model is like.
+    """Properties of the plain model.
 
     Attributes:
         identity: of the workload, as `torchwise.workload.identity.identity` gives it.
         structure: of the model alone, as `torchwise.workload.identity.structure` gives it.
         description: the model in a line, such as "Sequential, 25.6 M parameters, float32".
         inputs: one line per example, as `describe_example` gives it.
-        traits: what choices may need, and what proofs must know: "module", "floating", "float32", "gemm", "conv",
-            "repeated_blocks", "several_shapes", "stochastic", "writes_inputs", "complex", "repeats", "long" (of
+        traits: traits that choices may need, and that verification must know: "module", "floating", "float32", "gemm",
+            "conv", "repeated_blocks", "several_shapes", "stochastic", "writes_inputs", "complex", "repeats", "long" (of
             very many operators), "rnn", "patches", "short_rows" (points of a few coordinates are read again and again),
-            "static_form", "dependent_launch" (the GPU can start a kernel before the one ahead of it has ended),
-            "grows" (a call gives the state that it keeps another shape), "prints" (or logs), "questions" (Python asks
-            the GPU yes or no, or how many), "numbers" (it reads floating-point numbers from it), "short_calls" and
-            "contended_cores" (on a CPU: threads of one operator wait for a core; `measurement.cores` is the evidence);
-            of a training step "training_step", "fusable", "foreachable", "divisible_by_2" and "divisible_by_4".
-        measurement: eager against itself; its speed-up interval should hold 1 and shows the machine's noise.
+            "static_form", "dependent_launch" (the GPU can start a kernel before the one ahead of it has ended), "grows"
+            (a call changes the shape of the state that it keeps), "prints" (or logs), "questions" (Python asks the GPU
+            yes or no, or how many), "numbers" (it reads floating-point numbers from it), "short_calls" and
+            "contended_cores" (on a CPU: threads of one operator wait for a core; `measurement.cores` is the evidence).
+            A training step may have "training_step", "fusable", "foreachable", "divisible_by_2" and "divisible_by_4".
+        measurement: eager against itself. Its speed-up interval should hold 1, and shows the machine's noise.
         first_call_s: seconds of the first call beyond a steady one.
-        peak_memory: bytes at the peak of one call above what was held before it; None where not measurable.
-        shares: share of eager's time by kind of work, from PyTorch's profiler: "gemm" of the operators' time,
-            convolutions included; "conv" of it; "launch" of the call, in which no kernel runs.
-        operators: how many a call runs, of the examples the most; None where they could not be counted.
-        notes: what the user should know, such as a model left in training mode.
-        work: of one step, where a training step is tuned.
-        structure_details: what the structure is made of, as decisions keep it.
+        peak_memory: bytes at the peak of one call above those held before it, or None if not measurable.
+        shares: share of eager's time by kind of work, from PyTorch's profiler. "gemm" is a share of the operators'
+            time, convolutions included, and "conv" too. "launch" is the share of the call in which no kernel runs.
+        operators: number of operators in a call, the most over the examples, or None if they could not be counted.
+        notes: notes for the user, such as on a model left in training mode.
+        work: of one step, if a training step is tuned.
+        structure_details: the parts of the structure, as decisions keep them.
     """
 
     identity: str
@@ -70,7 +70,7 @@ class Inspection:
 
     @property
     def time_parts(self) -> dict[str, float]:
-        """Parts of eager's call by kind of work, the largest first: unlike `shares`, no two of them overlap."""
+        """Parts of eager's call by kind of work, the largest first. Unlike `shares`, no two of them overlap."""
         idle, conv = self.shares.get("launch", 0.0), self.shares.get("conv", 0.0)
         parts = {
             name: share if name == "launch" else (max(share - conv, 0.0) if name == "gemm" else share) * (1 - idle)

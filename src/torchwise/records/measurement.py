@@ -1,4 +1,4 @@
-"""What the clock said: raw samples of a candidate and of the baseline, taken in alternation."""
+"""Raw timing samples of a candidate and of the baseline, taken in alternation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torchwise.records.cores import CoreUse
 from torchwise.records.statistics import Interval, median_interval, ratio_interval
 
 HELD_UP = 1.5
-"""Times its usual time from which eager counts as held up: another program on one core holds up what computes on all of
-them, each of which waits for the last, and hardly what computes on one. So the ratio of a pair does not cancel it, and
-a slower plan looks faster than eager."""
+"""Ratio to its usual time from which eager counts as disturbed. Another program on one core delays a computation on all
+cores, since each of them waits for the last. It hardly delays a computation on one core. So the ratio of a pair does
+not cancel it, and a slower plan looks faster than eager."""
 
 WIDE = "the interval is"
-"""Begins the note that an interval is wider than was asked for: it says how far, and not what disturbed."""
+"""Begins the note that an interval is wider than requested. The note says how wide, and not what disturbed."""
 NOT_COLD = "not timed with cold processor caches"
-"""Begins the note that says why the caches could not be emptied: that disturbed nothing."""
+"""Begins the note that says why the caches could not be emptied. That disturbed nothing."""
 
 
 def find_disturbances(notes: Iterable[str]) -> list[str]:
-    """Return the notes of measurements that say what disturbed them."""
+    """Return the notes of measurements that name a disturbance."""
     return [note for note in notes if not note.startswith((WIDE, NOT_COLD))]
 
 
@@ -39,23 +39,23 @@ class Throttling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Paired samples; every statistic is derived from them.
+    """Paired samples, from which every statistic is derived.
 
     Attributes:
-        candidate_s: seconds per call of the candidate, one value a round (a round may time several calls).
+        candidate_s: seconds per call of the candidate, one value per round (a round may time several calls).
         baseline_s: seconds per call of eager in the same rounds, as many.
         calls_per_round: calls behind each value.
         candidate_device_s: seconds per call by CUDA events, from the first kernel to the last; empty on the CPU.
         baseline_device_s: likewise for eager.
         busy_s: seconds per call in which a GPU kernel of the candidate runs, by PyTorch's profiler; None if unknown.
         pruned: whether measuring stopped early because the candidate could no longer lead.
-        notes: what the measurement says against itself: noise, drift, foreign load, throttling.
-        sm_clock_mhz: least and greatest clock of the GPU's multiprocessors, as seen when measuring began and when it
-            ended; empty on the CPU or where unknown.
+        notes: doubts about the measurement: noise, drift, foreign load, throttling.
+        sm_clock_mhz: lowest and highest clock of the GPU's multiprocessors, at the beginning and at the end of
+            measuring. Empty on the CPU or if unknown.
         throttling: why the GPU held its clocks back at either of these times.
-        cores: how the CPUs were shared meanwhile; None where that was not looked at.
+        cores: how the CPUs were shared meanwhile, or None if that was not looked at.
         cold_candidate_s: seconds per call of the candidate with the processor's caches emptied before each call, in the
-            same process; empty where that was not timed.
+            same process. Empty if that was not timed.
         cold_baseline_s: likewise for eager, in the same rounds.
     """
 
@@ -77,7 +77,7 @@ class Measurement:
         """Refuse rounds that are no pairs.
 
         Raises:
-            InputError: they are not.
+            InputError: the rounds are no pairs.
         """
         for cold in ("", "cold_"):
             ours, others = (len(getattr(self, f"{cold}{side}_s")) for side in ("candidate", "baseline"))
@@ -88,17 +88,17 @@ class Measurement:
 
     @property
     def device(self) -> str:
-        """Where it was measured, "cpu" or "cuda"."""
+        """Device of the measurement, "cpu" or "cuda"."""
         return "cuda" if self.candidate_device_s else "cpu"
 
     @property
     def speedup(self) -> Interval:
-        """Baseline time over candidate time, in this process: above 1 where the candidate is faster."""
+        """Baseline time over candidate time, in this process: above 1 if the candidate is faster."""
         return ratio_interval(self.baseline_s, self.candidate_s)
 
     @property
     def cold_speedup(self) -> Interval | None:
-        """The same with cold processor caches; None where that was not timed."""
+        """The same with cold processor caches, or None if that was not timed."""
         return ratio_interval(self.cold_baseline_s, self.cold_candidate_s) if self.cold_candidate_s else None
 
     @property
@@ -112,22 +112,22 @@ class Measurement:
         return median_interval(self.baseline_s)
 
     def times_as_long(self, usual_s: tuple[float | None, float | None]) -> float:
-        """Return how many times its usual seconds per call a side took: the one that was held up the most.
+        """Return the larger of both sides' ratios of seconds per call to their usual seconds per call.
 
         Args:
-            usual_s: of the candidate and of the baseline, at another time; None where unknown.
+            usual_s: of the candidate and of the baseline, at another time, or None if unknown.
         """
         taken = self.candidate_time.mid, self.baseline_time.mid
         return max((now / usual for now, usual in zip(taken, usual_s, strict=True) if usual), default=1.0)
 
     @property
     def is_contended(self) -> bool:
-        """Whether threads waited for a core meanwhile, as was seen."""
+        """Whether threads were observed to wait for a core meanwhile."""
         return self.cores is not None and self.cores.is_contended
 
     @property
     def launch_share(self) -> float:
-        """Share of the candidate's time in which the GPU waits for the host; 0 on the CPU or where unknown."""
+        """Share of the candidate's time in which the GPU waits for the host, or 0 on the CPU or if unknown."""
         if self.busy_s is None:
             return 0.0
         return min(max(1.0 - self.busy_s / self.candidate_time.mid, 0.0), 1.0)

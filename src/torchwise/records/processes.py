@@ -1,14 +1,14 @@
-"""One speed-up from several fresh processes: what a process happens to be like is in its interval.
+"""One speed-up from several fresh processes, with the spread between processes in its interval.
 
-Within a process a bootstrap tells how well the samples fix their median. From one process to the next that median
-moves by more: memory lies elsewhere, threads sit on other cores, the machine has another moment. So processes are the
-unit that is counted, the log of each one's median ratio is one value, and their interval is Student's (the top level of
+Within a process a bootstrap tells how well the samples fix their median. From one process to the next that median moves
+by more: memory lies elsewhere, threads sit on other cores, the machine has another moment. So processes are the unit
+that is counted, and the log of each one's median ratio is one value. Their interval is Student's (the top level of
 Kalibera & Jones, Rigorous benchmarking in reasonable time, ISMM 2013).
 
 Few values hardly tell their own spread, so a prior stands in for those that are missing. It has the degrees of freedom
-that the processes lack of `DEGREES`, and the variance known from other studies plus the one within a process; the two
-are pooled as in a moderated t (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004). From `DEGREES` + 1 processes on their
-own spread alone counts, and the interval covers what it says, whatever the spread (`benchmarks/coverage.py`).
+that the processes lack of `DEGREES`. Its variance is the one known from other studies plus the one within a process.
+The two are pooled as in a moderated t (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004). From `DEGREES` + 1 processes
+on their own spread alone counts. Then the interval covers its nominal share at any spread (`benchmarks/coverage.py`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torchwise.records.measurement import Measurement
 from torchwise.records.statistics import CONFIDENCE, Interval
 
 PROCESS_SPREAD = {"cpu": 0.06, "cuda": 0.025}
-"""Relative standard deviation of a plan's speed-up from one process to another, beyond what its interval says. Two
-plans of one speed, in nine searches on two CPU cores: 9.8 % for their ratio, so 6.9 % for each, of which the intervals
-say some 3 (`benchmarks/duels.py`). One plan, in three times ten searches on an H200: 1.7 to 3.0 %
+"""Relative standard deviation of a plan's speed-up from one process to another, beyond its interval's own width. Two
+plans of one speed, in nine searches on two CPU cores: 9.8 % for their ratio, so 6.9 % for each. The intervals account
+for some 3 of it (`benchmarks/duels.py`). One plan, in three times ten searches on an H200: 1.7 to 3.0 %
 (`benchmarks/agreement.py`)."""
 DEGREES = 4
-"""Degrees of freedom of every interval at the least: those of five processes."""
+"""Minimum degrees of freedom of every interval: those of five processes."""
 NORMAL_95 = 1.959964
 """Standard deviations to either side that hold 95 % of a normal distribution."""
 
 MAX_EXPONENT, LEAST = 700.0, 1e-300
-"""What a float can hold: costs are divided by the ends of an interval."""
+"""Bounds for a float, since costs are divided by the ends of an interval."""
 
 
 PLAIN = {1: math.inf, 2: 4.0}
-"""Half-widths between a ratio and 1 from which on their order is plain, by the number of processes. One, as at the end,
-would let the first that happen to agree decide: looking after each of them is looking more than once (Armitage,
-McPherson & Rowe, J. R. Stat. Soc. A 132, 1969)."""
+"""Half-widths between a ratio and 1 from which on their order is plain, by the number of processes. A distance of one,
+as at the end, would let the first processes that happen to agree decide. Looking after each of them is looking more
+than once (Armitage, McPherson & Rowe, J. R. Stat. Soc. A 132, 1969)."""
 PLAIN_LATER = 2.0
 """The same, from three processes on."""
 
@@ -46,7 +46,7 @@ PLAIN_LATER = 2.0
 def speedup_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
     """Return the speed-up that fresh processes agree on, with an interval for the mean over all processes.
 
-    Processes that contradict each other give a wide one. A single process claims no less than the prior spread.
+    Processes that contradict each other give a wide interval. A single process claims no less than the prior spread.
 
     Args:
         processes: measurements of one plan, one for each process; at least one.
@@ -57,24 +57,24 @@ def speedup_across(processes: Sequence[Measurement], device: str | None = None) 
 
 
 def cold_speedup_across(processes: Sequence[Measurement], device: str | None = None) -> Interval | None:
-    """Return the speed-up with cold processor caches, of those processes that timed it so; None where none did."""
+    """Return the speed-up with cold processor caches over the processes that timed it, or None if none did."""
     ratios = tuple(cold for process in processes if (cold := process.cold_speedup) is not None)
     return ratio_across(ratios, device or processes[0].device) if ratios else None
 
 
 def observed_across(processes: Sequence[Measurement], device: str | None = None) -> Interval:
-    """Return the speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was.
+    """Return the speed-up as observed, which tells how disturbed measuring was.
 
-    What other processes might have shown is in `speedup_across` alone.
+    A single process keeps its own interval. Only `speedup_across` includes results that other processes might show.
     """
     return speedup_across(processes, device) if len(processes) > 1 else processes[0].speedup
 
 
 def is_faster_across(processes: Sequence[Measurement], device: str | None = None) -> Answer:
-    """Answer whether a plan is faster than what it was timed beside.
+    """Answer whether a plan is faster than the model or plan it was timed against.
 
-    A single process may not say yes by itself. Where it was quiet, and plainly shows no gain, that is a no: there was
-    no reason for more of them.
+    A single process may not say yes by itself. If it was quiet and plainly shows no gain, the answer is no, since there
+    was no reason for more processes.
     """
     observed = observed_across(processes, device)
     is_quiet = observed.half_width <= QUIET_HALF_WIDTH
@@ -84,7 +84,7 @@ def is_faster_across(processes: Sequence[Measurement], device: str | None = None
 
 
 def is_level_across(processes: Sequence[Measurement], device: str | None = None) -> bool:
-    """Whether what was seen was quiet, and shows no difference either way; a single process may say so."""
+    """Whether the observed ratio was quiet, and shows no difference either way. A single process may say so."""
     observed = observed_across(processes, device)
     if observed.half_width > QUIET_HALF_WIDTH:
         return False
@@ -95,7 +95,7 @@ def is_plain(ratio: Interval, distance: float, processes: int, half_width: float
     """Whether one more process would hardly change on which side of a bound a ratio lies.
 
     Args:
-        ratio: as the processes so far have it.
+        ratio: from the processes so far.
         distance: between the ratio and the bound, in half-widths.
         processes: how many there were.
         half_width: relative half-width that is narrow enough by itself.
@@ -107,10 +107,10 @@ def is_plain(ratio: Interval, distance: float, processes: int, half_width: float
 
 @functools.lru_cache(maxsize=2048)
 def ratio_across(ratios: tuple[Interval, ...], device: str) -> Interval:
-    """Return the ratio that fresh processes agree on; see `speedup_across`.
+    """Return the ratio that fresh processes agree on. See `speedup_across`.
 
     Args:
-        ratios: one for each process, as its own samples have it; at least one.
+        ratios: one for each process, from its own samples, at least one.
         device: "cpu" or "cuda".
     """
     if not all(ratio.low > 0 and math.isfinite(ratio.high) for ratio in ratios):  # beyond what a float can hold
@@ -132,12 +132,12 @@ def _exp(value: float) -> float:
 
 
 def _variance(ratio: Interval) -> float:
-    """Return the variance of the log of a median ratio, as the interval within its process has it."""
+    """Return the variance of the log of a median ratio, derived from the interval within its process."""
     return ((math.log(ratio.high) - math.log(ratio.low)) / 2 / NORMAL_95) ** 2
 
 
 def _student(degrees: int) -> float:
-    """Return the quantile of Student's t that leaves half of what is not confidence beyond it."""
+    """Return the quantile of Student's t that leaves half of the error probability beyond it."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))

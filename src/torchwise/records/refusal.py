@@ -1,4 +1,4 @@
-"""Why data make no record, in words: the place, the value that stands there, the rule, and near misses."""
+"""Why data make no record, in words: the place, the value there, the rule, and near misses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def refusal(error: msgspec.ValidationError, data: Any, kind: type) -> InputError:
-    """Return the error that says why `data` make no record of this kind; of a rule of ours, it keeps its class."""
+    """Return the error that says why `data` make no record of this kind. An error of a rule of ours keeps its class."""
     said, found = str(error), _PLACE.search(str(error))
     place = found["place"] if found else "$"
     rule = said[: found.start()] if found else said
@@ -64,7 +64,7 @@ def _steps(place: str) -> Iterator[re.Match[str]]:
 
 
 def _at(data: Any, place: str) -> Any:
-    """Return what stands at a place; at one that msgspec does not tell ("[...]"), what is around."""
+    """Return the value at a place. If msgspec does not name the place ("[...]"), return the value around it."""
     for step in _steps(place):
         if step["any"]:
             return data
@@ -76,7 +76,7 @@ def _at(data: Any, place: str) -> Any:
 
 
 def _kind_at(kind: Any, place: str) -> Any:
-    """Return the type of what belongs at a place; None where it cannot be told."""
+    """Return the type of the value at a place, or None if it cannot be told."""
     for step in _steps(place):
         kind = next((inner for one in _alternatives(kind) if (inner := _inner(one, step))), None)
     return kind
@@ -99,7 +99,7 @@ def _inner(kind: Any, step: re.Match[str]) -> Any:
 
 
 def _words_of(kind: Any) -> Iterator[str]:
-    """Yield the words that may stand there, where only some may."""
+    """Yield the allowed words, if only certain words are allowed."""
     for one in _alternatives(kind):
         if isinstance(one, type) and issubclass(one, Enum):
             yield from (str(member.value) for member in one)

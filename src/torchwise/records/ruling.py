@@ -1,4 +1,4 @@
-"""What people decided about a plan: pinned, approved or rejected, for a target on a kind of machine."""
+"""Approvals of plans by people: pinned, approved or rejected, for a target on a kind of machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = "torchwise.ruling/1"
 
 
 class Standing(StrEnum):
-    """What somebody said about a plan."""
+    """Somebody's approval or rejection of a plan."""
 
     PINNED = "pinned"
     APPROVED = "approved"
@@ -22,17 +22,17 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ruling(Document):
-    """What somebody decided about one plan of a target.
+    """Somebody's decision about one plan of a target.
 
     Attributes:
-        target: what was tuned, as its workload names it.
+        target: the tuned target, as its workload names it.
         mode: "inference" or "training".
-        hardware: the machines it holds for, as `Environment.hardware` has them.
-        plan: that it is about.
+        hardware: the machines it holds for, as `Environment.hardware` names them.
+        plan: the plan it is about.
         standing: run this plan and no other, permit it, or forbid it.
-        by: whose ruling it is.
-        reason: in their words; may be empty.
-        at: seconds since the epoch; 0 has the store say it, by its own clock.
+        by: the author.
+        reason: in the author's words, may be empty.
+        at: seconds since the epoch. 0 has the store use its own clock.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""What a fix saves of a call: between nothing and all of it, or nothing that could be measured."""
+"""Savings of a fix per call: between nothing and the whole call, or nothing that could be measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwise.records.statistics import MAX_HALF_WIDTH, Interval
 
 
 class Basis(StrEnum):
-    """How a price is known."""
+    """How a saving is known."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
@@ -20,12 +20,12 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What fixing a finding would save; `price_of` and `bounded` hold it between 0 and the call's own time.
+    """Potential saving of a fix. `price_of` and `bounded` hold it between 0 and the call's own time.
 
     Attributes:
-        per_call_s: seconds of each call; below 0 where the fix surely costs time.
+        per_call_s: seconds per call, below 0 if the fix surely costs time.
         basis: timed with and without, worked out, or timed without a result.
-        how: in words, from what.
+        how: explanation of its source.
         once_s: seconds saved once in each process, such as those of compiling again.
     """
 
@@ -43,22 +43,22 @@ class Price:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether anything is known by which it can be ranked."""
+        """Whether anything is known that it can be ranked by."""
         return self.basis is not Basis.INCONCLUSIVE or self.once_s > 0
 
     def over(self, calls: int) -> float:
-        """Return seconds saved for each of so many calls, what is saved once included.
+        """Return the seconds saved over this many calls, including those saved once.
 
-        What was measured and does not show counts as nothing: its middle is noise.
+        A measured saving that does not show counts as nothing: its middle is noise.
         """
         shows = self.answer is Answer.YES or self.per_call_s.high < 0 or self.basis is Basis.ESTIMATED
         return (self.per_call_s.mid if shows else 0.0) + self.once_s / calls
 
 
 def price_of(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> Price:
-    """Return what a fix saves that was timed to save this share of a call: below 0 where it takes longer.
+    """Return the saving of a fix that was timed to save this share of a call: below 0 if it takes longer.
 
-    An interval that is too wide to name a figure tells nothing, nor does one that holds 0 and is not narrow.
+    An interval that is too wide to name a figure tells nothing. The same holds for one that holds 0 and is not narrow.
     """
     half = (share.high - share.low) / 2
     holds_zero = share.low <= 0 <= share.high
@@ -69,7 +69,7 @@ def price_of(share: Interval, call_s: float, how: str, once_s: float = 0.0) -> P
 
 
 def bounded(price: Price, call_s: float) -> Price:
-    """Return a price that lies between 0 and the call; what surely costs time stays below 0."""
+    """Return a saving between 0 and the call's time. One that surely costs time stays below 0."""
     saved = price.per_call_s
     if saved.high < 0:
         return price
@@ -78,5 +78,5 @@ def bounded(price: Price, call_s: float) -> Price:
 
 
 def withhold(price: Price, call_s: float) -> Price:
-    """Return a price that says no more than that it could not be measured."""
+    """Return a saving that says only that it could not be measured."""
     return replace(price, per_call_s=Interval(0.0, 0.0, call_s), basis=Basis.INCONCLUSIVE)

@@ -1,8 +1,8 @@
 """The rows of a benchmark on one scale, so that no two figures of an output disagree.
 
-Each contender is timed beside eager in a process of its own, and eager takes another time in each. Its pairs give the
-row's speed-up. Its time per call is what eager takes on the whole, over that speed-up. Where Torchwise met its rival
-in one process, that meeting says how the two compare, and their speed-ups over eager keep to it.
+Each contender is timed beside eager in a process of its own, and eager's time differs from one to the next. The pairs
+give the row's speed-up. Its time per call is eager's overall time, divided by that speed-up. If Torchwise met its rival
+in one process, that duel says how the two compare, and their speed-ups over eager agree with it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Scaled:
     """The figures of one timed row.
 
     Attributes:
-        row: whose.
-        speedup: over eager; exactly 1 for eager.
+        row: the row.
+        speedup: over eager, exactly 1 for eager.
         time: seconds per call: eager's over the speed-up.
     """
 
@@ -38,7 +38,7 @@ class Scaled:
 
     @property
     def is_surely_faster(self) -> Answer:
-        """Whether it is faster than eager; of eager, whether its time could be told at all."""
+        """Whether it is faster than eager. For eager, whether its time could be told at all."""
         if self.row.contender == EAGER:
             return Answer.YES if _against_itself(self.row).is_usable else Answer.INCONCLUSIVE
         answer = exceeds(self.speedup)
@@ -46,7 +46,7 @@ class Scaled:
         return answer if is_told else Answer.NO  # a single quiet process may say no
 
     def roofline_share(self, peaks: Peaks | None) -> float | None:
-        """Return the least possible time over the row's: 1 is the roofline; None where either is unknown."""
+        """Return the minimum time over the row's: 1 is the roofline, or None if either is unknown."""
         found = self.row.performance
         if peaks is None or found is None or found.roofline is None or not self.time.is_usable:
             return None
@@ -58,9 +58,9 @@ class Scale:
     """All timed rows of one target.
 
     Attributes:
-        eager_s: seconds per call of eager, the median over the processes that timed it; None where none did.
-        eager_memory: bytes at the peak of a call of eager; None where unknown.
-        rows: figures of the rows that were timed.
+        eager_s: seconds per call of eager, the median over the processes that timed it, or None if none did.
+        eager_memory: bytes at the peak of a call of eager, or None if unknown.
+        rows: figures of the timed rows.
     """
 
     eager_s: float | None
@@ -68,17 +68,17 @@ class Scale:
     rows: tuple[Scaled, ...]
 
     def of(self, row: Row) -> Scaled | None:
-        """Return the figures of a row; None where it was not timed."""
+        """Return the figures of a row, or None if it was not timed."""
         return next((found for found in self.rows if found.row is row), None)
 
     def leads_others(self, row: Row, ours: Row) -> bool:
-        """Whether a row has the highest speed-up of the right ones of its class, ours aside."""
+        """Whether a row has the highest speed-up of the right rows of its class, ours aside."""
         others = [one for one in self.rows if one.row.is_right and one.row.precision == row.precision]
         others = [one for one in others if one.row is not ours and one.speedup.is_usable]
         return max(others, key=lambda one: one.speedup.mid, default=None) is self.of(row)
 
     def best(self) -> dict[str, Row]:
-        """Return the fastest right row of each precision class in which that can be told: ratios never mix classes."""
+        """Return the fastest right row of each precision class, if that can be told. Ratios never mix classes."""
         right = [found for found in self.rows if found.row.is_right]
         classes = dict.fromkeys(found.row.precision for found in right)
         best = {name: _best([found for found in right if found.row.precision == name]) for name in classes}
@@ -97,7 +97,7 @@ def scale_of(benchmark: Benchmark, workload: WorkloadSpec) -> Scale:
 
 
 def trust_of(benchmark: Benchmark) -> Trust:
-    """Say how far the figures of a benchmark can be trusted."""
+    """Return how far the figures of a benchmark can be trusted."""
     scaled = [found for workload in benchmark.workloads for found in scale_of(benchmark, workload).rows]
     ratios = [_against_itself(one.row) if one.row.contender == EAGER else one.speedup for one in scaled]
     ratios += [row.speed_over_rival for row in benchmark.rows if row.speed_over_rival]
@@ -107,7 +107,7 @@ def trust_of(benchmark: Benchmark) -> Trust:
 
 
 def with_trust(benchmark: Benchmark) -> Benchmark:
-    """Return the benchmark as it is written: with how far its figures can be trusted, as of now."""
+    """Return the benchmark with the current trust in its figures, ready for writing."""
     return replace(benchmark, trust=trust_of(benchmark))
 
 
@@ -117,7 +117,7 @@ def _speedup(row: Row) -> Interval:
 
 
 def _against_itself(row: Row) -> Interval:
-    """Return eager's ratio to itself, as wide as it is off: whatever it is beside 1 is the clock's error."""
+    """Return eager's ratio to itself, as wide as it is off: any distance from 1 is the clock's error."""
     assert row.speedup is not None, "only timed rows are scaled"
     return Interval(min(row.speedup.low, 1.0), row.speedup.mid, max(row.speedup.high, 1.0))
 
@@ -128,7 +128,7 @@ def _eager_memory(rows: Sequence[Row]) -> int | None:
 
 
 def _speedups(rows: list[Row]) -> list[tuple[Row, Interval]]:
-    """Return the rows with their speed-ups; of those that met in one process as that meeting says."""
+    """Return the rows with their speed-ups. Those that met in one process agree with that duel."""
     found = [_speedup(row) for row in rows]
     for place, ours in enumerate(rows):
         duel = ours.speed_over_rival if ours.is_right else None
@@ -141,8 +141,9 @@ def _speedups(rows: list[Row]) -> list[tuple[Row, Interval]]:
 def _reconciled(ours: Interval, rival: Interval, duel: Interval) -> tuple[Interval, Interval]:
     """Return two speed-ups over eager whose ratio is that of the duel.
 
-    There are two estimates of each: its own, and by the duel that of the other. Their geometric mean is taken, and
-    what holds both intervals: where processes contradict each other, none of their intervals holds by itself.
+    There are two estimates of each: its own, and the one from the other's speed-up and the duel. The result is their
+    geometric mean, with an interval that holds both intervals. If processes contradict each other, none of their
+    intervals holds by itself.
     """
     by_rival, by_ours = ratio_of(duel, rival.inverse), ratio_of(ours, duel)
     if rival is EXACT:
@@ -160,7 +161,7 @@ def _holding(mid: float, *estimates: Interval) -> Interval:
 
 
 def _best(right: list[Scaled]) -> Row | None:
-    """Return the row of the highest speed-up, if it is told that it is one; None where it is not."""
+    """Return the row with the highest speed-up, or None if that cannot be told."""
     best = max((one for one in right if one.speedup.is_usable), key=lambda one: one.speedup.mid, default=None)
     if best is None or best.is_surely_faster is not Answer.YES:
         return None
@@ -173,7 +174,7 @@ def _best(right: list[Scaled]) -> Row | None:
 
 
 def may_be_faster(other: Scaled, best: Scaled) -> bool:
-    """Whether it cannot be told that another row is slower, or as fast."""
+    """Whether another row may be faster: it is not known to be slower or as fast."""
     for one, beside, inverse in ((best.row, other.row, False), (other.row, best.row, True)):
         ratio = one.speed_over_rival
         if ratio is not None and one.rival == beside.contender and ratio.is_usable:

@@ -1,6 +1,6 @@
-"""Intervals from raw samples: what measuring stops by, what deciding compares, what reports show.
+"""Intervals from raw samples, used to stop measuring, to decide and to report.
 
-Here, below everything that uses it, so that no two places can derive different numbers from the same samples.
+They stand here, below everything that uses them, so that no two places derive different numbers from the same samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchwise.errors import InputError
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 FEW = 10
-"""Samples below which the percentiles of a bootstrap hold less than they promise."""
+"""Number of samples below which the percentiles of a bootstrap hold less than they promise."""
 MAX_HALF_WIDTH = 0.25
 """Relative half-width beyond which an interval names no figure: its middle may be off by a quarter or more."""
 
@@ -40,24 +40,24 @@ class Interval:
     def is_usable(self) -> bool:
         """Whether the interval is narrow enough that its middle may be quoted, ranked and drawn.
 
-        By the ratio of its ends, so that a time is as usable as the speed-up that it comes from.
+        The ratio of its ends decides, so that a time is as usable as the speed-up that it comes from.
         """
         return self.low > 0 and self.high * (1 - MAX_HALF_WIDTH) <= self.low * (1 + MAX_HALF_WIDTH)
 
     @property
     def inverse(self) -> Interval:
-        """One over it: the same ratio, seen from the other side."""
+        """The reciprocal: the same ratio, seen from the other side."""
         return Interval(1 / self.high, 1 / self.mid, 1 / self.low)
 
     def times(self, factor: float) -> Interval:
-        """Return it multiplied by a figure above 0."""
+        """Return the interval multiplied by a number above 0."""
         return Interval(self.low * factor, self.mid * factor, self.high * factor)
 
     def check_read(self) -> None:
         """Refuse ends that are not in order.
 
         Raises:
-            InputError: they are not.
+            InputError: the ends are not in order.
         """
         if self.low > self.mid or self.mid > self.high:
             raise InputError(f"an interval is {self.low}, {self.mid}, {self.high}, but must be low, middle and high")
@@ -67,7 +67,7 @@ class Interval:
         return self.low <= other.high and other.low <= self.high
 
     def __str__(self) -> str:
-        """Return such as "1.52 [1.49, 1.56]"; the ends alone where the middle is no figure."""
+        """Return such as "1.52 [1.49, 1.56]", or the ends alone if the middle is no figure."""
         if self.low != self.high and not self.is_usable:
             return f"{self.low:.3g} to {self.high:.3g}"
         return f"{self.mid:.3g} [{self.low:.3g}, {self.high:.3g}]"
@@ -76,9 +76,9 @@ class Interval:
 def median_interval(samples: Sequence[float]) -> Interval:
     """Return the median of `samples` with its percentile-bootstrap interval.
 
-    Resampling is seeded, so that the same samples always give the same interval. Of fewer than ten samples the
-    interval is that of the sign test, which holds whatever they are distributed like; of fewer than six that is their
-    range, which holds less: 94 % of five, 75 % of three.
+    Resampling is seeded, so that the same samples always give the same interval. For fewer than ten samples the
+    interval is that of the sign test, which holds for any distribution. For fewer than six it is their range, which
+    holds less: 94 % for five, 75 % for three.
 
     Sources: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; David & Nagaraja, Order
     Statistics (2003), section 7.1.
@@ -88,7 +88,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 @functools.lru_cache(maxsize=2048)
 def _median_interval(samples: tuple[float, ...]) -> Interval:
-    """Work out an interval once: a bootstrap takes milliseconds, and records are asked for theirs again and again."""
+    """Compute an interval once: a bootstrap takes milliseconds, and records are asked for theirs again and again."""
     values = np.asarray(samples, dtype=float)
     if values.size == 0:
         raise ValueError("samples is empty, but a median needs at least one")
@@ -125,14 +125,14 @@ def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> 
 def ratio_of(now: Interval, then: Interval, confidence: float = CONFIDENCE) -> Interval:
     """Return `now` over `then` with its interval, from two independent estimates above 0 with their 95 % intervals.
 
-    On the scale of logarithms a ratio is a difference, and the arms of two intervals add up by their squares; for
-    another confidence they are stretched as those of a normal distribution are.
+    On a logarithmic scale a ratio is a difference, and the arms of two intervals add up by their squares. For another
+    confidence the arms are stretched like those of a normal distribution.
 
     Args:
         now: the numerator.
         then: the denominator.
-        confidence: of the interval, above 0 and below 1: of k intervals that must hold together each takes
-            1 - 0.05 / k (Bonferroni).
+        confidence: of the interval, above 0 and below 1. If k intervals must hold together, each takes 1 - 0.05 / k
+            (Bonferroni).
 
     Source: Zou & Donner, Construction of confidence limits about effect measures, Statistics in Medicine 27 (2008).
     """

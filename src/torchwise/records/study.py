@@ -1,4 +1,4 @@
-"""A study: one request, the trials made for it, and what was decided."""
+"""A study: one request, its trials, and the decision."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class StudyState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One request, the trials made for it, and what was decided.
+    """One request, its trials, and the decision.
 
     Attributes:
         id: the store's key of the study.
-        workload: what was asked.
-        environment: where.
-        inspection: what the plain model is like.
-        allow: the furthest legality allowed.
+        workload: the request.
+        environment: machine and software.
+        inspection: properties of the plain model.
+        allow: the loosest numerics allowed.
         effort: "quick", "standard" or "thorough".
         state: whether the search has ended.
         trials: in the order in which they were proposed.
         excluded: choices that were not tried, each with the reason.
         decision: set once decided.
         created_at: seconds since the epoch.
-        seconds: wall time spent on it, all sessions together.
+        seconds: wall time spent on it over all sessions.
     """
 
     id: Count
@@ -64,10 +64,10 @@ class Study:
     seconds: Seconds = 0.0
 
     def check_read(self) -> None:
-        """Refuse words that are none of ours.
+        """Refuse unknown words.
 
         Raises:
-            InputError: there is one.
+            InputError: a word is unknown.
         """
         Legality.of(self.allow)
         if self.effort not in EFFORTS:
@@ -75,7 +75,7 @@ class Study:
 
     @property
     def eager(self) -> Measurement:
-        """The measurement that tells what eager takes: that which the decision went by, so that no report differs."""
+        """The measurement that tells eager's time: the one behind the decision, so that no report differs."""
         beside = [trial.measurement for trial in self.trials if trial.is_timed and trial.measurement]
         looked_at = self.inspection.measurement
         decided_s = self.decision.baseline_s if self.decision else None
@@ -90,19 +90,19 @@ class Study:
 
     @property
     def economics(self) -> Economics:
-        """Costs on the scale that every time of this study is shown on: what eager takes, over the paired ratio."""
+        """Costs on the scale of every time of this study: eager's time over the paired ratio."""
         asked = self.decision.workload if self.decision else self.workload
         return Economics(self.eager.baseline_time.mid, asked.calls, asked.restarts)
 
     @property
     def eager_peak_memory(self) -> int | None:
-        """Bytes that a call of eager takes at its peak, to which all plans are compared; None where unknown."""
+        """Bytes at the peak of an eager call, to which all plans are compared, or None if unknown."""
         beside = (trial.costs.baseline_peak_memory for trial in self.trials if trial.costs)
         return eager_peak_memory(self.inspection.peak_memory, beside)
 
     @property
     def trust(self) -> Trust:
-        """How far the figures can be trusted; trials that were stopped early, so wide by intent, are left out."""
+        """How far the figures can be trusted, without trials that were stopped early, which are wide by intent."""
         decided = self.decision.plan if self.decision else None
         timed = sorted(
             (trial for trial in self.trials if trial.is_timed and trial.state is TrialState.COMPLETE),
@@ -118,20 +118,20 @@ class Study:
         return judge_trust(ratios, [*notes, *held_up], observed)
 
     def to_json(self) -> str:
-        """Return one line of JSON, as `to_dict` has it."""
+        """Return the data of `to_dict` as one line of JSON."""
         return codec.to_json(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Study:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
-            InputError: it is no study, or of another schema.
+            InputError: it is no study, or has another schema.
         """
         return study_from_dict(codec.parsed(text, cls))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return schema `torchwise.study/1`: raw samples, with the statistics derived from them beside."""
+        """Return schema `torchwise.study/1`: raw samples, together with the statistics derived from them."""
         data: dict[str, Any] = codec.to_builtins(self)
         inspection = data.pop("inspection")
         data["baseline"] = {
@@ -154,10 +154,10 @@ class Study:
 
 
 def study_from_dict(data: Any) -> Study:
-    """Read what `Study.to_dict` wrote. What is derived there is held against the samples, and never read.
+    """Read the output of `Study.to_dict`. Derived values are checked against the samples, and never read.
 
     Raises:
-        InputError: another schema, a field missing, unknown or of another type, or a derived figure that is another.
+        InputError: another schema, a field missing, unknown or of another type, or a derived figure that differs.
     """
     codec.check_schema(data, Study, SCHEMA)
     study = codec.from_builtins(derived.without(data), Study)

@@ -1,4 +1,4 @@
-"""One candidate plan, tried: what became of it, and what it cost."""
+"""A trial of one candidate plan: its outcome and its costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchwise.records.verdict import Outcome, Verdict
 
 
 class TrialState(StrEnum):
-    """Where a trial stands. COMPLETE says that it ran, not that it passed: the verdict says that."""
+    """State of a trial. COMPLETE says that it ran, not that it passed: the verdict says that."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -26,7 +26,7 @@ class TrialState(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether the state is final."""
         return self in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -46,12 +46,12 @@ class Failure:
     """Why a worker ended without a result.
 
     Attributes:
-        kind: which of the ways.
-        stage: what the worker was doing: "start", "load", "run eager", "compile", "verify", "measure", "warm compile",
-            or what another task than a trial's calls its stages.
-        message: the exception, the signal's name, or the limit that was passed.
-        traceback: of the exception, or of what a worker was doing when its time was up, where there is one.
-        no_effect: a part of the plan that changed nothing, by its field and value; None where that is not why.
+        kind: the way it ended.
+        stage: the worker's stage: "start", "load", "run eager", "compile", "verify", "measure", "warm compile", or a
+            name of another task's own stages.
+        message: the exception, the signal's name, or the limit that was exceeded.
+        traceback: of the exception, or of the worker's current code when its time was up, if there is one.
+        no_effect: a part of the plan that changed nothing, by its field and value, or None if that is not the reason.
     """
 
     kind: FailureKind
@@ -67,14 +67,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a plan costs besides its calls.
+    """Costs of a plan besides its calls.
 
     Attributes:
         cold_s: seconds that the first calls took beyond steady calls, with empty compile caches.
-        warm_s: the same in a new process with the caches that the cold run left; None where not measured.
-        peak_memory: bytes at the peak of one call above what was held before it, and on a GPU what the plan holds
-            between calls (copies of weights, pools of captured graphs); None where not measurable.
-        baseline_peak_memory: bytes at the peak of one call of eager above what was held before it.
+        warm_s: the same in a new process with the caches that the cold run left, or None if not measured.
+        peak_memory: bytes at the peak of one call above those held before it. On a GPU it includes the plan's memory
+            between calls (copies of weights, pools of captured graphs). None if not measurable.
+        baseline_peak_memory: bytes at the peak of one call of eager above those held before it.
         cache_bytes: size of the compile caches that the plan left.
     """
 
@@ -90,10 +90,10 @@ class Duel:
     """A plan against a rival that its trial may not tell it from: both in one process, timed in alternation.
 
     Attributes:
-        rival: what led when they met.
-        measurement: of the plan, with the rival in eager's place; None where there was no duel to the end.
-        failure: why there was none.
-        seconds: wall time that it took, without waiting for others who had the device.
+        rival: the leader at that time.
+        measurement: of the plan, with the rival in eager's place, or None if the duel did not finish.
+        failure: why it did not finish.
+        seconds: wall time of the duel, without waiting for other processes that had the device.
     """
 
     rival: Plan
@@ -104,20 +104,21 @@ class Duel:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate plan, tried.
+    """One candidate plan with its results.
 
     Attributes:
         number: position in the study, from 0.
         plan: the candidate.
-        state: where it stands.
-        reason: why it was proposed, and then why it ended as it did, in words.
+        state: its current state.
+        reason: why it was proposed, and later why it ended as it did, in words.
         failure: set for FAIL when the worker ended without a result.
         measurement: set once timed.
         verdict: set once verified.
         costs: set once compiled.
-        seconds: wall time that the trial took, worker start included, without waiting for others who had the device.
+        seconds: wall time of the trial, with the worker's start, without waiting for other processes that had the
+            device.
         started_at: seconds since the epoch.
-        duel: with a rival that it was worth telling it from; None where it challenged none.
+        duel: with a rival that was worth distinguishing it from, or None if it challenged none.
         repeats: measurements of the plan in further fresh processes.
     """
 
@@ -136,42 +137,42 @@ class Trial:
 
     @property
     def processes(self) -> tuple[Measurement, ...]:
-        """What was measured of the plan, one measurement for each process."""
+        """The measurements of the plan, one for each process."""
         return (self.measurement, *self.repeats) if self.measurement and self.measurement.candidate_s else ()
 
     @property
     def speedup(self) -> Interval | None:
-        """Eager's time over the plan's, by which the plan is judged everywhere; None where nothing was timed."""
+        """Eager's time over the plan's, which all judgements of the plan use, or None if nothing was timed."""
         return speedup_across(self.processes) if self.processes else None
 
     @property
     def cold_speedups(self) -> tuple[Interval, ...]:
-        """The speed-up with cold processor caches, in each of the processes that timed it so."""
+        """The speed-up with cold processor caches, one for each process that timed it."""
         return tuple(cold for process in self.processes if (cold := process.cold_speedup) is not None)
 
     @property
     def cold_speedup(self) -> Interval | None:
-        """The same over these processes; None where none did. It stands beside `speedup`, and decides nothing."""
+        """The cold speed-up over these processes, or None if none timed it. It is shown, and decides nothing."""
         return cold_speedup_across(self.processes)
 
     @property
     def observed(self) -> Interval | None:
-        """The speed-up as far as it was seen, so that of a single process is its own: how disturbed measuring was."""
+        """The speed-up as observed (its own for a single process), which tells how disturbed measuring was."""
         return observed_across(self.processes) if self.processes else None
 
     @property
     def is_faster(self) -> Answer | None:
-        """Whether the plan is faster than eager; None where nothing was timed."""
+        """Whether the plan is faster than eager, or None if nothing was timed."""
         return is_faster_across(self.processes) if self.processes else None
 
     @property
     def is_timed(self) -> bool:
-        """Whether it was timed and so had passed its checks: a pruned one too, and one that failed afterwards not."""
+        """Whether it was timed, and so had passed its checks. Pruned trials count, and later failures do not."""
         return self.measurement is not None and self.costs is not None and self.state is not TrialState.FAIL
 
     @property
     def is_proven(self) -> bool:
-        """Whether it ran, was timed, and every check passed: only such a trial can be decided for."""
+        """Whether it ran, was timed, and every check passed. The decision can only be for such a trial."""
         return (
             self.state is TrialState.COMPLETE
             and self.measurement is not None
@@ -182,12 +183,12 @@ class Trial:
 
     @property
     def is_promising(self) -> bool:
-        """Whether it is proven, and was surely faster than eager in its own process: it may be worth more of them."""
+        """Whether it is verified, and surely faster than eager in its own process: it may be worth more processes."""
         return self.is_proven and self.measurement is not None and self.measurement.speedup.low > 1
 
 
 def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
-    """Return a proven trial with what one more fresh process found; where that failed, so has the trial.
+    """Return a verified trial with the result of one more fresh process. If that process failed, so has the trial.
 
     A plan that works in one process and not in the next would fail after some restart.
     """
@@ -198,7 +199,7 @@ def with_repeat(trial: Trial, found: Measurement | Failure) -> Trial:
 
 
 def speeds_beside(trials: Iterable[Trial], plan: Plan) -> dict[Plan, Interval]:
-    """Return a plan's speed over that of each that it met in a duel, or that duels lead to from one to the next."""
+    """Return a plan's speed over that of each plan it met in a duel, or is linked to by a chain of duels."""
     ratios = [(t.plan, t.duel.rival, t.duel.measurement.speedup) for t in trials if t.duel and t.duel.measurement]
     edges = [*ratios, *((rival, plan, ratio.inverse) for plan, rival, ratio in ratios)]
     found = {plan: Interval(1.0, 1.0, 1.0)}

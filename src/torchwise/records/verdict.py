@@ -8,11 +8,11 @@ from enum import StrEnum
 from torchwise.errors import InputError
 
 STRIDES = "strides"
-"""The check that fails where an answer is eager's in form, dtypes and shapes, and lies otherwise in memory."""
+"""The check that fails if an answer has eager's structure, dtypes and shapes, but another memory layout."""
 
 
 class Outcome(StrEnum):
-    """What verification found. NOT_COMPARABLE is never a pass."""
+    """Result of verification. NOT_COMPARABLE is never a pass."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -24,10 +24,10 @@ class Check:
     """One property that was checked.
 
     Attributes:
-        name: what was checked, such as "values", "held outputs", "distribution".
-        outcome: what was found.
+        name: such as "values", "held outputs", "distribution".
+        outcome: the result.
         detail: a sentence with the place and the figures.
-        error: error of the candidate against the reference, relative (root mean square); None where it has none.
+        error: error of the candidate against the reference, relative (root mean square), or None if it has none.
         floor: the same error of eager at the candidate's precision: the noise floor.
     """
 
@@ -38,10 +38,10 @@ class Check:
     floor: float | None = None
 
     def check_read(self) -> None:
-        """Refuse errors below 0; one that is not finite is kept in a store.
+        """Refuse errors below 0. An error that is not finite is kept in a store.
 
         Raises:
-            InputError: there is one.
+            InputError: an error is below 0.
         """
         for name, value in (("error", self.error), ("floor", self.floor)):
             if value is not None and value < 0:

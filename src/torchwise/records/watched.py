@@ -1,4 +1,4 @@
-"""What PyTorch's compiler was seen to do in a live program: breaks, recompilations, compilations and fallbacks."""
+"""Events of PyTorch's compiler in a live program: breaks, recompilations, compilations and fallbacks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """What to write instead, so that a graph break is gone.
+    """Replacement code that removes a graph break.
 
     Attributes:
-        kind: the class of mend, such as "print" or "branch".
-        text: what to do, about the line at hand.
-        setting: a setting of PyTorch that does it without a change of the code; empty where there is none.
-        consequence: what that setting changes beside it.
-        line: what takes the place of the line; empty where that cannot be told. `explain` runs it before it says so.
-        condition: what the line asks, as a tensor; likewise.
+        kind: the class of fix, such as "print" or "branch".
+        text: instructions for the line at hand.
+        setting: a setting of PyTorch that fixes it without a change of the code, or empty if there is none.
+        consequence: side effects of that setting.
+        line: replacement for the line, or empty if that cannot be told. `explain` runs it before it says so.
+        condition: the line's condition as a tensor, likewise.
     """
 
     kind: str
@@ -58,18 +58,18 @@ class Break:
         file: of the user's own code: the innermost frame that is neither torch's nor an installed library's.
         line: in that file.
         function: around that line.
-        code: PyTorch's registry code, such as "GB0059"; empty where it gives none. What it means stands at
+        code: PyTorch's registry code, such as "GB0059", or empty if it gives none. It is explained at
             https://meta-pytorch.org/compile-graph-break-site/.
         reason: PyTorch's name of the kind of break.
         explanation: PyTorch's own words.
         hints: PyTorch's own advice, without its requests for a bug report.
-        context: what PyTorch was looking at, for its developers.
-        stack: the frames of the program down to the break, outermost first; those of torch's compiler are left out.
-        library: the innermost frame, where it lies in an installed library and not in the user's code.
-        excerpt: the source line as it stands; empty where it cannot be read.
-        mend: what to write instead, or None where none is known.
+        context: the object that PyTorch was looking at, for its developers.
+        stack: the frames of the program down to the break, outermost first, without those of torch's compiler.
+        library: the innermost frame, if it lies in an installed library and not in the user's code.
+        excerpt: the source line as it stands, or empty if it cannot be read.
+        mend: the replacement code, or None if none is known.
         count: how often it was met while compiling.
-        whole: PyTorch could not go on after it, and runs the whole function without compiling it.
+        whole: whether PyTorch could not go on after it, and runs the whole function without compiling it.
     """
 
     file: str
@@ -102,8 +102,8 @@ class Recompile:
         file: where it stands.
         line: its first line.
         guard: the guard that failed, as PyTorch writes it.
-        varies: what differs from call to call, in words.
-        source: the expression that the guard looks at, such as "L['x']"; empty where it cannot be told.
+        varies: the difference from call to call, in words.
+        source: the expression that the guard checks, such as "L['x']", or empty if it cannot be told.
         stack: the lines of the program that the guard was made for.
         count: how often it failed.
         compile_ids: the compilations that it led to.
@@ -122,24 +122,24 @@ class Recompile:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """One compilation of one function, or of the backward pass of it.
+    """One compilation of a function, or of its backward pass.
 
     Attributes:
-        compile_id: PyTorch's "frame/compilation", such as "0/1"; the same for forward and backward.
-        function: its name; that of a part after a graph break names the function that it is a part of.
-        file: where it stands.
+        compile_id: PyTorch's "frame/compilation", such as "0/1", the same for forward and backward.
+        function: its name. A part after a graph break has a name that includes the function it is a part of.
+        file: its file.
         line: its first line.
-        seconds: all of it.
+        seconds: total duration.
         phases: seconds by phase, as PyTorch names them. They are nested: "inductor_code_gen" lies within "inductor",
             that within "aot_autograd", that within "dynamo". "triton" is the C++ compiler on a CPU.
         guards: number of guards.
-        guard_us: microseconds that one check of all guards takes, as PyTorch measured it; None where it did not.
+        guard_us: microseconds for one check of all guards, as PyTorch measured it, or None if it did not.
         graph_ops: number of operations in the captured graph.
         graph_nodes: number of nodes in it, inputs and outputs included.
         cache_hits: how often a cache of Inductor or AOTAutograd had the answer, local or remote.
-        cache_misses: how often it had not.
-        is_forward: not the backward pass.
-        failed: PyTorch's reason why there is no compiled code; empty where there is.
+        cache_misses: how often no cache had it.
+        is_forward: whether it is not the backward pass.
+        failed: PyTorch's reason for the lack of compiled code, or empty if there is compiled code.
         trace_s: seconds of it that writing PyTorch's structured trace took.
     """
 
@@ -161,7 +161,7 @@ class Compilation:
 
 
 class FallbackKind(StrEnum):
-    """Why something runs otherwise than compiled."""
+    """Why something does not run compiled."""
 
     RECOMPILE_LIMIT = "recompile_limit"
     WHOLE_FUNCTION = "whole_function"
@@ -172,13 +172,13 @@ class FallbackKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Something that runs otherwise than compiled, and that PyTorch says little or nothing about.
+    """Something that does not run compiled, and that PyTorch says little or nothing about.
 
     Attributes:
-        kind: which.
-        what: of it, in words: the operators, or PyTorch's reason.
-        function: in which it happens.
-        file: where that stands.
+        kind: the reason.
+        what: details in words: the operators, or PyTorch's reason.
+        function: the function in which it happens.
+        file: the function's file.
         line: its first line.
         count: how often it was met while compiling.
     """
@@ -193,7 +193,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class Watched(Document):
-    """All that was seen between start and stop.
+    """All events between start and stop.
 
     Attributes:
         seconds: from start to stop.
@@ -202,7 +202,7 @@ class Watched(Document):
         compilations: each of them, in order.
         fallbacks: each once.
         trace_s: seconds of the compile time that were spent on PyTorch's structured trace and on reading it.
-        notes: what speaks against the record's completeness.
+        notes: reasons why the record may be incomplete.
     """
 
     seconds: Seconds
@@ -216,5 +216,5 @@ class Watched(Document):
 
     @property
     def compile_s(self) -> float:
-        """Seconds of all compilations."""
+        """Total seconds of all compilations."""
         return sum(one.seconds for one in self.compilations)
