@@ -1,12 +1,14 @@
-"""Compiled ahead: what a plan compiles is made in one process and called in another, which never compiles.
+"""Compiled ahead: a plan's code is made in one process and called in another, which never compiles.
 
-While one thread of a process compiles, Dynamo raises errors in the others' calls (torch 2.11), tells them that they are
-compiling (2.13), and rewinds the random numbers that they draw. So a program that serves has its code made elsewhere.
-PyTorch's door for that is `torch.compile(...).aot_compile` and `torch.compiler.load_compiled_function`: the graph,
-which must not break, its code and its guards as bytes, with the weights left to the module that is there.
+While one thread of a process compiles, Dynamo raises errors in the others' calls (torch 2.11). It tells them that they
+are compiling (2.13), and rewinds the random numbers that they draw. So a program that serves has its code made
+elsewhere.
+
+PyTorch's API for that is `torch.compile(...).aot_compile` and `torch.compiler.load_compiled_function`. The graph must
+not break. They store its code and its guards as bytes, and leave the weights to the module that is there.
 
 Dynamo leaves out guards that it cannot write down, on global variables above all. Global numbers and texts are compared
-here instead; where another guard asks what nothing else would notice, there is no such code.
+here instead. If another guard asks for something that nothing else would notice, there is no such code.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Constant:
     """A global variable, and its value while compiling.
 
     Attributes:
-        module: whose it is; "" for that of the compiled function.
+        module: the variable's module, "" for the module of the compiled function.
         name: of the variable.
         value: a number, a text, or None.
     """
@@ -51,14 +53,14 @@ class Constant:
 
     @classmethod
     def of(cls, place: str, value: Any) -> Constant | None:
-        """Return what a guard on `place`, as Dynamo writes it, asks; None where it is no plain global variable."""
+        """Return the constant that a guard on `place` checks, or None if it is no plain global variable."""
         found = _GLOBAL.fullmatch(place)
         if found is None or type(value) not in (bool, int, float, str, type(None)):
             return None
         return cls((found["module"] or "").replace("_dot_", "."), found["name"] or found["own"], value)
 
     def holds(self, own: dict[str, Any]) -> bool:
-        """Whether it is the same now; `own` are the globals of the compiled function."""
+        """Whether the variable has the same value now. `own` are the globals of the compiled function."""
         scope = vars(sys.modules[self.module]) if self.module in sys.modules else {} if self.module else own
         now = scope.get(self.name, self)
         return type(now) is type(self.value) and now == self.value
@@ -66,11 +68,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What was compiled for calls of one signature.
+    """The code compiled for calls of one signature.
 
     Attributes:
-        data: as PyTorch writes it; a pickle, so that it is code, and only ever read by whoever had it made.
-        straight: whether the signature, the look at the module and the constants notice all that its guards would.
+        data: as PyTorch writes it. It is a pickle, and so it is code: it is only ever read by the program that had it
+            made.
+        straight: whether the signature, the look at the module and the constants notice as much as its guards.
         constants: global variables that are part of it.
         hooks: how many hooks each of the module's modules had, as those are part of it, too.
     """
@@ -85,7 +88,7 @@ def check_possible(plan: Plan) -> None:
     """Refuse plans that cannot be compiled ahead.
 
     Raises:
-        UnsupportedError: it is one.
+        UnsupportedError: it is such a plan.
     """
     reasons = {
         "it compiles parts, and only one whole graph can be carried over": plan.scope != "whole",
@@ -100,7 +103,7 @@ def check_possible(plan: Plan) -> None:
 
 
 class Maker:
-    """In place of a plan's backend (`realize`), answers plainly, and compiles ahead for each signature it is asked.
+    """In place of a plan's backend (`realize`), answers plainly, and compiles ahead for each signature of its calls.
 
     Attributes:
         made: the code, in the order of the first calls.
@@ -131,9 +134,9 @@ class Maker:
 
 
 class Loader:
-    """In place of a plan's backend (`realize`), answers by what a `Maker` made, for the module that is here.
+    """In place of a plan's backend (`realize`), answers by the code of a `Maker`, for the module that is here.
 
-    What changed so that the code does not hold raises on the call, and the original answers.
+    A change that makes the code invalid raises on the call, and the original answers.
     """
 
     def __init__(self, codes: Sequence[Code]) -> None:
@@ -176,11 +179,11 @@ class _Loaded:
             way = self._ways[signature] = self._found(args, kwargs)
         if not torch.is_grad_enabled():
             return way(*args, **kwargs)
-        with torch.no_grad():  # nothing that is here asks for a gradient, and so the code was proven without
+        with torch.no_grad():  # nothing here asks for a gradient, and so the code was verified without
             return way(*args, **kwargs)
 
     def way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
-        """Return what answers calls of this signature, without looking it up."""
+        """Return the callable for calls of this signature, without looking it up."""
         return self._ways.get(signature_of(args, dict(kwargs)), self)
 
     def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
@@ -254,17 +257,17 @@ def _made(call: Way, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _check_apart(signature: Signature) -> None:
-    """Refuse inputs that share memory: code for such would not be told from code for others, as no guard says so.
+    """Refuse inputs that share memory, as no guard would tell code for them from code for others.
 
     Raises:
-        UnsupportedError: they do.
+        UnsupportedError: they share memory.
     """
     if overlap_in(signature) is not None:
         raise UnsupportedError("inputs share memory, which code that is compiled ahead does not notice")
 
 
 def _hooks_of(owner: Any) -> tuple[int, ...]:
-    """Count the forward hooks of each module; Dynamo writes no guards on them down."""
+    """Count the forward hooks of each module. Dynamo writes down no guards on them."""
     modules = owner.modules() if isinstance(owner, torch.nn.Module) else ()
     return tuple(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in modules)
 
@@ -280,7 +283,7 @@ def _loaded(code: Code) -> Any:
 
 @contextlib.contextmanager
 def _enabled() -> Iterator[None]:
-    """Open the door, which torch 2.11 keeps shut by default."""
+    """Enable the API, which torch 2.11 disables by default."""
     from torch._dynamo import config
 
     with config.patch(enable_aot_compile=True):

@@ -1,8 +1,8 @@
-"""What Python asks of a tensor, yes or no or a number, answered otherwise for a while, in one thread.
+"""Python's questions about a tensor, yes or no or a number, answered differently for a while, in one thread.
 
 `if x.mean() > 0:` and `x.mean().item()` reach Python through two methods of `torch.Tensor`, which it inherits from C.
-While somebody answers in their place the class has its own, which ask those who answer in this thread, the last one
-first, and then the method that was there. When nobody answers any more, the class is as it was.
+While somebody answers in their place, the class has methods of its own. They ask those who answer in this thread, the
+last one first, and then the former method. When nobody answers any more, the class is as it was.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ METHODS = ("__bool__", "item")
 _installing = threading.Lock()
 _mine = threading.local()
 _answering = 0
-"""How many answer, in whichever thread."""
+"""How many answer, in all threads."""
 _before: dict[str, Any] = {}
-"""What the class itself had: nothing, or what somebody else put there."""
+"""The class's own attributes from before: nothing, or methods that somebody else put there."""
 
 
 @contextlib.contextmanager
 def answering(as_bool: Answerer, item: Answerer) -> Iterator[None]:
-    """Answer what is asked in this thread meanwhile.
+    """Answer the questions of this thread meanwhile.
 
     Args:
-        as_bool: answers `bool(tensor)`, and so what `if`, `while`, `not`, `and` and `or` ask.
+        as_bool: answers `bool(tensor)`, and so `if`, `while`, `not`, `and` and `or`.
         item: answers `tensor.item()`.
     """
     mine: list[dict[str, Answerer]] = vars(_mine).setdefault("answerers", [])
@@ -54,7 +54,7 @@ def _count(more: int) -> None:
         for name in METHODS:
             if not before:
                 _before[name] = vars(torch.Tensor).get(name)
-                # Where Dynamo breaks a graph at a question, it would trace what answers that.
+                # If Dynamo breaks a graph at a question, it would otherwise trace the code that answers it.
                 setattr(torch.Tensor, name, torch.compiler.disable(_method(name, getattr(torch.Tensor, name))))
             elif not _answering and _before[name] is None:
                 delattr(torch.Tensor, name)
@@ -63,7 +63,7 @@ def _count(more: int) -> None:
 
 
 def _method(name: str, plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    @functools.wraps(plain)  # whoever overrides it goes by its name
+    @functools.wraps(plain)  # code that overrides it goes by its name
     def asked(tensor: torch.Tensor) -> Any:
         for answerers in reversed(vars(_mine).get("answerers", ())):
             if (answer := answerers[name](tensor)) is not NotImplemented:

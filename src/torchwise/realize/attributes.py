@@ -1,8 +1,8 @@
-"""What a model sets on itself when it is called: where a copy is called in its place, the original is given it.
+"""Attributes that a model sets on itself in calls: if a copy runs in its place, the original is given them.
 
-Many a model keeps something of a call, as its attention weights, an auxiliary loss or how often it was called, for its
-program to read afterwards, or for its next call. And what a program sets on the model from call to call, such as the
-strength of an adapter or the number of a request, the copy is given.
+Many models keep something of a call, such as attention weights, an auxiliary loss or a count of calls. The program
+reads it afterwards, or the next call does. And the copy is given the attributes that a program sets on the model from
+call to call. Examples are the strength of an adapter or the number of a request.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _MISSING = object()
 _USUAL = torch.contiguous_format
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _APART = STANDARD | {"forward", "_compiled_call_impl"}
-"""What says how a module is called, and not what a call set."""
+"""Attributes that determine how a module is called, and that no call set."""
 
 
 class Attributes:
-    """The plain attributes and the buffers of a copy's modules, watched for what calls set there.
+    """The plain attributes and the buffers of a copy's modules, watched for changes that calls make.
 
     Args:
-        original: is given what a call sets on the copy.
-        copied: a copy of it, module by module, which is given what is set on the original.
+        original: is given the attributes that a call sets on the copy.
+        copied: a copy of it, module by module, which is given the attributes that are set on the original.
         is_own: whether a value leads to modules or weights of either, which the other must not be given.
-        follows: whether somebody else carries over what is written to the buffers that there are.
+        follows: whether somebody else carries over writes to the existing buffers.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Attributes:
         self.look()
 
     def look(self) -> None:
-        """Take what is set now for what was there."""
+        """Take the present attributes as the reference."""
         parts = [part for _, part in self._pairs]
         self._seen = [_held(part) for part in parts]
         self._given = [_plain(own) for own, _ in self._pairs]
@@ -59,13 +59,13 @@ class Attributes:
         return not self._unwritten()
 
     def follow(self) -> None:
-        """Give the copy what was set on the original since: by its program, or where its state was put back.
+        """Give the copy the attributes set on the original since: by its program, or when its state was put back.
 
         It runs on every call.
 
         Raises:
-            StalePlanError: that leads to modules or weights of the original, which the copy has as its own; or what
-                changed is the mode, or belongs to a part that a transform put another in the place of.
+            StalePlanError: the change leads to modules or weights of the original, which the copy has as its own. Or
+                the mode changed, or a part that a transform replaced.
         """
         if self._is_followed():
             return
@@ -97,10 +97,10 @@ class Attributes:
         self.look()
 
     def carry(self) -> None:
-        """Give the original what was set on the copy since.
+        """Give the original the attributes set on the copy since.
 
         Raises:
-            UnsupportedError: that are weights or modules, which are made once, with numbers of their own.
+            UnsupportedError: the call set weights or modules, which are made once, with numbers of their own.
         """
         for (_, part), (_, _, inside) in zip(self._pairs, self._seen, strict=True):
             if other := {**part._modules, **part._parameters}.keys() ^ inside.keys():
@@ -113,7 +113,7 @@ class Attributes:
                 if plain.get(name, _MISSING) is not value and not self._leads_to_weights(value):
                     vars(own)[name] = given = as_original(vars(own).get(name), value)
                     if isinstance(given, torch.Tensor) and given.dtype is value.dtype:
-                        vars(part)[name] = given  # one for both, which a later call may write to
+                        vars(part)[name] = given  # one tensor for both, which a later call may write to
             for name, buffer in part._buffers.items():
                 if buffers.get(name, _MISSING) is not buffer:
                     self._give_buffer(own, part, name, buffer)
@@ -148,8 +148,10 @@ def _plain(part: torch.nn.Module) -> dict[str, Any]:
 
 
 def as_original(kept: Any, value: Any) -> Any:
-    """Give a tensor the dtype that the original's own had in its place, and strides as it would have them: those that
-    it had, or else contiguous ones. That of a copy may be of a lower precision, with its channels last.
+    """Give a tensor the dtype and strides of the original's own in its place.
+
+    The strides are the former ones, or else contiguous ones. A copy's tensor may be of a lower precision, with its
+    channels last.
     """
     if not isinstance(value, torch.Tensor) or not is_strided(value):
         return value

@@ -1,7 +1,7 @@
 """PyTorch's key of compiled code, made to tell autocasts apart: before 2.13 it says that one is on, and not which.
 
-Under float16 a graph was answered by what had been compiled of it under bfloat16, in this process or, from disk, in one
-long gone. PyTorch 2.13 notes the dtype itself (`AOTAutogradCacheDetails.autocast_state`); this does the same before.
+Under float16 a graph was answered by code compiled for it under bfloat16, in this process or, from disk, in an earlier
+one. PyTorch 2.13 notes the dtype itself (`AOTAutogradCacheDetails.autocast_state`). This does the same before 2.13.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTED = "autocast_state"
 
 @functools.cache
 def tell_autocasts_apart() -> None:
-    """Have the key hold the dtype of each autocast in force; keys without autocast stay what they were."""
+    """Have the key hold the dtype of each autocast in force. Keys without autocast stay the same."""
     with contextlib.suppress(UnsupportedError):  # a version without such keys
         details = look_up("a key of compiled code", DETAILS)
         if NOTED not in details.__init__.__code__.co_names:

@@ -1,7 +1,7 @@
 """The code that a callable runs, and whether any of it was replaced: a class patched, a `functools.partial` rebound.
 
-No write to a module or an object shows that, and compilers do not guard it: a method is taken for what it was when it
-was traced.
+No write to a module or an object shows that, and compilers do not guard it. They take a method as it was when it was
+traced.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from torchwise.realize.same_code import is_same_code
 
 try:
     version: Callable[[dict[str, Any]], int] = look_up("watching classes", DICT_VERSION)
-except UnsupportedError:  # this torch reads no counts of writes: all is looked at each time
+except UnsupportedError:  # this torch reads no counts of writes: everything is looked at each time
     version = functools.partial(lambda count, _: next(count), itertools.count())
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _OF_PYTHON = ("builtins", "functools", "types")
 _OF_MODULES = {"__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"}
-"""What a call of a module goes through in `torch.nn.Module` itself."""
+"""The methods of `torch.nn.Module` itself that a call of a module goes through."""
 _NOT_CALLED = {"__init__", "__new__", "__init_subclass__", "__repr__"}
 _NOT_CALLED |= {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__"}
-"""Methods that make, copy and show objects; what loads Dynamo replaces one of them in `torch.nn.Module`."""
+"""Methods that make, copy and show objects. Loading Dynamo replaces one of them in `torch.nn.Module`."""
 code_of, defaults_of, keywords_of = map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
-"""What a function runs, which may be replaced in it, as tools do that load changed source anew."""
+"""The code and defaults of a function, which may be replaced in it, as by tools that load changed source anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What code hangs in a dict: of a class, of an object, of a module's global variables, or of a partial.
+    """The code in a dict: of a class, of an object, of a module's global variables, or of a partial.
 
     Attributes:
-        owner: whose dict it is.
+        owner: the name of the dict's owner.
         now: the dict.
         kept: the code that hung there.
-        counts: whether what hangs there besides may be code.
-        among: the names that may be code; by default any.
+        counts: whether another value there may be code.
+        among: the names that may be code, by default any.
     """
 
     owner: str
@@ -77,13 +77,14 @@ class _Names:
 class CodeGuard:
     """The classes, functions and partials behind callables, as they are now.
 
-    A class counts with its bases, and with all that it holds but plain data; a module with what takes the place of a
-    method in it. Looked at are the classes of all submodules, and of what a function closes over, a method is bound to,
-    and a partial or an object holds; and the functions that all these find by name (`ReachableCode`). Equal code that
-    was made anew is the same.
+    A class counts with its bases, and with all of its attributes but plain data. A module counts with attributes that
+    replace a method in it. The guard looks at the classes of all submodules and of the objects that a function closes
+    over. It also looks at the classes of objects that a method is bound to, or that a partial or an object holds. The
+    functions that all these find by name (`ReachableCode`) are looked at, too. Equal code that was made anew is the
+    same.
 
     Attributes:
-        dicts: where code is looked up; what is written there may be code that was replaced.
+        dicts: where code is looked up. A write there may be code that was replaced.
         functions: that calls may run.
         codes: the code of each.
         defaults: those of the functions that have any.
@@ -94,13 +95,13 @@ class CodeGuard:
         self.look()
 
     def look(self) -> None:
-        """Take the code as it is now for what it should be."""
+        """Take the present code as the reference."""
         behind = list(_behind(self._calls))
         reached = ReachableCode(_called(behind), dict.fromkeys(map(type, behind)))
         self.functions = reached.functions
         self._defaulted = [each for each in self.functions if each.__defaults__]
         self.codes = [*map(code_of, self.functions)]
-        # Those of arguments that are given by name alone are kept apart from the others.
+        # Those of keyword-only arguments are kept apart from the others.
         self._keyworded = [each for each in self.functions if each.__kwdefaults__]
         self.defaults = self._defaults_now()
         self._names = [*_names(self._calls, behind), *_found_by_name(behind, reached)]
@@ -109,11 +110,11 @@ class CodeGuard:
         self._others: dict[int, str | None] = {}
 
     def replaced(self) -> str | None:
-        """Return the name of what was replaced, or None."""
+        """Return the name of the replaced code, or None."""
         return self.rebound() or self.rewritten()
 
     def rebound(self) -> str | None:
-        """Return the name of something in the place of which other code hangs, or None."""
+        """Return the name of something that was replaced by other code, or None."""
         if (versions := [*map(version, self.dicts)]) != self._versions:
             for place in itertools.compress(itertools.count(), map(ne, versions, self._versions)):
                 self._others[place] = self._names[place].replaced()
@@ -121,7 +122,7 @@ class CodeGuard:
         return next(filter(None, self._others.values()), None)
 
     def rewritten(self) -> str | None:
-        """Return the name of a function whose own code or defaults are others, or None."""
+        """Return the name of a function whose own code or defaults changed, or None."""
         codes, defaults = [*map(code_of, self.functions)], self._defaults_now()
         if codes == self.codes and not self.has_other_defaults():
             return None
@@ -131,11 +132,11 @@ class CodeGuard:
         for function, now, before in zip([*self._defaulted, *self._keyworded], defaults, self.defaults, strict=True):
             if not is_same_code(now, before):
                 return f"a default of {function.__qualname__}"
-        self.codes[:], self.defaults[:] = codes, defaults  # so that a look at whether they are the very same is enough
+        self.codes[:], self.defaults[:] = codes, defaults  # so that an identity check is enough
         return None
 
     def has_other_defaults(self) -> bool:
-        """Return whether defaults are other objects than they were; equal ones may be the same all the same."""
+        """Return whether defaults are other objects than before. Equal ones may be the same all the same."""
         return not all(map(is_, self._defaults_now(), self.defaults))
 
     def _defaults_now(self) -> list[Any]:
@@ -148,7 +149,7 @@ def writes_to(dicts: list[dict[str, Any]]) -> int:
 
 
 def _behind(calls: Sequence[Callable[..., Any]]) -> Iterator[Any]:
-    """Yield what calls lead to: modules, objects, functions, partials, each once."""
+    """Yield the objects that calls lead to: modules, objects, functions, partials, each once."""
     seen, waiting = set[int](), list[Any](calls)
     while waiting:
         one = waiting.pop()
@@ -174,7 +175,7 @@ def _called(behind: list[Any]) -> list[Any]:
 
 
 def _found_by_name(behind: list[Any], reached: ReachableCode) -> Iterator[_Names]:
-    """Yield where code that is called is looked up by name, besides classes: in modules of both kinds."""
+    """Yield the dicts other than classes in which called code is looked up by name: in modules of both kinds."""
     for space in reached.namespaces:
         yield _Names.among_names(space.owner, space.held, frozenset(space.names))
     for function in reached.functions:
@@ -194,13 +195,13 @@ def _names(calls: Sequence[Any], behind: list[Any]) -> Iterator[_Names]:
         elif any(each is call for call in own) and hasattr(each, "__dict__"):
             yield _Names.of(type(each).__qualname__, vars(each), functools.partial(is_called, None))
     for cls in dict.fromkeys(cls for each in behind for cls in type(each).__mro__):
-        for held in gc.get_referents(cls.__dict__):  # the dict behind what Python shows, whose writes are counted
+        for held in gc.get_referents(cls.__dict__):  # the dict behind Python's proxy, whose writes are counted
             if type(held) is dict and cls.__module__ not in _OF_PYTHON:
                 yield _Names.of(cls.__qualname__, held, functools.partial(is_called, cls))
 
 
 def _methods_of(cls: type, named: set[str]) -> frozenset[str]:
-    """Return the methods that code calls on such an object, which an attribute of the object would take the place of.
+    """Return the methods that code calls on such an object, which an attribute of the object would replace.
 
     Python looks special methods up in the class alone.
     """
@@ -215,7 +216,7 @@ def _always(_name: str, _value: Any) -> bool:
 
 
 def is_called(cls: type | None, name: str, value: Any) -> bool:
-    """Whether what hangs in a class, or in an object, may be code that a call runs."""
+    """Whether a value in a class, or in an object, may be code that a call runs."""
     if cls is torch.nn.Module:
         return name in _OF_MODULES
     return name not in _NOT_CALLED and (callable(value) or hasattr(value, "__get__"))

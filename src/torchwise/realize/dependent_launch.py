@@ -1,15 +1,16 @@
 """Kernels that start early wait before they touch memory, as not all do by Inductor's `triton.enable_pdl`.
 
-By a programmatic dependent launch a kernel starts while the one before it still runs, and `gdc_wait` holds it until
-that one has ended and its writes are seen (PTX ISA, `griddepcontrol`). That is only sound where every kernel waits:
-one that has waited for the kernel before it knows that all earlier ones have ended as well. Inductor has a kernel wait
-where it touches what the very kernel before it does, or else after its first load, and not at all where it loads
-nothing, such as one that fills a tensor with zeros, or draws a mask from a seed. Such a kernel may end before the one
-ahead of it, and the next, which waits for it alone, reads what is not written yet (torch 2.11 to 2.15,
-`TritonKernel._handle_pdl_before_access`). Proofs need not see it: whether it happens is a matter of microseconds.
+By a programmatic dependent launch a kernel starts while the one before it still runs. `gdc_wait` holds it until that
+one has ended and its writes are seen (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
+has waited for the kernel before it then knows that all earlier ones have ended. Inductor has a kernel wait where it
+touches memory of the very kernel before it, or else after its first load. A kernel that loads nothing, such as one that
+fills a tensor with zeros or draws a mask from a seed, does not wait at all. Such a kernel may end before the one ahead
+of it. The next, which waits for it alone, then reads memory that is not written yet (torch 2.11 to 2.15,
+`TritonKernel._handle_pdl_before_access`). Verification need not see it: it is a matter of microseconds whether it
+happens.
 
-So each kernel waits first of all here, and only then: after the first wait there is nothing left to wait for.
-What is left of the early start is the launch itself, which is most of it where kernels are short.
+So each kernel waits first of all here, and only then: after the first wait there is nothing left to wait for. Only the
+launch itself still starts early, which is most of the gain if kernels are short.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ DETAILS = ("torch._inductor.codecache", "FxGraphHashDetails")
 
 @functools.cache
 def wait_first() -> None:
-    """Have every kernel that is written with the option from now on begin by waiting; others stay as they are.
+    """Have every kernel that is written with the option from now on begin by waiting. Others stay as they are.
 
     Code that was compiled without it is not taken from a cache.
 
     Raises:
-        UnsupportedError: this torch writes such kernels otherwise.
+        UnsupportedError: this torch writes such kernels in another way.
     """
     check(WHO, MEMBERS)
     _write_waits(look_up(WHO, KERNEL))
@@ -44,7 +45,8 @@ def _write_waits(kernel: Any) -> None:
     finish = kernel._filter_pdl
 
     def waiting_first(self: Any, code: Any) -> None:
-        # What torch 2.15 starts early after some products, without the option, stays as it is: its key has no note.
+        # Kernels that torch 2.15 starts early after some products, without the option, stay as they are: their key has
+        # no note.
         if _is_asked_for() and self._enable_pdl_codegen():
             code._lines.insert(0, self.GDC_WAIT)
         finish(self, code)  # keeps the first wait of all

@@ -1,7 +1,7 @@
-"""The edge of a model whose inside runs in another precision or layout: cast on the way in, restore on the way out.
+"""The edge of a model that runs in another precision or layout inside: cast on the way in, restore on the way out.
 
-The casts are part of what is compiled, so that Inductor fuses them with the first and last kernels. What the outputs
-must become is the original's to say, and may be another for each kind of call: it is run once for each signature.
+The casts are part of the compiled code, so that Inductor fuses them with the first and last kernels. The original
+determines the form of the outputs, which may differ for each kind of call: it is run once for each signature.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from torchwise.workload.workload import Example
 AUTOCAST = {"autocast_bf16": torch.bfloat16, "autocast_fp16": torch.float16}
 """The type that autocast computes in, by precision."""
 MOST_SIGNATURES = 1024
-"""Signatures whose outputs are remembered: a plan for dynamic shapes may meet any number of them."""
+"""Most signatures whose outputs are remembered: a plan for dynamic shapes may meet any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the outputs of the original look like for one kind of call.
+    """The form of the original's outputs for one kind of call.
 
     Attributes:
-        outputs: dtype of each output tensor, in which order its dimensions lie, and which input tensor it is, if any.
-        is_traced: whether compilers see the tensors, which they do not in an object of a class that PyTorch's trees do
-            not know.
+        outputs: dtype of each output tensor, the order of its dimensions in memory, and which input tensor it is, if
+            any.
+        is_traced: whether compilers see the tensors. They do not in an object of a class that PyTorch's trees do not
+            know.
     """
 
     outputs: tuple[tuple[torch.dtype, Order | None, int | None], ...]
@@ -45,10 +46,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What happens to tensors at the edge.
+    """The changes to tensors at the edge.
 
     Attributes:
-        plan: whose precision and memory format are meant.
+        plan: the plan with the precision and memory format.
         device: "cpu" or "cuda", for autocast.
     """
 
@@ -61,10 +62,10 @@ class Edge:
         return plan.memory_format != "preserve" or plan.precision not in ("native", "tf32")
 
     def around(self, call: Callable[..., Any], form: Form) -> Callable[..., Any]:
-        """Return `call` with its edge, as whose `inside` it is known: for calls whose outputs have this form.
+        """Return `call` with its edge, for calls whose outputs have this form. `call` becomes its attribute `inside`.
 
         Raises (on call):
-            UnsupportedError: they have another.
+            UnsupportedError: the outputs have another form.
         """
         enter, leave, is_traced = self._enter, self._leave, form.is_traced
 
@@ -82,7 +83,7 @@ class Edge:
         return edged
 
     def outside(self, call: Callable[..., Any], form: Form) -> Callable[..., Any]:
-        """Return what was compiled of a `call` with its edge, with the outputs restored that compilers do not see."""
+        """Return the compiled `call` with its edge, and restore outputs that compilers do not see."""
         if form.is_traced:
             return call
 
@@ -127,7 +128,7 @@ class Edge:
         return laid_in(leaf.to(dtype), order)
 
     def _computed_in(self) -> tuple[torch.dtype, ...]:
-        """Return the types that a number may have within and another one outside."""
+        """Return the types that a number may have within when it has another one outside."""
         if self.plan.precision not in ("bf16", *AUTOCAST):
             return ()
         return (torch.float32, AUTOCAST.get(self.plan.precision, torch.bfloat16))
@@ -138,15 +139,15 @@ class Edge:
 
 
 class ByForm:
-    """Answers by what is made for outputs of the form that the original's have for such a call.
+    """Answers by code for outputs of the form that the original's have for such a call.
 
     Args:
-        original: is run once for each signature, on copies; nothing of it is changed by that.
-        make: makes what answers calls whose outputs have a form.
+        original: is run once for each signature, on copies, which changes nothing of it.
+        make: makes the callable for calls whose outputs have a form.
 
     Raises (on call):
         UnsupportedError: a CUDA graph is being recorded, in which the original may not run, and such a call is new.
-        Exception: whatever the original raises.
+        Exception: any error that the original raises.
     """
 
     def __init__(self, original: Callable[..., Any], make: Callable[[Form], Callable[..., Any]]) -> None:
@@ -166,7 +167,7 @@ class ByForm:
             raise
 
     def way(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return what answers calls of this signature, which was called before, without looking it up."""
+        """Return the callable for calls of this signature, which was called before, without looking it up."""
         made = self._of(self._key(args, dict(kwargs)), args, dict(kwargs))
         return made.way(args, kwargs) if hasattr(made, "way") else made
 
@@ -186,11 +187,11 @@ class ByForm:
 
 
 def form_of(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
-    """Run the original once on copies of the inputs, to learn what its outputs look like, and put its state back.
+    """Run the original once on copies of the inputs, to learn the form of its outputs, and put its state back.
 
     Raises:
         UnsupportedError: a CUDA graph is being recorded.
-        Exception: whatever the original raises.
+        Exception: any error that the original raises.
     """
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError("the form of the outputs is not known, and nothing can be run while a graph is recorded")

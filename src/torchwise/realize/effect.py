@@ -1,4 +1,4 @@
-"""A plan that pretends would be timed as what it is not: what it asks for must change something."""
+"""A plan must change something: one that only pretends would be timed as something that it is not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def effective(part: tuple[str, str], changed: Callable[[], int], reasons: list[s
     """Watch a first call.
 
     Args:
-        part: what is asked for: the plan's field, and the value in it.
+        part: the plan's field that must have an effect, and the value in it.
         changed: counts the graphs that were changed so far.
-        reasons: why others were not; graphs that are compiled meanwhile add theirs.
+        reasons: why others were not. Graphs that are compiled meanwhile add theirs.
 
     Raises:
-        NoEffectError (on leaving): graphs were compiled and none was changed, now or ever; that none is compiled
-            now is no fault, as Dynamo may know the code from before.
+        NoEffectError (on leaving): graphs were compiled and none was changed, now or ever. It is no fault if none is
+            compiled now, as Dynamo may know the code from before.
     """
     before, known = changed(), len(reasons)
     yield
@@ -29,7 +29,7 @@ def effective(part: tuple[str, str], changed: Callable[[], int], reasons: list[s
 
 
 def no_effect(part: tuple[str, str], why: str) -> NoEffectError:
-    """Return what to raise where a part of a plan, its field and the value in it, changes nothing."""
+    """Return the error for a part of a plan, its field and the value in it, that changes nothing."""
     field, value = part
     what = value if field == "transforms" else f"{field} {value!r}"
     return NoEffectError(f"{what} changes nothing here: {why}", part)

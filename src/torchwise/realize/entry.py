@@ -1,7 +1,7 @@
-"""Where a call enters what is compiled: as far below the user's own call as nothing else is done on the way.
+"""The entry of a call into compiled code: as far below the user's own call as nothing else is done on the way.
 
-As a rule that is the forward of a module: `Module.__call__` costs time on each call. Where more stands between the two
-(a `__call__` of the class's own, a hook, a descriptor), it is part of what is compiled.
+As a rule that is the forward of a module: `Module.__call__` costs time on each call. If more stands between the two (a
+`__call__` of the class's own, a hook, a descriptor), it is part of the compiled code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ADDING_NOTHING = ("torch.fx.graph_module", "torch._dynamo.eval_frame")
 
 
 def entry_of(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what does all that a call does: the forward of a module where that is all, or else its own call."""
+    """Return a callable that does the same as a call: the forward of a module if that is all, or its own call."""
     if not isinstance(call, torch.nn.Module):
         return call
     if not calls_forward_alone(call):
@@ -55,7 +55,7 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
 
 
 def has_own_call(cls: type[torch.nn.Module]) -> bool:
-    """Whether calling an instance does other than `torch.nn.Module` does, by a `__call__` of a class's own."""
+    """Whether calling an instance differs from `torch.nn.Module`, by a `__call__` of a class's own."""
     calls = (vars(each)["__call__"] for each in cls.__mro__ if "__call__" in vars(each))
     return not DOES_NO_MORE or next(call for call in calls if not _adds_nothing(call)) is not BY_TORCH
 
@@ -65,7 +65,7 @@ def _adds_nothing(call: Any) -> bool:
 
 
 def _is_compiled_by_torch(module: torch.nn.Module) -> bool:
-    """Whether what `module.compile()` puts in the place of a call, if anything, is that same call."""
+    """Whether the replacement that `module.compile()` makes for a call, if any, is that same call."""
     compiled = vars(module).get("_compiled_call_impl")
     return compiled is None or getattr(compiled, "_torchdynamo_orig_callable", None) == module._call_impl
 
@@ -81,9 +81,10 @@ def _is_looked_up_plainly(module: torch.nn.Module) -> bool:
 
 
 def _front_door(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return what Python calls when the module is called, in a form that compilers trace.
+    """Return the function that Python calls for a call of the module, in a form that compilers trace.
 
-    That is looked up in the class: an attribute `__call__` of the module itself, which PyTorch would take, is nothing.
+    Python looks it up in the class. An attribute `__call__` of the module itself, which PyTorch would take, does not
+    count.
     """
     call, is_own = inspect.getattr_static(type(module), "__call__"), has_own_call(type(module))
     if not is_own and "__call__" not in vars(module):
@@ -99,7 +100,7 @@ def _front_door(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 def _is_of_the_library(function: types.FunctionType) -> bool:
-    """Whether its code stands there: `__module__` is copied by what wraps a function, and may be missing."""
+    """Whether its code stands in the library: wrappers of functions copy `__module__`, and it may be missing."""
     return str(function.__globals__.get("__name__")).startswith(LIBRARY)
 
 
@@ -107,9 +108,10 @@ def _is_of_the_library(function: types.FunctionType) -> bool:
 def _traced_at_the_top(function: types.FunctionType) -> types.FunctionType:
     """Return a forward of the library's own, such as that of `nn.Sequential`, as if it had been written elsewhere.
 
-    Dynamo skips a frame of the library's files where compiled code begins with it, and wraps it in a function of its
-    own. That wrapper is one more call, and what is compiled then depends on what it holds: guards that no look at the
-    module covers, so that Dynamo's own way stays, and code that cannot be compiled ahead. It goes by the file's name.
+    Dynamo skips a frame of the library's files if compiled code begins with it, and wraps it in a function of its own.
+    That wrapper is one more call, and compiled code then depends on the wrapper's closure. No look at the module covers
+    guards on that, so that Dynamo's own way stays, and the code cannot be compiled ahead. Dynamo goes by the file's
+    name.
     """
     file = function.__code__.co_filename
     other = f"torchwise:{file}"

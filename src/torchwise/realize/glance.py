@@ -1,11 +1,11 @@
-"""A glance at a module: whether it is surely what it was, without looking closely.
+"""A glance at a module: whether it is surely unchanged, without looking closely.
 
-It runs on every call of a captured graph and of compiled code, nearly all of it in C: whether no dict of a module was
-written to, by the counts of writes that Python keeps and Dynamo reads, and whether the tensors lie where and as they
-did, by the guards that Dynamo checks compiled code with. Where a dict was written to, it looks at whether every
-submodule, parameter, buffer and plain attribute there is the very object that it was, and whether nothing was added. Of
-code whose guards are known, only those attributes are looked at that it reads. The classes of the submodules are looked
-at on every call.
+It runs on every call of a captured graph and of compiled code, nearly all of it in C. It checks that no dict of a
+module was written to, by the counts of writes that Python keeps and Dynamo reads. It checks that the tensors have the
+same memory and layout, by the guards of Dynamo's compiled code. If a dict was written to, it compares every submodule,
+parameter, buffer and plain attribute there by identity. It also checks that nothing was added. If the guards of the
+code are known, only the attributes that it reads are looked at. The classes of the submodules are looked at on every
+call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchwise.realize.private import look_up
 from torchwise.realize.signature import guards_of, is_equal, is_strided
 
 Reads = Mapping[tuple[str, ...], Collection[str] | None]
-"""By the path of a submodule, the attributes of it that something depends on, also on their absence; None for all."""
+"""By the path of a submodule, the attributes that something depends on, also on their absence, or None for all."""
 
 _address = torch.Tensor.data_ptr
 _flat = chain.from_iterable
@@ -31,17 +31,17 @@ _MISSING = object()
 DICT_VERSION = ("torch._C._dynamo.guards", "dict_version")
 
 STANDARD = frozenset(torch.nn.Module().__dict__) - {"training"}
-"""What every module has, and what is looked at otherwise or does not bear on its answers."""
+"""Attributes that every module has, and that are looked at otherwise or do not bear on its answers."""
 REGISTERED = ("_modules", "_parameters", "_buffers")
 
 
 class Held:
-    """What a dict holds.
+    """The contents of a dict.
 
     Args:
         held: the dict.
-        names: what is looked at in it, be it there or not; by default all of it, and that nothing is added.
-        apart: what is not looked at where that is all.
+        names: the keys to look at, present or not. By default all of them, and that nothing is added.
+        apart: the keys not to look at in that case.
     """
 
     __slots__ = ("_all", "_apart", "_names", "_values", "held")
@@ -53,7 +53,7 @@ class Held:
         self.look()
 
     def look(self) -> None:
-        """Take what is there now for what was there."""
+        """Take the present contents as the reference."""
         self._all = list(self.held)  # in their order, in which a Sequential calls its modules
         if self._apart is not None:
             self._names = [name for name in self._all if name not in self._apart]
@@ -73,19 +73,19 @@ class Held:
         return [get(name, _MISSING) for name in self._names]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors among what was there."""
+        """Return the tensors among the reference contents."""
         return [value for value in self._values if isinstance(value, torch.Tensor)]
 
 
 def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[], bool]:
-    """Return what tells whether a module is surely as it is now. Where it says no, a closer look must decide.
+    """Return a check that a module is surely as it is now. If it says no, a closer look must decide.
 
-    It says no to what changes no answer, too: another object in a place with the same memory, another grad mode.
+    It says no to changes that affect no answer, too: another object with the same memory, another grad mode.
 
     Args:
         module: with all its submodules.
-        reads: attributes that something depends on; by default it may depend on all of them. If it depends on none,
-            somebody else looks at what hangs in the modules themselves.
+        reads: attributes that something depends on. By default it may depend on all of them. If it depends on none,
+            somebody else looks at the contents of the modules themselves.
     """
     children = list(module.modules())
     if any(isinstance(child, torch.jit.ScriptModule) for child in children):
@@ -114,7 +114,7 @@ def glance_at(module: torch.nn.Module, reads: Reads | None = None) -> Callable[[
 def names_read(
     module: torch.nn.Module, children: list[torch.nn.Module], reads: Reads | None
 ) -> list[Collection[str] | None]:
-    """Return for each submodule the attributes of it that are read."""
+    """Return for each submodule its attributes that are read."""
     if reads is None:
         return [None] * len(children)
     found: dict[int, set[str] | None] = {id(child): set() for child in children}
@@ -131,7 +131,7 @@ def names_read(
 
 
 def _attributes(state: dict[str, Any], names: Collection[str] | None) -> Held:
-    """Return what is to be looked at among a module's attributes.
+    """Return the part of a module's attributes to look at.
 
     A deletion from a Sequential puts another dict in the place of `_modules`.
     """
@@ -139,9 +139,9 @@ def _attributes(state: dict[str, Any], names: Collection[str] | None) -> Held:
 
 
 def unwritten_since(dicts: Sequence[Held], hooks: Sequence[Any]) -> Callable[[], bool]:
-    """Return what tells whether dicts hold what they held: by their counts of writes, or else by looking closely.
+    """Return a check that dicts are unchanged: by their counts of writes, or else by looking closely.
 
-    What was set and put back, such as `training`, was written to, and a look then finds that nothing changed.
+    An attribute that was set and put back, such as `training`, was written to. A look then finds that nothing changed.
     """
     lengths = [*map(len, hooks)]  # ordered dicts, which count otherwise
     try:
@@ -163,7 +163,7 @@ def unwritten_since(dicts: Sequence[Held], hooks: Sequence[Any]) -> Callable[[],
 
 
 def _guards(tensors: list[torch.Tensor]) -> tuple[Callable[..., bool], Callable[..., bool]] | None:
-    """Return what tells whether tensors lie as they do now, in one step; None where that cannot be told.
+    """Return a check, in one step, that tensors have the same memory and layout, or None if none can tell.
 
     PyTorch's guards hold in the inference mode that they were made in, so that there are some for each of the two.
     """

@@ -1,4 +1,4 @@
-"""Dynamo's guards, read: what each asks of a call, and whether somebody else asks it already."""
+"""Dynamo's guards, read: the condition of each on a call, and whether something else checks it already."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torchwise.realize.signature import is_plain
 from torchwise.workload import trees
 
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-"""Taken not to change: a plan is proven for the program's code as it is."""
+"""Types taken not to change: a plan is verified for the program's code as it is."""
 _CODE_OF = re.compile(r"\.__(?:code|defaults|kwdefaults|closure)__(?:\[[^\]]*\])?$")
 _OF_TORCH = re.compile(r"__import_torch(?:_dot_\w+)?'")
 _FASTPATH = "G['__import_torch_dot_backends_dot_mha']._is_fastpath_enabled"
-"""A setting that attention and encoder layers of `torch.nn` read; it is looked at on each call (`checked`)."""
+"""A setting that attention and encoder layers of `torch.nn` read. It is looked at on each call (`checked`)."""
 _ASKS_FOR_ATTRIBUTES = ("HASATTR", "NOT_PRESENT_IN_GENERIC_DICT")
 _INSIDE = r"(?:\._modules\['[^']*'\])*(?:\.(?:_modules|_parameters|_buffers)(?:\['[^']*'\])?|\.\w+)?"
 
 
 def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], set[str] | None]:
-    """Return what guards ask of each module inside the one that `own` names."""
+    """Return the attributes that guards read of each module inside the one that `own` names."""
     reads: dict[tuple[str, ...], set[str] | None] = {}
     for guard in guards:
         place = (
@@ -36,7 +36,7 @@ def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], se
         name = place[2]
         if guard.guard_type in _ASKS_FOR_ATTRIBUTES:
             name = (getattr(guard.orig_guard.create_fn, "keywords", None) or {}).get("attr")
-            if name is None:  # whichever it is
+            if name is None:  # any attribute
                 reads[path] = None
         names = reads.setdefault(path, set())
         if names is not None and name is not None:
@@ -45,13 +45,13 @@ def reads_of(guards: Sequence[Any], own: str | None) -> dict[tuple[str, ...], se
 
 
 def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
-    """Whether the signature, the watch or the checks above notice whatever this guard notices."""
+    """Whether the signature, the watch or the checks above notice every change that this guard notices."""
     name = name_of(guard)
     if not name:  # settings of PyTorch: grad mode, determinism, default dtype and device
         return True
     if _CODE_OF.search(name):
         return True
-    if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it; what it holds else is data
+    if name.startswith(("type(", "dict(type(")):  # a class's code, or the dict of it. The rest of it is data
         return isinstance(guard.value, _CODE) or guard.guard_type == "TYPE_MATCH" or name.endswith(".__dict__)")
     if guard.is_global:
         if isinstance(guard.value, _CODE) or name == _FASTPATH:
@@ -69,7 +69,7 @@ def is_covered(guard: Any, own: str | None, given: Mapping[str, Any]) -> bool:
 
 
 def _is_told(place: str, value: Any) -> bool:
-    """Whether a signature tells of a place in an argument: of all of it, of a leaf, or of what holds leaves.
+    """Whether a signature tells of a place in an argument: of the argument, of a leaf, or of a container of leaves.
 
     It does not tell of a tensor's attributes, nor of an object's private ones.
     """
@@ -88,11 +88,11 @@ def name_of(guard: Any) -> str:
 
 
 def forget_tensors(guards: Sequence[Any]) -> None:
-    """Have Dynamo's guards forget the tensors that they are of, which they are told again.
+    """Have Dynamo's guards forget their tensors, which they are told again.
 
-    Where there is a filter all guards are made twice, and `Guard.set_export_info` asks by `in`, and so by `==`, whether
-    the object is that of the first time. A guard on a NumPy array has a tensor of its own each time, and two live
-    tensors compare element by element: that raised (torch 2.11 to 2.14).
+    If there is a filter, all guards are made twice. `Guard.set_export_info` asks by `in`, and so by `==`, whether the
+    object is that of the first time. A guard on a NumPy array has a tensor of its own each time, and two live tensors
+    compare element by element. That raised (torch 2.11 to 2.14).
     """
     for guard in guards:
         guarded = getattr(guard.orig_guard, "obj_weakref", None)

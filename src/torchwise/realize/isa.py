@@ -1,8 +1,8 @@
-"""What Inductor finds out about the CPU's instruction sets in every process, kept, so that it need not again.
+"""Inductor's checks of the CPU's instruction sets, kept from one process for others, so that they need not run again.
 
-For each set that the CPU has, Inductor compiles a small library and loads it in a new Python, before any code from its
-cache may be used: one second with torch 2.13, twelve with 2.11, whose children import torch. What comes out depends on
-the machine and its software alone. Which sets the CPU has is asked anew, always.
+For each set of the CPU, Inductor compiles a small library and loads it in a new Python. Only then may any code from its
+cache be used. That takes one second with torch 2.13, and twelve with 2.11, whose children import torch. The results
+depend on the machine and its software alone. Inductor still asks the CPU for its sets anew, always.
 
 `TORCHINDUCTOR_VEC_ISA_OK=1` would also skip it, but changes the keys of the cache.
 """
@@ -27,7 +27,7 @@ Check = Callable[[Any, str], bool]
 
 @contextlib.contextmanager
 def recording() -> Iterator[dict[str, bool]]:
-    """Note what each check comes to.
+    """Note the result of each check.
 
     Raises:
         UnsupportedError: this torch checks in another way.
@@ -43,12 +43,12 @@ def recording() -> Iterator[dict[str, bool]]:
 
 
 def replay(known: Mapping[str, bool]) -> None:
-    """Have Inductor choose among the instruction sets by what is known; a check that is not is made.
+    """Have Inductor choose among the instruction sets by known results. A check without one is made.
 
     Raises:
         UnsupportedError: this torch checks in another way.
     """
-    if not known:  # what was compiled there asked for no instruction set
+    if not known:  # the code compiled there asked for no instruction set
         return
 
     def answered(check: Check, isa: Any, code: str) -> bool:
@@ -71,5 +71,5 @@ def _checking(way: Callable[[Check, Any, str], bool]) -> Iterator[None]:
 
 
 def _key(isa: Any, code: str) -> str:
-    """Name a check by what enters it: the set, the compiler's flags, and the program."""
+    """Name a check by its inputs: the set, the compiler's flags, and the program."""
     return f"{isa} {isa.build_arch_flags()} {hashlib.sha256(code.encode()).hexdigest()[:16]}"

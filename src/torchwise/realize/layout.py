@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 Order = tuple[int, ...]
-"""Dimensions from the one with the longest stride on."""
+"""The dimensions, from the one with the longest stride on."""
 
 
 def order_of(tensor: torch.Tensor) -> Order | None:
-    """Return the order of a tensor's dimensions; None where it has gaps or repetitions, or no strides."""
+    """Return the order of a tensor's dimensions, or None if it has gaps or repetitions, or no strides."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     if tensor.is_contiguous():
@@ -19,7 +19,7 @@ def order_of(tensor: torch.Tensor) -> Order | None:
 
 
 def laid_in(tensor: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """Lay a tensor out in an order of dimensions, in so many words for a compiler; None leaves it as it comes."""
+    """Lay a tensor out in an order of dimensions, explicitly for a compiler. None leaves it as it comes."""
     if order is None:
         return tensor
     if order == tuple(range(tensor.dim())):

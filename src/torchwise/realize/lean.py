@@ -1,12 +1,11 @@
-"""The straight way into compiled code: what Dynamo compiled for a call, without its look-up and without its guards.
+"""The straight way into compiled code: Dynamo's code for a call, without its look-up and without its guards.
 
-On every call `torch.compile` looks up what it compiled and checks its guards, hundreds for a model of some layers
-(`benchmarks/dispatch.py` measures it). Most of them ask what has been asked already: the inputs' signature, and whether
-the module changed (`ModuleWatch`). Where these two cover every guard that Dynamo set, the compiled code object is
-called itself; where a single one is left over (a global number, an attribute of an attribute, a closure), Dynamo's own
-way stays.
+On every call `torch.compile` looks up its compiled code and checks the guards. There are hundreds for a model of some
+layers (`benchmarks/dispatch.py` measures it). Most of them repeat checks of the inputs' signature, and of whether the
+module changed (`ModuleWatch`). If these two cover every guard that Dynamo set, the compiled code object is called
+itself. If a single one is left over (a global number, an attribute of an attribute, a closure), Dynamo's own way stays.
 
-Source: PyTorch's `guard_filter_fn`, which is told every guard, and its debugging door to the compiled code objects.
+Source: PyTorch's `guard_filter_fn`, which is told every guard, and its debugging access to the compiled code objects.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ MOST_STATES = 4
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a compiled code object.
+    """The facts about a compiled code object.
 
     Attributes:
-        reason: why it may never be called straight; "" where it may.
+        reason: why it may never be called straight, or "" if it may.
         needed: parameters that must be given, not left to a default.
-        reads: what its guards ask of each module inside the owner (`Reads`).
+        reads: the attributes that its guards read of each module inside the owner (`Reads`).
     """
 
     reason: str
@@ -52,10 +51,10 @@ class Straight:
     """Finds the straight way for the calls of one function or bound method.
 
     Attributes:
-        reason: why the last call looked at has none; "" where it has.
-        own: the parameter that is the module whose method it is; None for a function.
-        guards: those of what was compiled last, until its code is known.
-        backend: what compiles, as Dynamo knows it.
+        reason: why the last call looked at has none, or "" if it has.
+        own: the parameter for the module that owns the method, or None for a function.
+        guards: those of the last compilation, until its code is known.
+        backend: the compiler, as Dynamo knows it.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -82,27 +81,27 @@ class Straight:
         self._breaks = _graph_breaks()
 
     def is_of(self, code: types.CodeType) -> bool:
-        """Whether that is the code that was given, and not a part of it that Dynamo compiles apart."""
+        """Whether it is the code that was given, and not a part of it that Dynamo compiles apart."""
         return code is self._source
 
     def reads(self) -> Reads | None:
-        """Return the attributes of the module that anything compiled so far depends on; None where it may be any."""
+        """Return the attributes of the module that any code compiled so far depends on, or None if it may be any."""
         return self._reads or None
 
     def values(self) -> list[tuple[str, Any]]:
-        """Return what the guards that were noted last ask, as Dynamo writes it, and what it was."""
+        """Return the expressions of the guards noted last, as Dynamo writes them, and their values."""
         return [(str(guard.orig_guard.name), guard.value) for guard in self.guards if guard.has_value]
 
     def noted(self, source: types.CodeType, code: types.CodeType, given: Mapping[str, Any]) -> None:
-        """Keep what is to be known of code that was just compiled, and let go of the guards, which hold the inputs.
+        """Keep the facts about code that was just compiled, and let go of the guards, which hold the inputs.
 
         Args:
-            source: of which code.
-            code: what was made of it.
+            source: the original code.
+            code: the code compiled from it.
             given: all parameters.
         """
         if not self.is_of(source) or self.own is None:
-            self._reads = None  # what parts of it read is told of other names
+            self._reads = None  # parts of it read attributes by other names
         else:
             for path, names in reads_of(self.guards, self.own).items():
                 if self._reads is not None:
@@ -119,13 +118,13 @@ class Straight:
             steady: Dynamo's own way.
             args: of the call, as they are after it.
             kwargs: likewise.
-            before: what `look` returned before the call.
+            before: the result of `look` before the call.
         """
         found = before(args, kwargs)
         return steady if found is None else fast_path(steady, found, self.look)
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Finish:
-        """Look at what a call is given, before it; return what finds the straight way for it when it was answered."""
+        """Look at a call's arguments before it, and return a function that later finds its straight way."""
         own = [*self._owner.parameters(), *self._owner.buffers()] if isinstance(self._owner, torch.nn.Module) else []
         versions, own_versions = _writes_to(trees.tensors((args, dict(kwargs)))), _writes_to(own)
 
@@ -140,7 +139,7 @@ class Straight:
         return find
 
     def _aimed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Aimed | None:
-        """Return the code object that answers this call, if it may be called itself; `reason` says why not."""
+        """Return the code object that answers this call, if it may be called itself, else None, with `reason`."""
         given, _, local = _bound(self._function, self._owner, args, kwargs)
         # The code may have been compiled for another module of the class.
         code = next((entry.code for entry in self._entries() if entry.guard_manager.check(local)), None)
@@ -161,7 +160,7 @@ class Straight:
         return aim(types.MethodType(inner, self._owner), glance_at(self._owner, facts.reads))
 
     def obstacle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        """Return what speaks against any straight way for this call, whatever its guards are."""
+        """Return a reason against any straight way for this call, with any guards."""
         function, owner = self._function, self._owner
         if not isinstance(function, types.FunctionType) or function.__code__.co_freevars:
             return "it is no plain function or method"
@@ -178,12 +177,12 @@ class Straight:
         return f"an input holds {opaque[0]}" if opaque else None
 
     def uncovered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], guards: Sequence[Any]) -> str | None:
-        """Return what one of these guards asks that neither a call's signature nor a look at the module tells."""
+        """Return the place of a guard that neither a call's signature nor a look at the module covers."""
         given, own, _ = _bound(self._function, self._owner, args, kwargs)
         return next((name_of(guard) for guard in guards if not is_covered(guard, own, given)), None)
 
     def _entries(self) -> list[Any]:
-        """List what Dynamo compiled of this code by this backend, in the order in which it is asked."""
+        """List Dynamo's compilations of this code by this backend, in the order in which it tries them."""
         from torch._C._dynamo import eval_frame
 
         look: Callable[[types.CodeType], list[Any]] = getattr(eval_frame, "_debug_get_cache_entry_list", lambda _: [])
@@ -192,15 +191,15 @@ class Straight:
 
 
 _KNOWN: weakref.WeakKeyDictionary[types.CodeType, Facts] = weakref.WeakKeyDictionary()
-"""What is known of code that was compiled."""
+"""The facts about compiled code."""
 
 
 def facts_of(guards: Sequence[Any], own: str | None, given: Mapping[str, Any], *, broke: bool) -> Facts:
-    """Return what is to be known of code by its guards.
+    """Return the facts about code by its guards.
 
     Args:
         guards: all of them.
-        own: the parameter that is the module.
+        own: the parameter for the module.
         given: all parameters.
         broke: whether the graph broke.
     """
@@ -221,13 +220,13 @@ def _graph_breaks() -> int:
 
 
 def _writes_to(tensors: list[torch.Tensor]) -> list[int]:
-    return [t._version for t in tensors if not t.is_inference()]  # which keep no count
+    return [t._version for t in tensors if not t.is_inference()]  # such tensors keep no count
 
 
 def _bound(
     function: types.FunctionType, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None, dict[str, Any]]:
-    """Return the values of the parameters that the signature of a call tells of, the name of the owner's own, and all.
+    """Return the values of parameters in a call's signature, the name of the owner's own, and all values.
 
     A default that is left out is not in the signature, and may be an object that changes.
     """
@@ -242,7 +241,7 @@ def _bound(
 
 @dataclass(frozen=True, slots=True)
 class Aimed:
-    """A straight way, and what tells whether it may be taken: whether all is as it was when it was found."""
+    """A straight way, with checks that it may be taken: that all is as it was when it was found."""
 
     straight: Way
     settings: Callable[[], bool]
@@ -257,14 +256,14 @@ class Aimed:
 
 
 Finish = Callable[[tuple[Any, ...], Mapping[str, Any]], Aimed | None]
-"""Finds the straight way for a call that was answered; None where there is none."""
+"""Finds the straight way for a call that was answered, or None if there is none."""
 
 
 def aim(straight: Way, unchanged: Callable[[], bool] | None) -> Aimed:
-    """Look at what PyTorch's settings and modes are now: for these, `straight` may be taken."""
+    """Look at PyTorch's present settings and modes: for these, `straight` may be taken."""
     from torch._C._dynamo.guards import GlobalStateGuard
 
-    modes = _function_modes()  # such as that of `torch.device(...)` as a context, or `torch.set_default_device`
+    modes = _function_modes()  # such as the mode of `torch.device(...)` as a context, or `torch.set_default_device`
     fastpath = torch.backends.mha.get_fastpath_enabled()
     return Aimed(straight, GlobalStateGuard().check, fastpath, modes, unchanged or _always)
 
@@ -273,8 +272,8 @@ def fast_path(steady: Way, aimed: Aimed, look: Callable[[tuple[Any, ...], Mappin
     """Return the straight way for as long as neither PyTorch's settings nor the module change, and else `steady`.
 
     After a change it is found again, when a call was answered by `steady`. Those for the last few states are kept, as a
-    program may go to and fro. Where changes come one upon the other, no more than a share of the time is spent on
-    finding it (`Pace`).
+    program may go to and fro. If changes come one upon the other, no more than a share of the time is spent on finding
+    it (`Pace`).
     """
     stacked, fastpath_now = torch._C._len_torch_function_stack, torch.backends.mha.get_fastpath_enabled
     pace = Pace()
@@ -301,7 +300,7 @@ def fast_path(steady: Way, aimed: Aimed, look: Callable[[tuple[Any, ...], Mappin
         with pace:
             try:
                 found = find(args, kwargs)
-            except Exception:  # the call is answered, whatever this meets
+            except Exception:  # the call is answered, with or without this error
                 found = None
         if found is not None:
             take(found)

@@ -1,7 +1,8 @@
-"""A user's optimizer in the form that a plan wants, and back; its checkpoints stay as the user's own.
+"""A user's optimizer in the form that a plan wants, and back. Its checkpoints stay as the user's own.
 
-All use of private names of optimizers that this needs sits here. The groups of `torch.optim`'s optimizers say on every
-step which kernels are taken (`foreach`, `fused`), and whether steps are counted where a CUDA graph can (`capturable`).
+All use of private names of optimizers for this sits here. The groups of `torch.optim`'s optimizers determine on every
+step which kernels are taken (`foreach`, `fused`). They also determine whether steps are counted where a CUDA graph can
+(`capturable`).
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ FORMS: Mapping[str, dict[str, bool]] = {
     "fused": {"fused": True, "foreach": False},
     "compiled": {},
 }
-"""What a group must say for each form that a plan may ask for."""
+"""The settings of a group for each form that a plan may ask for."""
 _SCALES = "_step_supports_amp_scaling"
-"""Set on an optimizer that a `GradScaler` may leave the skipping to: the fused ones, which do it without waiting."""
+"""Marks an optimizer that a `GradScaler` may leave the skipping to: the fused ones skip without waiting."""
 _ADD = "add_param_group"
 
 
 class TunedOptimizer:
     """Holds an optimizer in another form until `undo`.
 
-    What `optimizer.state_dict` returns meanwhile is as if nothing were changed, and loads without Torchwise; what is
-    loaded takes the form, and so do groups that are added. Several may hold one optimizer, as where steps with losses
-    of their own train one model: the last decides where their forms differ, and the last to go gives all of it back.
+    Meanwhile `optimizer.state_dict` returns the state as if nothing were changed, and it loads without Torchwise. A
+    loaded state takes the form, and so do groups that are added. Several may hold one optimizer, such as steps with
+    losses of their own that train one model. The last decides if their forms differ, and the last to go gives all of it
+    back.
 
     Args:
         optimizer: changed in place.
         form: a key of `FORMS`.
         countable: whether steps must be counted on the device of the parameters, as in a CUDA graph.
-        rates: whether learning rates must be tensors, as where they change from step to step and what reads them is
-            recorded or compiled once.
+        rates: whether learning rates must be tensors, as when they change from step to step and the code that reads
+            them is recorded or compiled once.
 
     Raises:
         UnsupportedError: the optimizer has no such form.
@@ -69,7 +71,7 @@ class TunedOptimizer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wanted:
-    """What one holder wants of an optimizer; see `TunedOptimizer`."""
+    """One holder's wishes for an optimizer (see `TunedOptimizer`)."""
 
     flags: Mapping[str, bool]
     countable: bool
@@ -79,7 +81,7 @@ class _Wanted:
 class _Given:
     """The form that a user gave an optimizer, kept once for all who hold it in another.
 
-    It knows the optimizer by what it is told alone: else it would keep it alive.
+    It keeps no reference to the optimizer but takes it as an argument: else it would keep it alive.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -98,7 +100,7 @@ class _Given:
         self._apply(optimizer)
 
     def leave(self, optimizer: torch.optim.Optimizer, wanted: _Wanted) -> None:
-        """Take back what one holder wanted; with the last, all that was changed."""
+        """Take back one holder's form. With the last holder, take back all changes."""
         self._wanted.remove(wanted)
         for group, kept in zip(optimizer.param_groups, self._kept, strict=False):
             group.update({**kept, "lr": _rate(group["lr"], kept["lr"])})
@@ -128,7 +130,7 @@ class _Given:
                 _place_counts(optimizer, group)
             if wanted.flags.get("fused"):
                 lay_states(optimizer)
-            if all(group.get("fused") for group in optimizer.param_groups):  # which copies of optimizers forget
+            if all(group.get("fused") for group in optimizer.param_groups):  # copies of optimizers forget this mark
                 vars(optimizer)[_SCALES] = True
             elif wanted.flags.get("fused") is False:
                 vars(optimizer).pop(_SCALES, None)
@@ -159,11 +161,11 @@ class _Given:
 
 
 _GIVEN: WeakKeyDictionary[torch.optim.Optimizer, _Given] = WeakKeyDictionary()
-"""What is known of each optimizer that somebody holds in another form."""
+"""The given form of each optimizer that somebody holds in another form."""
 
 
 def _place_counts(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-    """Have the steps counted on the device of the parameters where the group says so, else on the CPU."""
+    """Have the steps counted on the device of the parameters if the group says so, else on the CPU."""
     there = bool(group.get("capturable") or group.get("fused"))
     for parameter in group["params"]:
         state = optimizer.state.get(parameter, {})
@@ -172,9 +174,9 @@ def _place_counts(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> No
 
 
 def lay_states(optimizer: torch.optim.Optimizer) -> None:
-    """Lay what an optimizer keeps of each parameter as that parameter lies: fused kernels walk through both alike.
+    """Lay an optimizer's state for each parameter out as that parameter: fused kernels walk through both alike.
 
-    They lie otherwise where weights were laid out anew since, or where a checkpoint was loaded whose weights lay so.
+    The layouts differ if weights were laid out anew since, or if a checkpoint with another layout was loaded.
     """
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
@@ -188,7 +190,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rate(now: Any, given: Any) -> Any:
-    """Return the learning rate of now, as a number where the user gave one: the very same one, if it did not change."""
+    """Return the present learning rate, as a number if the user gave one: the very same one, if it did not change."""
     if isinstance(given, torch.Tensor) or not isinstance(now, torch.Tensor):
         return now
     rate = float(now)
@@ -201,12 +203,12 @@ def _placed(state: Any, *, there: bool) -> Any:
 
 
 def forms_open(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """Return what an optimizer could be besides what it is: "fusable", "foreachable"."""
+    """Return the further forms that an optimizer could take: "fusable", "foreachable"."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     if not parameters or any(not p.is_floating_point() for p in parameters):
         return frozenset()
-    on_cpu = parameters[0].device.type == "cpu"  # on CUDA foreach is PyTorch's own choice where nothing is said
+    on_cpu = parameters[0].device.type == "cpu"  # on CUDA foreach is PyTorch's own choice by default
     plain = not any(group.get("fused") or group.get("differentiable") for group in groups)
     found = {
         "fusable": plain and all("fused" in group for group in groups),

@@ -1,4 +1,4 @@
-"""How often something is done that pays off later, such as looking for a faster way."""
+"""How often to do something that pays off later, such as looking for a faster way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 SHARE = 0.05
-"""Of the time, which may be spent on it."""
+"""The share of the time that may be spent on it."""
 
 
 class Pace:

@@ -12,7 +12,7 @@ import torch
 from torchwise.errors import UnsupportedError
 
 Name = tuple[str, str]
-"""A module, and what is to be found in it, or in a class of it, as `Class.member`."""
+"""A module, and a name in it, or in a class of it, as `Class.member`."""
 
 
 def look_up(who: str, name: Name) -> Any:

@@ -1,8 +1,8 @@
 """Finds the Python functions that a call may run, by the names that code mentions.
 
 It begins at the calls themselves and at the `forward` and `__call__` of their classes. From each function it goes on to
-the methods and global functions whose names stand in it, to what it closes over, and to its defaults. PyTorch's own
-functions and Python's are left out, and what is looked up by names made at run time is not found.
+the methods and global functions whose names stand in it, to its closure, and to its defaults. PyTorch's own functions
+and Python's are left out, and look-ups by names made at run time are not found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_FUNCTIONS = 64
-"""Functions looked at; those nearest to the call come first. Each costs some 30 ns on every call."""
+"""Most functions looked at. Those nearest to the call come first. Each costs some 30 ns on every call."""
 ENTRIES = {"__call__", "forward", "_call_impl", "_slow_forward", "__getattr__", "__getattribute__"}
 """Methods that a call runs though no code may name them."""
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, type(functools.cache(len)))
@@ -105,7 +105,7 @@ class ReachableCode:
             self._look_up(module.__name__, vars(module), names)
 
     def _look_up(self, owner: str, held: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
-        """Note what code looks up in a module; return the modules among it."""
+        """Note the code that is looked up in a module, and return the modules among it."""
         found = {name: held[name] for name in names if name in held}
         modules = [m for m in found.values() if isinstance(m, types.ModuleType) and not _is_library(m.__name__)]
         code = {name: value for name, value in found.items() if is_code(value)}
@@ -139,7 +139,7 @@ def _is_library(module: Any) -> bool:
 
 
 def find_enclosed(function: types.FunctionType) -> list[Any]:
-    """Return what a function closes over; of one that `torch.compile` made, what it was made of."""
+    """Return the contents of a function's closure, or the original of a function that `torch.compile` made."""
     if (original := getattr(function, "_torchdynamo_orig_callable", None)) is not None:
         return [original]
     return [content for cell in function.__closure__ or () for content in _contents(cell)]

@@ -1,8 +1,9 @@
 """From a plan and a model to a callable with the same signature.
 
-The steps are layers around the model, from the inside out: transforms give the model another form, memory format and
-precision change that and cast at its edge, a backend compiles what that gives (where other transforms rewrite its
-graphs), capture replays it, settings hold around each call. A plan that leaves a dimension alone adds no layer for it.
+The steps are layers around the model, from the inside out. Transforms give the model another form. Memory format and
+precision change that and cast at its edge. A backend compiles the result, and other transforms rewrite its graphs
+there. Capture replays it, and settings hold around each call. A plan that leaves a dimension alone adds no layer for
+it.
 """
 
 from __future__ import annotations
@@ -38,13 +39,12 @@ class Realized:
     """A plan made callable.
 
     Attributes:
-        plan: what was realised.
-        call: takes what the original takes and returns what it returns, dtypes and strides included.
+        plan: the plan.
+        call: takes the original's inputs and returns its outputs, dtypes and strides included.
         lean: for the arguments of a call that was answered, a shorter way for all calls of that signature, to be taken
-            only where neither gradients nor autocast are enabled.
-        close: frees what the plan holds (captured graphs); the callable must not be used afterwards.
-        reads: returns the plain attributes of the model that what was compiled so far depends on; None where it may be
-            any.
+            only if neither gradients nor autocast are enabled.
+        close: frees the memory that the plan holds (captured graphs). The callable must not be used afterwards.
+        reads: returns the plain attributes of the model that code compiled so far depends on, or None if it may be any.
     """
 
     plan: Plan
@@ -65,23 +65,23 @@ def realize(
     backend: Backend | None = None,
     recompiles: Recompiles | None = None,
 ) -> Realized:
-    """Make `plan` callable for `call`; nothing is compiled before the first call.
+    """Make `plan` callable for `call`. Nothing is compiled before the first call.
 
-    The original is never changed: what a plan must change is a copy that shares its parameters and buffers, or
+    The original is never changed. A plan changes only a copy, which shares the original's parameters and buffers, or
     follows them (`DerivedWeights`).
 
     Args:
         call: an `nn.Module` or a function.
         plan: how to run it.
-        example: a batch, where it is a training step.
+        example: a batch, if it is a training step.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         borrow: whether a captured call returns the graph's own outputs, which its next call overwrites.
-        backend: what makes the compiled part, in place of the plan's own backend; see `ahead`.
-        recompiles: counts what is compiled or captured anew for calls that were answered before, and bounds it.
+        backend: makes the compiled part, in place of the plan's own backend (see `ahead`).
+        recompiles: counts recompiles and new captures for calls that were answered before, and bounds them.
 
     Raises:
-        UnsupportedError: this torch, or this model, lacks what the plan needs.
+        UnsupportedError: this torch, or this model, lacks something that the plan needs.
     """
     if plan.is_eager:
         return Realized(plan, call, lambda _args, _kwargs: call, _nothing)
@@ -123,9 +123,9 @@ def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str, r
 
 
 def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
-    """Return what is to be compiled: `call`, or the form or copy that the plan needs, and what keeps it true to `call`.
+    """Return the callable to compile (`call`, or a form or copy of it), and a layer to keep it true to that.
 
-    The transforms of the model come first, and precision and layout are changed in what they make of it.
+    The transforms of the model come first. Precision and layout are changed in their result.
     """
     form, layers = transform_model(call, plan.transforms)
     frozen = bool(plan.option("freezing"))
@@ -142,8 +142,8 @@ def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], L
     elif isinstance(form, torch.nn.Module) and plan.scope == "regional":
         inside, guarded = share(form), True
     if isinstance(call, torch.nn.Module) and guarded:
-        runs = form if follows else inside  # the form is told by what follows it
-        is_copy = runs is not call and "static_form" not in plan.transforms  # which the model itself declares
+        runs = form if follows else inside  # the layer that follows the form tells it
+        is_copy = runs is not call and "static_form" not in plan.transforms  # the model itself declares such a form
         guard = functools.partial(Guard, call, values=frozen)
         if is_copy and isinstance(runs, torch.nn.Module):
             layers.append(guard(copied=runs).around)
@@ -176,7 +176,7 @@ def _compiled(
 def _compiler(
     inside: Callable[..., Any], plan: Plan, given: Backend | None, recompiles: Recompiles
 ) -> Callable[[Layer], Callable[..., Any]]:
-    """Return what compiles with an edge around what is entered, within what is compiled where that can be."""
+    """Return a compiler that puts an edge around the entry, within the compiled code if possible."""
     if given is not None and plan.backend != "eager":
         made = given(entry_of(inside), plan)
         return lambda edged: edged(made)

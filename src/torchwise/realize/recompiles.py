@@ -1,8 +1,8 @@
 """How often a plan may compile or capture anew for calls that it answered before: counted, bounded, and named.
 
-A number, a text or an object that a program sets for each request, and that compiled code depends on, has it compiled
-on every call. PyTorch stops after eight times and runs the code eagerly, without a word. A plan stops as well; the
-original answers then, and what varies is said.
+A program may set a number, a text or an object for each request, and compiled code may depend on it. Then every call is
+compiled. PyTorch stops after eight times and runs the code eagerly, without a word. A plan stops as well. The original
+answers then, and a message names the value that varies.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torchwise.errors import UnsupportedError
 from torchwise.realize.varying import CONTENT, FLAG, LENGTH, NUMBER, OBJECT, STATE, TENSOR, TEXT, VALUE, WEIGHT, Varied
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 3600.0
-"""Seconds after which one more is permitted beyond the limit; twice as long each time, up to an hour.
+"""Seconds after which one more is permitted beyond the limit: twice as long each time, up to an hour.
 
 After an hour in which nothing was to be made anew, all are permitted again.
 """
 SHOWN = 4
-"""Values that a message shows of what varies."""
+"""Most values of a varying place that a message shows."""
 
 _FEW = "where it has few values, raise `torch._dynamo.config.recompile_limit`; else leave it out of the compiled code"
 _WORDS = {
@@ -37,14 +37,14 @@ _WORDS = {
     STATE: ("changes from call to call", "set it once, before the plan is applied"),
     OBJECT: ("is another object on every call", "set it once, before the plan is applied"),
 }
-"""By what varies: how it is said, and what to do about it."""
+"""The words for each kind of variation, and the remedy."""
 
 
 class RecompileLimitError(UnsupportedError):
     """A call for which a plan would be compiled or captured once more than it may be.
 
     Attributes:
-        reason: what varies, and what to do about it; the same each time, whatever the values are.
+        reason: the place that varies, and the remedy, the same for all values.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -53,14 +53,14 @@ class RecompileLimitError(UnsupportedError):
 
 
 class Recompiles:
-    """Counts what is made anew for calls that were answered before, and says when it is enough.
+    """Counts recompiles and new captures for calls that were answered before, and says when it is enough.
 
     Args:
-        most: how many are permitted; by default PyTorch's own `torch._dynamo.config.recompile_limit`.
-        told: is called with what varied, each time that something is made anew.
-        give_up: is called with what is raised else, in the middle of a call that must go on: the plan is to answer no
-            more. By default such a call raises, too.
-        is_part: whether a part of a call is meant, before which other parts ran: the original cannot answer the call.
+        most: how many are permitted, by default PyTorch's own `torch._dynamo.config.recompile_limit`.
+        told: is called with the variation, each time that something is made anew.
+        give_up: is called with the error that would be raised in the middle of a call that must go on: the plan is to
+            answer no more. By default such a call raises, too.
+        is_part: whether it counts a part of a call, before which other parts ran: the original cannot answer the call.
         clock: seconds that never go back.
 
     Attributes:
@@ -85,19 +85,19 @@ class Recompiles:
         self._lately = 0  # since the last quiet hour
         self._last = -LONGEST_WAIT_S
         self._wait_s: float = FIRST_WAIT_S
-        self._next: float | None = None  # None before the first that is refused
+        self._next: float | None = None  # None before the first refusal
         self.count = 0
 
     def again(self, varied: Sequence[Varied], *, at_start: bool) -> None:
         """Count one more, before it is made.
 
         Args:
-            varied: what differs from what was made before.
+            varied: the differences from earlier compilations.
             at_start: whether nothing of the call ran so far, so that the original may answer it.
 
         Raises:
-            RecompileLimitError: it is one more than is permitted. In the middle of a call that is permitted, and the
-                plan is given up.
+            RecompileLimitError: it is one more than is permitted. In the middle of a call it is permitted, and the plan
+                is given up.
         """
         with self._lock:
             self._note(varied)
@@ -110,10 +110,10 @@ class Recompiles:
             self._give_up(error)
 
     def part(self, *, is_told: bool = True) -> Recompiles:
-        """Return what counts for one part of a call, which may be compiled anew as often.
+        """Return the counter for one part of a call, which may be compiled anew as often.
 
         Args:
-            is_told: whether it is told as well; else it is what is made anew around the part.
+            is_told: whether it is told as well. Otherwise the report of the code around the part is enough.
         """
         told = self._told if is_told else _untold
         return Recompiles(self._most, told=told, give_up=self._give_up, is_part=True, clock=self._clock)
@@ -133,7 +133,7 @@ class Recompiles:
             is_permitted = True
         else:
             is_permitted = self._next is not None and now >= self._next
-            if is_permitted:  # what varied may have settled since
+            if is_permitted:  # the varying value may have settled since
                 self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
             if is_permitted or self._next is None:
                 self._next = now + self._wait_s
@@ -158,7 +158,7 @@ def _untold(_: str) -> None:
 
 
 def counted(made: Callable[..., Any], recompiles: Recompiles) -> Callable[..., Any]:
-    """Have what a backend made count there what it compiles anew; one that compiles nothing anew counts nothing."""
+    """Have a backend's result count its recompiles there. One that never recompiles counts nothing."""
     if (count_in := getattr(made, "count_in", None)) is not None:
         count_in(recompiles)
     return made

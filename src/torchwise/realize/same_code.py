@@ -18,7 +18,7 @@ Seen = set[tuple[int, int]]
 
 
 def is_same_code(now: Any, before: Any, seen: Seen | None = None) -> bool:
-    """Return whether two objects run the same code: functions, methods, descriptors, classes, or what they hold.
+    """Return whether two objects run the same code: functions, methods, descriptors, classes, or containers of them.
 
     Args:
         now: one of them.
@@ -45,7 +45,7 @@ def is_same_code(now: Any, before: Any, seen: Seen | None = None) -> bool:
 
 
 def _parts(thing: Any) -> tuple[Any, ...] | None:
-    """Return what decides on a descriptor or a container; None for other objects, of which each is its own."""
+    """Return the parts that decide on a descriptor or a container, or None for other objects, each its own."""
     if isinstance(thing, (staticmethod, classmethod)):
         return (thing.__func__,)
     if isinstance(thing, types.MethodType):
@@ -104,7 +104,7 @@ def _is_same_class(now: type, before: type, seen: Seen) -> bool:
 
 
 def _counts(name: str, value: Any) -> bool:
-    """Return whether a class's attribute bears on what its code does: not its documentation and the like."""
+    """Return whether a class's attribute bears on the behaviour of its code: not its documentation and the like."""
     is_dunder = name.startswith("__") and name.endswith("__")
     return name != "_abc_impl" and not (is_dunder and not callable(value)) and not _is_slot(value)
 

@@ -1,7 +1,8 @@
 """Process-wide settings that a plan needs, held only while its call runs, so that they leak into nothing else.
 
-Calls may overlap in several threads, and lie inside each other. What the process shares (TF32) the first one in saves
-and sets, and the last one out puts back. The number of threads is each calling thread's own (`thread_count`).
+Calls may overlap in several threads, and lie inside each other. The first call in saves and sets the settings that the
+process shares (TF32), and the last one out puts them back. The number of threads is each calling thread's own
+(`thread_count`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchwise.realize.thread_count import thread_count
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is set around a call, and put back after it (1.2 microseconds together for threads, 2.6 for TF32).
+    """Settings around a call, put back after it (1.2 microseconds together for threads, 2.6 for TF32).
 
     Attributes:
         threads: intra-operator threads, or None to leave them.
@@ -31,7 +32,7 @@ class Settings:
     tf32: bool = False
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` under these settings; `call` itself where nothing is set."""
+        """Return `call` under these settings, or `call` itself if nothing is set."""
         if self.threads is not None:
             call = _with_threads(call, self.threads)
         return _with_tf32(call) if self.tf32 else call

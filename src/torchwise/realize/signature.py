@@ -1,4 +1,4 @@
-"""What two calls must share for what was compiled for one to serve the other."""
+"""The properties that two calls must share if code compiled for one is to serve the other."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _NONE: Mapping[str, Any] = {}
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """Return a hashable key: shape, dtype, device and strides of each tensor, plain values, and the nesting.
 
-    How tensors lie that share memory counts (`overlap_of`): what was compiled for `f(x, x)` reads one input and not
-    two, and what is written to one of two views must be read from the other. So does whether a tensor is negated or
-    conjugated lazily: compiled code and graphs read memory as it is.
+    The overlap of tensors that share memory counts (`overlap_of`). Code compiled for `f(x, x)` reads one input and not
+    two. And a write to one of two views must be read from the other. Lazy negation and conjugation of a tensor count,
+    too: compiled code and graphs read memory as it is.
 
-    Dataclasses and kinds of dict count by what is in them, public attributes included, other objects by their type
-    alone: nothing may be concluded from two calls that have one and share a signature (`opaque_leaves`). Flat
-    positional arguments take a short cut, and tuples, lists and dicts a longer one, because this runs on every call.
+    Dataclasses and kinds of dict count by their contents, public attributes included, other objects by their type
+    alone. Nothing may be concluded from two calls that have such an object and share a signature (`opaque_leaves`).
+    Flat positional arguments take a short cut, and tuples, lists and dicts a longer one, because this runs on every
+    call.
     """
     if not kwargs:
         keys: list[Any] = []
@@ -53,7 +54,7 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
 
 
 def overlap_in(signature: Signature) -> Overlap | None:
-    """Return how the tensors of a call with this signature share memory; None where they lie apart."""
+    """Return the overlap of the tensors of a call with this signature, or None if they lie apart."""
     found = signature[-1] if signature else None
     return found if isinstance(found, Overlap) else None
 
@@ -63,11 +64,11 @@ def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any]) -> bool:
-    """Sort what usual containers hold into the tensors and, as keys, all that is around them.
+    """Sort the contents of usual containers into the tensors and, as keys, everything around them.
 
     Returns:
-        False where there is anything else than strided tensors and plain values in tuples, lists and dicts: what was
-        sorted so far means nothing then.
+        False for anything else than strided tensors and plain values in tuples, lists and dicts: the results so far
+            mean nothing then.
     """
     for child in children:
         kind = type(child)
@@ -93,7 +94,7 @@ def _sort(children: Iterable[Any], tensors: list[torch.Tensor], around: list[Any
 
 
 def plain_key(leaf: Any) -> Any:
-    """Tell 1 from 1.0 and True, and 0.0 from -0.0; every NaN is the same."""
+    """Tell 1 from 1.0 and True, and 0.0 from -0.0. Every NaN is the same."""
     kind = type(leaf)
     return (kind, repr(leaf)) if kind is float or kind is complex else (kind, leaf)
 
@@ -106,9 +107,9 @@ def is_equal(a: Any, b: Any) -> bool:
 class Recognizer:
     """Tells whether a call has the signature of one that was seen, in less time than making it takes.
 
-    It may fail to recognise a call (in another grad or inference mode, say), and never takes one for what it is not.
-    PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation
-    and conjugation.
+    It may fail to recognise a call (in another grad or inference mode, say), and never takes a different call for it.
+    PyTorch's own guards look at all tensors in one step: type, dtype, device, layout, shape, strides, lazy negation and
+    conjugation.
 
     Args:
         args: of the call seen: distinct strided tensors and plain values, also in tuples, lists and dicts.
@@ -145,7 +146,7 @@ class Recognizer:
                     return False
             given = [leaves[place] for place in self._places] if self._plain else leaves
             for tensor in given:
-                if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on one
+                if getattr(tensor, "is_nested", False):  # PyTorch's guards end the process on a nested one
                     return False
             return self._check(*given) and self._lie_alike(given)
         tensors: list[torch.Tensor] = []
@@ -155,7 +156,7 @@ class Recognizer:
         return self._check(*tensors) and self._lie_alike(tensors)
 
     def _lie_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors, each of which is like one of the call seen, share memory as those do, or none."""
+        """Whether tensors, each like one of the call seen, share memory as those do, or none."""
         if len(self._reaches) == 1:
             return True
         addresses = [*map(_address, tensors)]
@@ -169,7 +170,7 @@ class Recognizer:
 
 
 def guards_of(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    """Return what tells whether as many tensors are like these, in one step: PyTorch's guards.
+    """Return a check that as many tensors are like these, in one step: PyTorch's guards.
 
     It may say no in another grad or inference mode. A nested tensor must not come near it: it ends the process.
 
@@ -199,12 +200,12 @@ def opaque_leaves(tree: Any) -> list[str]:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a leaf is data that its value says everything about, and that holds no tensor."""
+    """Whether a leaf is data that is fully described by its value, and that holds no tensor."""
     return type(leaf) in PLAIN or isinstance(leaf, _plain_types())
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Whether shape and strides say how a tensor lies in memory: it is neither sparse nor nested."""
+    """Whether shape and strides describe a tensor's memory: it is neither sparse nor nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 

@@ -1,8 +1,8 @@
 """A plan for a whole training step: which of its parts are compiled, recomputed, cut or captured.
 
-The step itself stays the one that is written in `torchwise.workload.step`: a plan gives it other parts. What it trains
-is the original, in place; only the optimizer's form, and where the plan says so the layout of weights and the way
-through blocks, change meanwhile, and `close` puts them back.
+The step itself stays the one that is written in `torchwise.workload.step`: a plan gives it other parts. It trains the
+original, in place. Only the optimizer's form changes meanwhile, and if the plan says so the layout of weights and the
+way through blocks. `close` puts them back.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from torchwise.workload.step import Parts, TrainStep, sharded_parts, unwrapped
 from torchwise.workload.workload import Example
 
 Realizer = Callable[[Callable[..., Any], Plan, Example], Callable[..., Any]]
-"""Makes a plan for a model callable."""
+"""Makes a plan callable for a model."""
 
 
 class RealizedStep:
     """Takes training steps by a plan: called as the step it was made from, which it trains.
 
     Args:
-        step: what is trained.
-        plan: how.
+        step: the step to train.
+        plan: how to run it.
         example: a batch.
         device: "cpu" or "cuda".
         realizer: makes the part of the plan that is about the model alone callable.
-        recompiles: counts what is compiled anew for batches of a kind that was trained on before, and bounds it.
+        recompiles: counts recompiles for batches of a kind that was trained on before, and bounds them.
 
     Raises:
-        UnsupportedError: this torch, or this step, lacks what the plan needs.
+        UnsupportedError: this torch, or this step, lacks something that the plan needs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RealizedStep:
         try:
             self.parts = self._parts(plan, example, realizer)
             self._compute = self._computing(plan, device)
-        except BaseException:  # raised again: what was changed for the plan so far must be put back
+        except BaseException:  # raised again: the changes for the plan so far must be put back
             self.close()
             raise
 
@@ -75,11 +75,11 @@ class RealizedStep:
         return loss
 
     def compute(self, *batch: Any) -> torch.Tensor:
-        """Take one step but for the schedulers and the averaged weights, which are the user's own."""
+        """Take one step without the schedulers and the averaged weights, which are the user's own."""
         return self._compute(*batch)
 
     def close(self) -> None:
-        """Free the graphs, and put back what the plan changed for its time; what was trained stays trained."""
+        """Free the graphs, and put back the plan's temporary changes. Trained weights stay trained."""
         self._undo.close()
 
     def _parts(self, plan: Plan, example: Example, realizer: Realizer) -> Parts:
@@ -103,7 +103,7 @@ class RealizedStep:
                 )
             brought = torch.amp.GradScaler(step.trained()[0].device.type)
             self._undo.callback(self._give_scaler_back, brought, scaler)
-            scaler = step.scaler = brought  # of the step's state, so long
+            scaler = step.scaler = brought  # of the step's state, for as long
         return Parts(loss, self._updating(plan), written.pieces * plan.pieces, autocast, scaler)
 
     def _loss(self, plan: Plan, example: Example, realizer: Realizer) -> Callable[..., torch.Tensor]:
@@ -121,7 +121,10 @@ class RealizedStep:
         return lambda first, *rest: loss(self._laid_out(first, plan), *rest)
 
     def _model(self, plan: Plan, realizer: Realizer, example: Example) -> Callable[..., Any]:
-        """Return the model as the plan has it; what spreads it over ranks sees it called, and finds the plan inside."""
+        """Return the model as the plan has it.
+
+        A wrapper that spreads it over ranks sees it called, and finds the plan inside.
+        """
         model, inner = self._step.model, unwrapped(self._step.model)
         if sharded_parts(inner):
             self._compile_in_place(inner, plan)
@@ -182,7 +185,7 @@ class RealizedStep:
         return captured
 
     def _give_scaler_back(self, brought: torch.amp.GradScaler, before: torch.amp.GradScaler | None) -> None:
-        if self._step.scaler is brought:  # or the user has set another meanwhile
+        if self._step.scaler is brought:  # else the user has set another meanwhile
             self._step.scaler = before
 
     def _recompute_blocks(self) -> None:
@@ -209,14 +212,14 @@ class RealizedStep:
         self._undo.callback(_lay_back, strides, optimizer)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         lay_states(optimizer)
-        if any(group.get("fused") for group in optimizer.param_groups):  # others heed how each of the two lies
+        if any(group.get("fused") for group in optimizer.param_groups):  # other optimizers heed the layout of both
             saved = functools.partial(_as_laid_before, strides)
             self._undo.callback(optimizer.register_load_state_dict_post_hook(lay_states).remove)
             self._undo.callback(optimizer.register_state_dict_post_hook(saved).remove)
 
     @staticmethod
     def _laid_out(inputs: Any, plan: Plan) -> Any:
-        if isinstance(inputs, Mapping):  # the model gets its items alone; compilers know a dict best
+        if isinstance(inputs, Mapping):  # the model gets its items alone, and compilers know a dict best
             inputs = dict(inputs)
         if plan.memory_format != "channels_last":
             return inputs
@@ -237,7 +240,7 @@ class _WithLoss(torch.nn.Module):
         self.__dict__["_from"] = step.loss_from
 
     def forward(self, inputs: Any, *targets: Any) -> torch.Tensor:
-        # By the module's own parts: a transform puts others in their place.
+        # Call the module's own parts: a transform puts others in their place.
         outputs = TrainStep.outputs_of(self.model, inputs)
         if self.criterion is not None:
             found: torch.Tensor = self.criterion(outputs, *targets)
@@ -247,7 +250,10 @@ class _WithLoss(torch.nn.Module):
 
 
 class _InPlace:
-    """A compiled forward in the place of a module's own, which copies and pickles of the module have instead."""
+    """A compiled forward in the place of a module's own.
+
+    Copies and pickles of the module get the module's own instead.
+    """
 
     def __init__(self, module: torch.nn.Module, planned: Callable[..., Any]) -> None:
         self._module, self._planned, self._before = module, planned, vars(module).get("forward")
@@ -265,7 +271,7 @@ def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def written_in_class(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return a module's forward as its class has it; copies and pickles come back to it."""
+    """Return a module's forward as its class has it. Copies and pickles come back to it."""
     forward: Callable[..., Any] = type(module).forward.__get__(module)
     return forward
 
@@ -281,10 +287,10 @@ class _Update:
 
 
 def _check_for_hooks(plan: Plan) -> None:
-    """Refuse what calls hooks of parameters at other times than the step as written: it was proven without them.
+    """Refuse parts that call hooks of parameters at other times than the step as written: it was verified without them.
 
     Raises:
-        UnsupportedError: saying which part of the plan that is.
+        UnsupportedError: with the part of the plan.
     """
     if plan.pieces > 1:
         raise UnsupportedError(
@@ -297,7 +303,7 @@ def _check_for_hooks(plan: Plan) -> None:
 
 
 def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer) -> None:
-    """Give tensors the strides that they had."""
+    """Give tensors their former strides."""
     for tensor, strides in tensors:
         tensor.data = _laid(tensor.data, strides)
     lay_states(optimizer)
@@ -306,7 +312,7 @@ def _lay_back(tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: to
 def _as_laid_before(
     tensors: list[tuple[torch.Tensor, tuple[int, ...]]], optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return an optimizer's checkpoint that lies as weights do without the plan: what loads it may not look."""
+    """Return an optimizer's checkpoint in the layout of weights without the plan: code that loads it may not look."""
     had = {id(tensor): (tensor.shape, strides) for tensor, strides in tensors}
     numbered = enumerate(p for group in optimizer.param_groups for p in group["params"])
     places = {number: had[id(p)] for number, p in numbered if id(p) in had}
@@ -324,7 +330,7 @@ def _laid(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def _of_model(plan: Plan) -> Plan:
-    """Return the part of a plan that is about the model alone; what is around a whole step is done around it."""
+    """Return the part of a plan that is about the model alone. Dimensions of the whole step are handled around it."""
     return replace(
         plan,
         precision="native",

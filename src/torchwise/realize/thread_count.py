@@ -1,9 +1,9 @@
-"""How many threads an operator uses, set for the calls of one thread of the program, and put back after them.
+"""The number of threads of an operator, set for the calls of one thread of the program, and put back after them.
 
-`torch.set_num_threads` sets two numbers: the calling thread's own (OpenMP's and MKL's), and the one that every thread
-is given when it computes for the first time. So a thread of the program that begins to compute while a call is under
-way in another would keep that call's number for good. Where PyTorch's libraries offer their own functions, which set
-the calling thread's number alone, those are called instead.
+`torch.set_num_threads` sets two numbers: the calling thread's own (OpenMP's and MKL's), and the default that every
+thread gets when it computes for the first time. So a thread that begins to compute while a call is under way in another
+would keep that call's number for good. If PyTorch's libraries offer their own functions, which set the calling thread's
+number alone, those are called instead.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Protocol
 import torch
 
 Before = tuple[int, int]
-"""What is put back: the number of threads of operators, and that of MKL, 0 where MKL follows its own default."""
+"""The numbers to put back: the number of threads of operators, and that of MKL, 0 if MKL follows its own default."""
 
 
 class ThreadCount(Protocol):
     """Sets the number of threads around calls, which may overlap in several threads and lie inside each other."""
 
     def enter(self, threads: int) -> Before:
-        """Set the number in this thread, and return what to put back."""
+        """Set the number in this thread, and return the numbers to put back."""
         ...
 
     def leave(self, before: Before) -> None:
-        """Put back what `enter` returned, in the same thread."""
+        """Put back the numbers that `enter` returned, in the same thread."""
         ...
 
 
@@ -38,30 +38,30 @@ class OwnCount:
 
     Args:
         set_openmp: OpenMP's `omp_set_num_threads`.
-        set_mkl: MKL's `MKL_Set_Num_Threads_Local`, which returns the number before; None in a build without MKL.
+        set_mkl: MKL's `MKL_Set_Num_Threads_Local`, which returns the number before, or None in a build without MKL.
     """
 
     def __init__(self, set_openmp: Callable[[int], object], set_mkl: Callable[[int], int] | None) -> None:
         self._set_openmp, self._set_mkl = set_openmp, set_mkl
 
     def enter(self, threads: int) -> Before:
-        """Set the number in this thread, and return what to put back."""
+        """Set the number in this thread, and return the numbers to put back."""
         before = torch.get_num_threads()  # which also gives this thread its number, if it has none yet
         self._set_openmp(threads)
         return before, self._set_mkl(threads) if self._set_mkl else 0
 
     def leave(self, before: Before) -> None:
-        """Put back what `enter` returned, in the same thread."""
+        """Put back the numbers that `enter` returned, in the same thread."""
         self._set_openmp(before[0])
         if self._set_mkl:
             self._set_mkl(before[1])
 
 
 class SharedCount:
-    """PyTorch's number, where its libraries have no functions of their own.
+    """PyTorch's number, if its libraries have no functions of their own.
 
-    A thread that asks for the first time is given what any thread set last, and must not take that for the user's own
-    number; so that is remembered while any call has another.
+    A thread that asks for the first time is given the number that any thread set last. It must not take that for the
+    user's own number, so that one is remembered while any call has another.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class SharedCount:
         self._users = 0
 
     def enter(self, threads: int) -> Before:
-        """Set the number in this thread, and return what to put back."""
+        """Set the number in this thread, and return the numbers to put back."""
         me = threading.get_ident()
         with self._lock:
             before = torch.get_num_threads()
@@ -82,7 +82,7 @@ class SharedCount:
             return (before if depth else self._users), 0
 
     def leave(self, before: Before) -> None:
-        """Put back what `enter` returned, in the same thread."""
+        """Put back the numbers that `enter` returned, in the same thread."""
         me = threading.get_ident()
         with self._lock:
             torch.set_num_threads(before[0])
@@ -94,12 +94,12 @@ class SharedCount:
 
 @functools.cache
 def thread_count() -> ThreadCount:
-    """Return what sets the number of threads in this process."""
+    """Return the object that sets the number of threads in this process."""
     return _find_own_count() or SharedCount()
 
 
 def _find_own_count() -> OwnCount | None:
-    """Return the count of PyTorch's own libraries, if it is seen that PyTorch heeds it; None where there is none."""
+    """Return the count of PyTorch's own libraries, if PyTorch is seen to heed it, or None if there is none."""
     try:
         library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))  # loaded already
         set_mkl = library.MKL_Set_Num_Threads_Local if torch.backends.mkl.is_available() else None

@@ -24,14 +24,15 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def why_uncompiled(call: Callable[..., Any], example: Example) -> str:
     """Say why nothing of a call was compiled. It is called once more, on a copy of the example.
 
-    PyTorch leaves a function to eager without a word; told to take it as one graph or not at all, it says why not.
+    PyTorch leaves a function to eager without a word. If it must take it as one graph or not at all, it gives the
+    reason.
     """
     if isinstance(call, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "it is TorchScript, which torch.compile leaves as it is: give the model that it was made from"
     if rnn := _rnn(call.model if isinstance(call, TrainStep) else call):
         return rnn
     if isinstance(call, TrainStep):
-        call = call.loss_of  # what a plan compiles: not the optimizer's part of a step
+        call = call.loss_of  # the part that a plan compiles: not the optimizer's part of a step
     given = example.clone()
     torch.compiler.reset()  # or it remembers that it left the function to eager
     try:
@@ -52,7 +53,7 @@ def _rnn(call: Callable[..., Any]) -> str:
 
 
 def _told(text: str) -> str:
-    """Return the reason with the innermost line of the user's, or else with PyTorch's explanation."""
+    """Return the reason with the user's innermost line, or else with PyTorch's explanation."""
     reason = _ADDRESS.sub("", first_line(text)).rstrip(".")
     frames = [hit for hit in _FRAME.finditer(text) if not hit["file"].startswith((_TORCH, _STEPS))]
     if frames:

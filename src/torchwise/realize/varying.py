@@ -1,8 +1,8 @@
-"""What compiled code was made for, by the guards that it has, and what of that is otherwise now.
+"""The values that compiled code depends on, by its guards, and which of them differ now.
 
-Dynamo names whatever a guard asks by an expression over local variables (`L`) and global ones (`G`), such as
-`L['self'].step`. The values of these expressions are noted when something is compiled, and read again when nothing that
-was compiled fits a call. Nothing that is noted keeps a tensor alive.
+Dynamo names a guard's subject by an expression over local variables (`L`) and global ones (`G`), such as
+`L['self'].step`. The values of these expressions are noted when something is compiled. They are read again when no
+compiled code fits a call. Notes keep no tensor alive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torchwise.errors import StalePlanError
 from torchwise.realize.signature import is_plain, is_strided, plain_key
 
 Noted = dict[str, tuple[str, Any]]
-"""By Dynamo's expression: the kind of a value, and what is compared of it."""
+"""By Dynamo's expression: the kind of a value, and the part of it to compare."""
 
 NUMBER, TEXT, FLAG, VALUE, TENSOR, LENGTH, OBJECT = "number", "text", "flag", "value", "tensor", "length", "object"
 WEIGHT, CONTENT, STATE = "weight", "content", "state"
-"""A setting of PyTorch's, or whatever else a guard asks that is no value."""
+"""A setting of PyTorch's, or any other subject of a guard that is no value."""
 _MODULES = re.compile(r"\._modules\['([^']*)'\]")
 _HELD = re.compile(r"\._(?:parameters|buffers)\['([^']*)'\]")
 _OF_CLASS = re.compile(r"dict\(type\((.+)\)\.__dict__\)\['(\w+)'\]")
@@ -32,13 +32,13 @@ _ROOT = re.compile(r"(?P<kind>[LG])\['(?P<name>\w+)'\](?P<rest>.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Varied:
-    """Something that compiled code depends on, and that is otherwise than it was.
+    """A value that compiled code depends on, and that differs from before.
 
     Attributes:
         name: as Dynamo writes it.
         place: the same in words, such as "`step` on the model".
         kind: of its value, such as `NUMBER`.
-        value: what it is now, to show; "" where there is nothing to show.
+        value: its present value, to show, or "" if there is nothing to show.
         is_integer: whether it is one now, and was.
     """
 
@@ -53,7 +53,7 @@ class ChangedModelError(StalePlanError):
     """The model changed since a plan was made of it, in a way that the plan does not follow.
 
     Attributes:
-        varied: what is otherwise.
+        varied: the difference.
     """
 
     def __init__(self, message: str, varied: Varied) -> None:
@@ -62,23 +62,23 @@ class ChangedModelError(StalePlanError):
 
 
 def note(values: Iterable[tuple[str, Any]]) -> Noted:
-    """Note values by the expressions that they are of."""
+    """Note values by their expressions."""
     return {name: _summary(value) for name, value in values if name}
 
 
 def varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[Varied]:
-    """Return what is otherwise now.
+    """Return the values that differ now.
 
     Args:
         noted: values of before.
         scope: "L" and "G": the local and the global variables.
-        owner: the local variable that is the model.
+        owner: the local variable of the model.
     """
     found = []
     for name, before in noted.items():
         try:
             now = _summary(eval(name, {}, dict(scope)))
-        except Exception:  # it is gone, or is an expression that helpers of Dynamo's own are part of
+        except Exception:  # it is gone, or its expression uses helpers of Dynamo's own
             continue
         if now != before:
             kind = now[0] if now[0] == before[0] else OBJECT
@@ -91,17 +91,17 @@ def varied(noted: Noted, scope: Mapping[str, Any], owner: str | None) -> list[Va
 
 
 def value_varied(place: str, now: Any) -> Varied:
-    """Return that something is another value now."""
+    """Return a variation for a place that has another value now."""
     summary = _summary(now)
     return Varied(place, place, summary[0], _shown(summary))
 
 
 def place_of(name: str, owner: str | None, variables: Mapping[str, Any]) -> str:
-    """Say in words where an expression of Dynamo's looks.
+    """Return the place of an expression of Dynamo's, in words.
 
     Args:
         name: the expression.
-        owner: the local variable that is the model.
+        owner: the local variable of the model.
         variables: the local ones.
     """
     if hit := _OF_MODULE.fullmatch(name):
@@ -143,5 +143,5 @@ def _shown(summary: tuple[str, Any]) -> str:
     if kind == OBJECT:
         return ""
     last = value[-1] if isinstance(value, tuple) else value
-    text = last if kind == NUMBER and isinstance(last, str) else repr(last)  # of a float its text is compared
+    text = last if kind == NUMBER and isinstance(last, str) else repr(last)  # floats are compared by their text
     return text if len(text) <= 40 else f"{text[:37]}..."

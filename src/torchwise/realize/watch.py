@@ -1,9 +1,9 @@
-"""What a module looks like, compared on every call: what was captured or copied holds for what it was then.
+"""The state of a module, compared on every call: captured graphs and copies hold for the state at that time.
 
-Walking a module on every call would cost more than many a call, so the places to look at are listed once, and only they
-are read. Not noticed, because it leaves no trace there: what is
-inside a plain list or dict attribute, a whole `_parameters` or `_buffers` dict put in another's place, global
-variables, and tensors that a function closes over.
+Walking a module on every call would cost more than many a call. So the places to look at are listed once, and only they
+are read. Some changes go unnoticed, as they leave no trace there. They are changes inside a plain list or dict
+attribute, and a whole `_parameters` or `_buffers` dict put in another's place. The same holds for global variables, and
+tensors that a function closes over.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look; all of it is kept alive, so that no identity is given to something else meanwhile.
+    """The places to look at. All of it is kept alive, so that no other object takes one of the identities meanwhile.
 
     Attributes:
         modules: the module and its submodules, whose classes may be swapped.
         holders: the attributes of each module, and the dicts in which its children, parameters, buffers and hooks hang.
-        attributes: where each plain attribute of each module hangs, its training mode among them.
-        values: what hung there.
-        objects: where each submodule and each dict of them hangs, and each None in a parameter's or buffer's place,
+        attributes: the place of each plain attribute of each module, its training mode among them.
+        values: the values in those places.
+        objects: the place of each submodule and each dict of them, and of each None in a parameter's or buffer's place,
             such as the bias of a layer without one.
-        tensors: where each parameter, buffer and plain tensor hangs.
+        tensors: the place of each parameter, buffer and plain tensor.
         complexes: those of them that are complex, and may be conjugated lazily.
         kept: aliases of the tensors, so that a graph never reads memory which was given back.
     """
@@ -55,11 +55,11 @@ class Places:
 
 
 def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Places:
-    """List the places of a module as it is now; none for a plain function.
+    """List the places of a module as it is now, or none for a plain function.
 
     Args:
         module: with its submodules.
-        reads: attributes that are looked at; by default all.
+        reads: attributes that are looked at, by default all.
     """
     modules = list(module.modules()) if module is not None else []
     names = names_read(module, modules, reads) if module is not None else []
@@ -73,7 +73,7 @@ def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Pla
     tensors = [(state, name) for state, name in slots if state[name] is not None]
     attributes = [(state, name) for state, name in plain if not isinstance(state.get(name), torch.Tensor)]
     own = [vars(child) for child in modules if "_modules" in vars(child)]
-    children = [(state, "_modules") for state in own]  # deleting from a Sequential puts another in its place
+    children = [(state, "_modules") for state in own]  # deleting from a Sequential puts another dict in its place
     children += [(child._modules, name) for child in modules for name in child._modules.keys()]  # noqa: SIM118
     hooks = [hooks for child in modules for hooks in (child._forward_hooks, child._forward_pre_hooks)]
     whole = [state for state, read in states if read is None]
@@ -90,10 +90,10 @@ def places_of(module: torch.nn.Module | None, reads: Reads | None = None) -> Pla
 
 
 def fingerprint(places: Places) -> Fingerprint | None:
-    """Return what hangs in `places` now, to compare; None where something is gone.
+    """Return the contents of `places` now, to compare, or None if something is gone.
 
-    That is: how much is in each dict, which submodules and of which classes, and where and how the memory of each
-    tensor lies. Values of tensors are not read, so writes in place do not show. Plain attributes are compared apart
+    These are the size of each dict, the submodules and their classes, and the address and layout of each tensor's
+    memory. Values of tensors are not read, so writes in place do not show. Plain attributes are compared apart
     (`rebound`).
     """
     try:
@@ -111,7 +111,7 @@ def fingerprint(places: Places) -> Fingerprint | None:
 
 
 def rebound(places: Places) -> list[Slot]:
-    """List the plain attributes that are others than they were; an equal number or text of a type is the same."""
+    """List the plain attributes that changed. An equal number or text of a type is the same."""
     now = [state.get(name, _MISSING) for state, name in places.attributes]
     if all(map(is_, now, places.values)):
         return []
@@ -123,8 +123,8 @@ class ModuleWatch:
     """Tells whether a module changed since the last look in a way that its weights' values do not account for.
 
     Args:
-        module: with its submodules; None is never changed.
-        reads: returns the plain attributes that matter, each time that it looks; by default all do.
+        module: with its submodules. None is never changed.
+        reads: returns the plain attributes that matter, each time that it looks. By default all do.
     """
 
     def __init__(self, module: torch.nn.Module | None, reads: Callable[[], Reads | None] = lambda: None) -> None:
@@ -135,7 +135,7 @@ class ModuleWatch:
         self.look()
 
     def look(self) -> None:
-        """Take what the module is now as what it should be."""
+        """Take the module's present state as the reference."""
         reads = self._reads()
         self._places = places_of(self._module, reads)
         self._seen = fingerprint(self._places)
@@ -151,20 +151,20 @@ class ModuleWatch:
             return False
         if fingerprint(self._places) != self._seen or rebound(self._places):
             return True
-        if self._module is not None and self._pace.is_due():  # from now on a glance is to do, as it did before
+        if self._module is not None and self._pace.is_due():  # from now on a glance is enough again
             with self._pace:
                 self._unchanged = glance_at(self._module, self._looked_for)
         return False
 
     def moved(self) -> bool:
-        """Whether nothing changed but where tensors lie, as where weights were assigned."""
+        """Whether only the addresses of tensors changed, as when weights were assigned."""
         now, seen = fingerprint(self._places), self._seen
         if now is None or seen is None or rebound(self._places) or self.restructured():
             return False
         return now[:2] == seen[:2] and now[3:] == seen[3:]
 
     def restructured(self) -> bool:
-        """Whether more changed than plain attributes, and where and how the memory of tensors lies."""
+        """Whether more changed than plain attributes, and the address and layout of tensors' memory."""
         return _structure_of(self._module) != self._structure
 
     def replaced(self, *, buffers: bool) -> bool:
@@ -173,7 +173,7 @@ class ModuleWatch:
         return now != self._registered if buffers else now[0] != self._registered[0]
 
     def difference(self) -> Varied:
-        """Return what changed first, in words."""
+        """Return the first change, in words."""
         named = [] if self._module is None else list(self._module.named_modules())
         holders = {id(held): path for path, part in named for held in (vars(part), part._parameters, part._buffers)}
 
@@ -199,11 +199,11 @@ class ModuleWatch:
         return "what the model is made of (its submodules, hooks or attributes)"
 
     def versions(self) -> list[int | None]:
-        """Count the writes in place to each tensor of the last look; None for one of inference mode, without a count.
+        """Count the writes in place to each tensor of the last look, with None for one of inference mode.
 
-        `load_state_dict` and optimizers are seen so. PyTorch does not count what a fused optimizer writes (nor what
-        libraries with kernels of their own do), so that the steps of each optimizer that holds one of the tensors are
-        counted here, and come last. A write through `tensor.data` is seen by neither.
+        Writes of `load_state_dict` and optimizers are seen this way. PyTorch does not count writes of a fused
+        optimizer, nor of libraries with kernels of their own. So the steps of each optimizer that holds one of the
+        tensors are counted here, and come last. A write through `tensor.data` is seen by neither.
         """
         if self._steps is None:
             self._count_steps()
@@ -241,8 +241,10 @@ def _hear_of_steps() -> None:
 
 
 def _structure_of(module: torch.nn.Module | None) -> list[object]:
-    """Describe what a module is made of, to compare: its parts by identity, class and mode, their hooks, which weights
-    and buffers there are, and which of these are one and the same.
+    """Describe the structure of a module, to compare.
+
+    It is its parts by identity, class and mode, their hooks, the existing weights and buffers, and which of these are
+    identical.
     """
     parts = list(module.modules()) if module is not None else []
     # A frozen module of TorchScript has no mode.
@@ -256,7 +258,7 @@ def _structure_of(module: torch.nn.Module | None) -> list[object]:
 
 
 def _lying(module: torch.nn.Module | None) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Tell which parameters and which buffers there are, and where they lie."""
+    """Return the parameters and the buffers, each by its identity and address."""
     tensors = ([], []) if module is None else ([*module.parameters()], [*module.buffers()])
     parameters, buffers = ([(id(t), _address(t)) for t in several] for several in tensors)
     return parameters, buffers

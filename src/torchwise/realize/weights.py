@@ -20,7 +20,7 @@ from torchwise.workload import trees
 from torchwise.workload.copying import deep_copy
 
 _ATOMS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, weakref.ref, torch.Tensor)
-"""What is not looked into for modules: a deep copy does not copy it either."""
+"""Types that are not looked into for modules: a deep copy does not copy them either."""
 
 
 def share(
@@ -29,14 +29,14 @@ def share(
     *,
     with_state: bool = True,
 ) -> torch.nn.Module:
-    """Copy a module's structure; each parameter and buffer becomes `derive` of the original's, or the original's own.
+    """Copy a module's structure. Each parameter and buffer becomes `derive` of the original's, or the original's own.
 
-    Plain attributes and dicts of hooks are the original's own, so that what is set or collected there later is seen on
-    both sides. Where a module or a weight is held in one, it is copied, and the tensors in lists and dicts alone are
-    the original's. Without `with_state` it is so for all of them, and a call of the copy leaves no trace there.
+    Plain attributes and dicts of hooks are the original's own, so that later changes to them are seen on both sides. If
+    one holds a module or a weight, it is copied, and only the tensors in lists and dicts are the original's. Without
+    `with_state` all of them are copied so, and a call of the copy leaves no trace there.
 
     Raises:
-        UnsupportedError: the module cannot be copied; a plan that changes the model's structure cannot be used then.
+        UnsupportedError: the module cannot be copied. A plan that changes the model's structure cannot be used then.
     """
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UnsupportedError("the model is TorchScript or has a part that is, of which no copy can share weights")
@@ -50,7 +50,7 @@ def share(
         raise UnsupportedError(f"the model cannot be copied: {error}") from error
     own = {id(part) for part in module.modules()}
     for name, part in copied.named_modules():
-        if id(part) in own:  # its __deepcopy__ says so, and what changes the copy would change the user's model
+        if id(part) in own:  # by its __deepcopy__, and changes to the copy would change the user's model
             raise UnsupportedError(f"the model cannot be copied: the copy of {name or 'it'} is the original itself")
     return copied
 
@@ -64,7 +64,7 @@ def _apart(module: torch.nn.Module) -> list[Any]:
 
 
 def _leads_inside(value: Any, weights: set[int], apart: set[int]) -> bool:
-    """Whether a module or a weight is held by a value, however deep; if not, all that it holds is added to `apart`."""
+    """Whether a value holds a module or a weight, however deep. If not, add all of its contents to `apart`."""
     seen, waiting = set[int](), [value]
     while waiting:
         one = waiting.pop()
@@ -78,9 +78,10 @@ def _leads_inside(value: Any, weights: set[int], apart: set[int]) -> bool:
 
 
 class DerivedWeights:
-    """A copy of a module in another precision or memory format, brought up to date when the original's weights change.
+    """A copy of a module in another precision or memory format, updated when the original's weights change.
 
-    What the model writes to the copy's buffers is written to the original's, and what it sets on itself is set there.
+    The model's writes to the copy's buffers are carried to the original's, and so are attributes that it sets on
+    itself.
 
     Raises (on call):
         StalePlanError: the original changed otherwise: submodules, shapes, attributes that lead to modules or weights.
@@ -90,7 +91,7 @@ class DerivedWeights:
         self._original = module
         self._plan = plan
         self._watch = ModuleWatch(module, lambda: _NONE)
-        self._versions = _versions_of(self._watch)  # before the copy: what is written meanwhile is copied again
+        self._versions = _versions_of(self._watch)  # before the copy: writes meanwhile are copied again
         with torch.inference_mode(False):  # or writes to the copy's buffers would not be counted
             self.copy = share(module, lambda tensor: _derive(tensor, plan))
         self._list_buffers()
@@ -100,7 +101,7 @@ class DerivedWeights:
                 part.flatten_parameters()  # into one piece, or cuDNN does so on every call
 
     def following(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call` so that it first copies changed weights over, and then takes over what it wrote to buffers."""
+        """Wrap `call` so that it first copies changed weights over, and then carries its writes to buffers back."""
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             self._set.follow()
@@ -108,9 +109,9 @@ class DerivedWeights:
                 self._refresh()
             try:
                 answer = call(*args, **kwargs)
-            except BaseException:  # it is raised again: the original answers in its place, and writes what there is to
+            except BaseException:  # raised again: the original answers in its place, and does the writes
                 if self._wrote():
-                    self._versions = []  # so that the copy is brought back to what the original has
+                    self._versions = []  # so that the copy is brought back to the original's state
                 raise
             if self._wrote() and self._versions:  # else another call is copying the weights over
                 self._write_back()
@@ -126,7 +127,7 @@ class DerivedWeights:
         self._counted = self._counts()
 
     def _carry(self) -> None:
-        """Give the original what the model set on itself, and go on following it as it is then."""
+        """Give the original the attributes that the model set on itself, and go on following it as it is then."""
         moved = self._watch.changed()  # by somebody else, during the call
         current = self._watch.versions() == self._versions
         self._set.carry()
@@ -145,7 +146,7 @@ class DerivedWeights:
         return any(new is not old or now != was for (new, now), (old, was) in pairs)
 
     def _write_back(self) -> None:
-        """Give the original what the model wrote, and only that: other buffers may have more precision there."""
+        """Give the original the model's writes, and only those: other buffers may have more precision there."""
         # Else the original changed during the call, and the next one brings the copy up to date.
         current = not self._watch.changed() and self._watch.versions() == self._versions
         with torch.inference_mode(False), torch.no_grad():
@@ -163,7 +164,7 @@ class DerivedWeights:
     def _refresh(self) -> None:
         if self._watch.restructured():
             raise _stale(self._watch)
-        self._versions = []  # until all is copied, no other call may go by what is there
+        self._versions = []  # until all is copied, no other call may go by the copy
         self._watch.look()
         versions = _versions_of(self._watch)
         with torch.inference_mode(False), torch.no_grad():
@@ -187,14 +188,14 @@ class DerivedWeights:
 
 
 class Guard:
-    """Lets what was made from a module answer for as long as that does not change, but by the calls themselves.
+    """Lets code made from a module answer for as long as the module does not change, but by the calls themselves.
 
     Args:
         module: the original.
-        values: whether what was made holds for the weights' present values only, as where they are frozen into it.
-        copied: what is called in its place, where that is a copy of it: what that sets on itself is carried over, and
-            what is set on the original is given to it.
-        itself: whether the module itself is called, so that its plain attributes are heeded by what was made.
+        values: whether the code holds for the weights' present values only, as when they are frozen into it.
+        copied: the copy that is called in its place, if any. Attributes that it sets on itself are carried over, and
+            attributes set on the original are given to it.
+        itself: whether the module itself is called, so that the code heeds its plain attributes.
 
     Raises (on call):
         StalePlanError: it changed.
@@ -212,13 +213,13 @@ class Guard:
         self._look()
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a call, or a shorter way for one; all that are wrapped share one look at what is set."""
+        """Wrap a call, or a shorter way for one. All that are wrapped share one look at the attributes."""
 
         def guard(*args: Any, **kwargs: Any) -> Any:
             self._check()
             answer = call(*args, **kwargs)
             if self._set is not None and self._set.written():
-                self._check()  # or somebody else changed it during the call
+                self._check()  # somebody else may have changed it during the call
                 self._set.carry()
                 self._look()
             return answer
@@ -244,7 +245,7 @@ class Guard:
 
 
 def _stale(watch: ModuleWatch) -> ChangedModelError:
-    """Return what to raise where a module changed."""
+    """Return the error for a module that changed."""
     found = watch.difference()
     return ChangedModelError(f"the model changed since the plan was made for it: {found.place} is another", found)
 
@@ -264,7 +265,7 @@ _NONE: Reads = {}
 
 
 def attributes_of(original: torch.nn.Module, copied: torch.nn.Module, *, follows: bool) -> Attributes:
-    """Watch what calls set on a copy, for the original; `follows` as for `Attributes`."""
+    """Watch the attributes that calls set on a copy, for the original, with `follows` as for `Attributes`."""
 
     def is_own(value: Any) -> bool:
         return _leads_inside(value, {*map(id, _tensors(copied)), *map(id, _tensors(original))}, set())
@@ -288,7 +289,7 @@ def _versions_of(watch: ModuleWatch) -> list[int | None]:
 
 
 def _like(kept: torch.Tensor | None, written: torch.Tensor | None) -> torch.Tensor | None:
-    """Copy what the model put in a buffer's place, in the dtype and layout that the original has there."""
+    """Copy the model's new tensor for a buffer, in the dtype and layout that the original has there."""
     return None if written is None else as_original(kept, written.detach().clone())
 
 
