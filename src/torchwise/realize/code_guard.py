@@ -144,7 +144,7 @@ class CodeGuard:
 
 
 def writes_to(dicts: list[dict[str, Any]]) -> int:
-    """Return a number that is larger after each write to one of them."""
+    """Return a number that grows with each write to one of the dicts."""
     return sum(map(version, dicts))
 
 

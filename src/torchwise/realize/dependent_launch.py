@@ -3,9 +3,9 @@
 By a programmatic dependent launch a kernel starts while the one before it still runs. `gdc_wait` holds it until that
 one has ended and its writes are seen (PTX ISA, `griddepcontrol`). That is only sound if every kernel waits. One that
 has waited for the kernel before it then knows that all earlier ones have ended. Inductor has a kernel wait where it
-touches memory of the very kernel before it, or else after its first load. A kernel that loads nothing, such as one that
-fills a tensor with zeros or draws a mask from a seed, does not wait at all. Such a kernel may end before the one ahead
-of it. The next, which waits for it alone, then reads memory that is not written yet (torch 2.11 to 2.15,
+shares memory with the very kernel before it, or else after its first load. A kernel that loads nothing, such as one
+that fills a tensor with zeros or draws a mask from a seed, does not wait at all. Such a kernel may end before the one
+ahead of it. The next, which waits for it alone, then reads memory that is not written yet (torch 2.11 to 2.15,
 `TritonKernel._handle_pdl_before_access`). Verification need not see it: it is a matter of microseconds whether it
 happens.
 

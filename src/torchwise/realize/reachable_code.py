@@ -18,14 +18,14 @@ from typing import Any
 MAX_FUNCTIONS = 64
 """Most functions looked at. Those nearest to the call come first. Each costs some 30 ns on every call."""
 ENTRIES = {"__call__", "forward", "_call_impl", "_slow_forward", "__getattr__", "__getattribute__"}
-"""Methods that a call runs though no code may name them."""
+"""Methods that a call runs even if no code names them."""
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, type(functools.cache(len)))
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchwise", "numpy"}
 
 
 @dataclass
 class Namespace:
-    """A module's global variables, as far as code that a call runs looks functions and classes up there."""
+    """A module's global variables, with the names of functions and classes that a call's code looks up there."""
 
     owner: str
     held: dict[str, Any]
@@ -116,7 +116,7 @@ class ReachableCode:
 
 
 def is_code(value: Any) -> bool:
-    """Return whether it is a function or class that a program, and not PyTorch or Python, brought."""
+    """Return whether it is a function or class of a program, and not of PyTorch or Python."""
     if isinstance(value, types.MethodType):
         return is_code(value.__func__)
     if isinstance(value, functools.partial):

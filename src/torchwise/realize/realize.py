@@ -123,7 +123,7 @@ def _realized_step(step: TrainStep, plan: Plan, example: Example, device: str, r
 
 
 def _inside(call: Callable[..., Any], plan: Plan) -> tuple[Callable[..., Any], Layer]:
-    """Return the callable to compile (`call`, or a form or copy of it), and a layer to keep it true to that.
+    """Return the callable to compile (`call`, or a form or copy of it), and a layer that keeps it true to `call`.
 
     The transforms of the model come first. Precision and layout are changed in their result.
     """
@@ -194,7 +194,7 @@ def _compiler(
 
 
 def _unknown() -> Reads | None:
-    """Return that any attribute of the model may be read."""
+    """Return None: any attribute of the model may be read."""
     return None
 
 

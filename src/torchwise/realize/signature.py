@@ -136,7 +136,7 @@ class Recognizer:
         self._check = guards_of(tensors)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NONE) -> bool:
-        """Whether a call with these arguments is surely alike."""
+        """Whether a call with these arguments surely has the same signature."""
         if self._is_flat:  # the usual case is the quickest
             if len(args) != self._given or (tuple(kwargs) != self._names if kwargs else self._names):
                 return False

@@ -131,7 +131,7 @@ class ModuleWatch:
         self._module = module
         self._reads = reads
         self._pace = Pace()
-        self._steps: int | None = None  # of optimizers that hold its weights; not counted before the first `versions`
+        self._steps: int | None = None  # of optimizers with its weights, counted from the first `versions` on
         self.look()
 
     def look(self) -> None:

@@ -56,7 +56,7 @@ def share(
 
 
 def _apart(module: torch.nn.Module) -> list[Any]:
-    """List the plain attributes and dicts of hooks that lead to none of the modules and weights."""
+    """List the plain attributes and dicts of hooks that lead to no module and no weight."""
     states = [vars(part) for part in module.modules()]
     values = [state[name] for state in states for name in state if name not in STANDARD or "hooks" in name]
     weights, apart = set(map(id, _tensors(module))), set[int]()

@@ -204,5 +204,5 @@ def _multiply(_: torch.Tensor) -> None:
 def _differentiates() -> bool:
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         return False  # every backward pass waits for the GPU then, so that none is recorded
-    count = getattr(torch.autograd, "_get_sequence_nr", None)  # of this thread's nodes; a version may lack it
+    count = getattr(torch.autograd, "_get_sequence_nr", None)  # of this thread's nodes, which a version may lack
     return count is None or count() > 0

@@ -24,7 +24,7 @@ from torchwise.realize.effect import no_effect
 SHORT = range(2, 9)
 """Lengths of a dimension that is worth laying out outermost. Longer ones fill a vector by themselves."""
 LANES = 64
-"""Rows from which a loop over them is worth vectors."""
+"""Least number of rows for which a loop over them is worth vectors."""
 AGAIN = 4
 """Least reads of each element: laying it out gathers it once."""
 

@@ -1,4 +1,4 @@
-"""From an ATen graph with complex values to one in which their parts are carried instead."""
+"""Rewrites an ATen graph with complex values into one that carries their parts instead."""
 
 from __future__ import annotations
 
