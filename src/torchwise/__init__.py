@@ -1,4 +1,4 @@
-"""Torchwise finds the fastest proven-correct way to run a PyTorch model on the machine at hand.
+"""Torchwise finds the fastest verified way to run a PyTorch model on the machine at hand.
 
 Names are loaded on first use (PEP 562), so that `import torchwise` costs neither torch nor a second.
 """

@@ -1,4 +1,4 @@
-"""What somebody should hear of at once: alerts, logged, and given to whoever asked for them."""
+"""Alerts: faults that people should know of at once, logged and passed to callbacks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that went wrong while a plan was served; every call was answered nevertheless.
+    """A fault while a plan was served. Every call was still answered.
 
     Attributes:
-        kind: "canary_mismatch" (the plan answered otherwise than the original), "plan_failed" (often enough to be left
-            alone for a time), "out_of_memory" (what the plan held was freed), "recompile_limit" (the plan was compiled
-            anew as often as it may be, because something varies from call to call), "fallback_rate" (too many calls are
-            answered by the original), "slow_down" (the plan takes longer than when it was decided for) or
-            "background_failed" (no better plan comes from the search in the background).
-        message: what happened and what was done about it, for people.
-        facts: the same as plain data: the plan among it.
+        kind: the kind of fault. "canary_mismatch": the plan answered otherwise than the original. "plan_failed": it
+            failed often enough to be left alone for a time. "out_of_memory": the plan's memory was freed.
+            "recompile_limit": the plan was compiled anew as often as it may be, because something varies from call to
+            call. "fallback_rate": the original answers too many calls. "slow_down": the plan takes longer than at the
+            time of the decision. "background_failed": no better plan comes from the search in the background.
+        message: the fault and the response to it, for people.
+        facts: the same as plain data, with the plan.
     """
 
     kind: Kind
@@ -46,12 +46,12 @@ _callbacks: list[Callable[[Alert], object]] = []
 
 
 def on_alert(callback: Callable[[Alert], object]) -> Callable[[], None]:
-    """Have `callback` called with every alert of this process, in the thread that it happens in.
+    """Have `callback` called with every alert of this process, in the thread that raises it.
 
     An error that it raises is logged and goes no further.
 
     Returns:
-        What takes the callback away again.
+        A function that removes the callback.
 
     Raises:
         InputError: it cannot be called.

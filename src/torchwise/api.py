@@ -29,19 +29,19 @@ logger = logging.getLogger("torchwise")
 
 
 class Study:
-    """What tuning found; shows itself as a table on a terminal and as a page in a notebook.
+    """The result of tuning. It shows itself as a table on a terminal and as a page in a notebook.
 
     Attributes:
-        record: everything, as it is stored.
+        record: the whole result, as it is stored.
     """
 
     def __init__(self, record: StudyRecord, store: str | None = None) -> None:
         self.record = record
-        self._store = store  # where it is kept, if not where commands look by themselves
+        self._store = store  # None if it is the one that commands use by default
 
     @property
     def decision(self) -> Decision:
-        """What to do, and why."""
+        """The plan to apply, or none, and why."""
         assert self.record.decision is not None, "tune returns decided studies only"
         return self.record.decision
 
@@ -102,34 +102,35 @@ def tune(
     cold: bool = False,
     progress: bool = True,
 ) -> Study:
-    """Find the fastest proven way to run `model` on this machine.
+    """Find the fastest verified way to run `model` on this machine.
 
-    Candidates run in processes of their own; nothing is compiled in this one, and the model is not changed; neither are
-    the optimizer and whatever else a `TrainStep` holds.
+    Candidates run in processes of their own. Nothing is compiled in this one, and the model is not changed. Neither are
+    the optimizer and all other parts of a `TrainStep`.
 
     Args:
         model: an `nn.Module`, a function, a `TrainStep`, a `Workload`, or a target such as "zoo:tutorial.fusion_demo".
-        args: example arguments, a tuple (or one tensor); of a `TrainStep` a batch, `(inputs, *targets)`.
+        args: example arguments, a tuple (or one tensor). For a `TrainStep` a batch, `(inputs, *targets)`.
         kwargs: example keyword arguments.
         examples: several example inputs with weights, in place of `args`.
-        calls: calls expected over the lifetime that is decided for.
+        calls: calls expected over the lifetime that the decision is for.
         restarts: process starts over that lifetime.
         allow: "exact", "reordered" (default), "reduced" (lower precision) or "swapped" (other operators).
         effort: "quick", "standard" or "thorough".
-        budget: seconds of search after which no further trial starts; None for the effort's own, and for no end where
-            plans are named.
+        budget: seconds of search after which no further trial starts. None uses the effort's own, or no limit if plans
+            are named.
         objective: "latency", "throughput" or "memory".
-        mode: "inference" or "training": with a backward pass, or whole steps where it is a `TrainStep`, which is always
-            tuned so.
-        device: "cpu" or "cuda"; by default where the model and its inputs lie, for a target "cuda" where there is one.
-        plans: try exactly these instead of searching; each may take as long as with effort "thorough".
-        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs; plans that take
-            more are not decided for.
-        store: URL or file of the store; by default in the user's data directory.
+        mode: "inference" or "training" (with a backward pass). A `TrainStep` is always tuned for training, in whole
+            steps.
+        device: "cpu" or "cuda". The default is the device of the model and its inputs, or for a target "cuda" if there
+            is one.
+        plans: try exactly these instead of searching. Each may take as long as with effort "thorough".
+        memory_limit: bytes that a call may take at its peak beside weights, optimizer state and inputs. Plans that take
+            more are not chosen.
+        store: URL or file of the store, by default in the user's data directory.
         fresh: forget the stored study, which targets of one structure share, and measure anew.
-        cold: time the plan that is decided for with cold processor caches as well, emptied before each call. Decisions
-            rest on calls one after the other all the same.
-        progress: whether to show what is being tried.
+        cold: also time the chosen plan with cold processor caches, emptied before each call. Decisions still rest on
+            calls one after the other.
+        progress: whether to show the search's progress.
 
     Raises:
         InputError: an argument cannot be used, or the model cannot be sent to a worker.
@@ -188,7 +189,7 @@ def _asked(
     fresh: bool = False,
     cold: bool = False,
 ) -> tuple[Request, Workload | None]:
-    """Return what is asked of a study, as `tune` takes it, and the live workload, where it is not a target.
+    """Return the request for a study from the arguments of `tune`, and the live workload, or None for a target.
 
     Raises:
         InputError: an argument cannot be used.
@@ -220,7 +221,7 @@ def _asked(
     request = Request(spec, Legality.of(allow), effort, budget, chosen, fresh=fresh, cold=cold)
     if workload is None:
         return request, None
-    # The structure is read here, where the source of a script or notebook is at hand.
+    # The structure is read here, in the process that has the source of a script or notebook.
     code, details = structure(workload.call), packed(details_of(workload.call))
     settings = ProcessSettings.of_this_process()
     request = replace(request, settings=settings, structure=code, structure_details=details)
@@ -260,27 +261,26 @@ def apply(
     canary: int | None = None,
     store: str | None = None,
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Return `model` running by what was decided; the model itself is not changed.
+    """Return `model` running by a decision. The model itself is not changed.
 
-    A decision for another machine, another torch or another model is stale and never trusted: the original then answers
-    every call, and a warning says why. What people ruled about the plan (`torchwise plans pin`, `approve`, `reject`) is
-    heeded: it is looked up once, here, and a store that cannot be reached holds nothing up. Then a warning says so, and
-    the decision runs as it is.
+    A decision for another machine, another torch or another model is stale and never trusted. The original then answers
+    every call, and a warning says why. People's approvals of the plan (`torchwise plans pin`, `approve`, `reject`) are
+    looked up once, here. If the store cannot be reached, a warning says so, and the decision runs as it is.
 
     Args:
-        model: what the decision was made for.
-        decision: of `tune`, or read with `Decision.from_json`.
+        model: the model that the decision was made for.
+        decision: a result of `tune`, or of `Decision.from_json`.
         strict: raise instead, for a stale decision, a plan that is not permitted, or a store that cannot be read.
         borrow: let a captured plan return the memory that its next call overwrites, which saves a copy of each output.
-            Only for a program that is done with an answer before it asks for the next.
-        canary: have one call in so many answered by the original as well, and give the plan up where the answers differ
-            by more than rounding. None compares nothing.
-        store: URL or file of the store that rulings are in; by default in the user's data directory.
+            It is only for a program that is done with an answer before it requests the next.
+        canary: have the original answer one call in so many as well, and give the plan up if the answers differ by more
+            than rounding. None compares nothing.
+        store: URL or file of the store with the approvals, by default in the user's data directory.
 
     Raises:
         InputError: `canary` is no number of calls, or the decision is one for training.
         StalePlanError: with `strict`, the decision does not hold here.
-        RefusedPlanError: with `strict`, no plan that is proven is permitted.
+        RefusedPlanError: with `strict`, no verified plan is permitted.
         StorageError: with `strict`, the store cannot be read.
     """
     from torchwise.runtime import stale_because, unwrap
@@ -307,7 +307,7 @@ def apply(
 def wrapped(
     model: Any, decision: Decision, refusal: str | None = None, **options: Any
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Return `model` running by a decision that holds here, whatever people ruled about it."""
+    """Return `model` running by a decision that holds here, regardless of approvals."""
     import torch
 
     from torchwise.runtime import OptimizedFunction, OptimizedModule, OptimizedStep
@@ -344,23 +344,23 @@ def optimize(
     background: bool = False,
     **options: Any,
 ) -> OptimizedModule | OptimizedFunction | OptimizedStep:
-    """Tune and apply: return `model` running in the fastest proven way.
+    """Tune and apply: return `model` running in the fastest verified way.
 
-    What is stored for the same model, inputs and machine is reused: a later start only looks at the plain model, which
-    takes seconds. In inference the plan answers where gradients are off: call the result under `torch.no_grad()`.
+    A stored result for the same model, inputs and machine is reused: a later start only profiles the model, which takes
+    seconds. In inference the plan answers while gradients are off: call the result under `torch.no_grad()`.
 
     Args:
         model: an `nn.Module`, a function or a `TrainStep`.
         args: as for `tune`.
         kwargs: as for `tune`.
         canary: as for `apply`.
-        background: return at once, and search in another process: the original answers until a quick search has proven
-            a plan, and that until a search of the `effort` has proven a better one. What is returned has an attribute
-            `background`, which tells how far that is, waits for it and stops it.
-        **options: as for `tune`; in the background, `progress` is for nobody.
+        background: return at once, and search in another process. The original answers until a quick search has
+            verified a plan. That plan answers until a search of the `effort` has verified a better one. The result's
+            attribute `background` tells the progress, waits for the search and stops it.
+        **options: as for `tune`. In the background, `progress` has no effect.
 
     Raises:
-        InputError: an argument cannot be used; in the background, `mode` must be inference.
+        InputError: an argument cannot be used, or in the background, `mode` is not inference.
     """
     if isinstance(model, (str, Workload)):
         raise InputError(f"model is of type {type(model).__name__}, but optimize needs the module or function itself")

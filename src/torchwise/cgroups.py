@@ -1,8 +1,8 @@
-"""How much CPU time the control groups of this process allow, and for how long they stopped it.
+"""Read the CPU time that the control groups of this process allow, and the time for which they stopped it.
 
-Standard library only. Version 2 keeps both in the folder of the group and of every group above it; version 1 does so
-below the folder of its controller `cpu`. In a container the files of its own group often lie at the root instead. Where
-a file is missing or says something else than expected, nothing is known from it.
+Standard library only. Version 2 keeps both in the folder of the group and of every group above it. Version 1 does so
+below the folder of its controller `cpu`. In a container the files of its own group often lie at the root instead. If a
+file is missing or has unexpected contents, nothing is known from it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ CONTROLLERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
-    """Return how many CPUs' worth of time the control groups of this process allow, or None where unlimited."""
+    """Return the number of CPUs' worth of time that the control groups of this process allow, or None if unlimited."""
     limits = [_read_limit(group) for group in _list_groups(root, own)]
     least = min(limits, default=math.inf)
     return None if least == math.inf else least
 
 
 def throttled_s(root: Path = ROOT, own: Path = OWN) -> float | None:
-    """Return for how many seconds groups of this process were stopped as a quota was spent; None where unknown.
+    """Return the seconds for which groups of this process were stopped as a quota was spent, or None if unknown.
 
-    The seconds of all groups are added up: what grows in one of them must show.
+    The seconds of all groups are added up, so that an increase in any of them shows.
     """
     found = [seconds for group in _list_groups(root, own) if (seconds := _read_throttled(group)) is not None]
     return sum(found) if found else None
@@ -47,7 +47,7 @@ def _list_groups(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _read_limit(group: Path) -> float:
-    """Return the CPUs' worth of time that one group allows; infinite where it sets no limit."""
+    """Return the CPUs' worth of time that one group allows, or infinity if it sets no limit."""
     quota, period = [*(read_text(group / "cpu.max") or "max").split(), "100000"][:2]
     version_1 = (read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return min(_divide(quota, period), _divide(*(text or "" for text in version_1)))
@@ -58,11 +58,11 @@ def _divide(quota: str, period: str) -> float:
         share = float(quota) / float(period)
     except (ValueError, ZeroDivisionError):  # "max", or no such file: no limit
         return math.inf
-    return share if share > 0 else math.inf  # version 1 says -1 where there is none
+    return share if share > 0 else math.inf  # version 1 says -1 for no limit
 
 
 def _read_throttled(group: Path) -> float | None:
-    """Return the seconds for which one group was stopped; version 2 counts microseconds, version 1 nanoseconds."""
+    """Return the seconds for which one group was stopped. Version 2 counts microseconds, version 1 nanoseconds."""
     for line in (read_text(group / "cpu.stat") or "").splitlines():
         name, _, value = line.partition(" ")
         unit = {"throttled_usec": 1e-6, "throttled_time": 1e-9}.get(name)
@@ -72,7 +72,7 @@ def _read_throttled(group: Path) -> float | None:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file of the system without the space around it; None where it cannot be read."""
+    """Return the text of a system file without the space around it, or None if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):  # no such file, no permission, or no text

@@ -1,7 +1,8 @@
 """The fingerprint of machine and software that a measurement holds for.
 
-Standard library only, and no torch: versions are read from package metadata and `torch/version.py`, the
-GPU from `nvidia-smi`, so the fingerprint can be taken where loading torch or creating a CUDA context would cost.
+It needs the standard library only, and no torch. Versions are read from package metadata and `torch/version.py`, and
+the GPU from `nvidia-smi`. So the fingerprint can be taken when loading torch or creating a CUDA context would cost too
+much.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from torchwise.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a measurement depends on.
+    """The machine and software that a measurement depends on.
 
-    Every field enters `fingerprint` except `hostname`, so that equal machines share decisions. Of `cores_allowed` only
-    a limit enters: without one a machine keeps the fingerprint that it had before limits were kept. Load, clocks, free
-    memory and the time of day never enter: they are judged per measurement instead.
+    Every field enters `fingerprint` except `hostname`, so that equal machines share decisions. `cores_allowed` only
+    enters if it is a limit: without one a machine keeps the fingerprint that it had before limits were kept. Load,
+    clocks, free memory and the time of day never enter: they are judged per measurement instead.
     """
 
     device: str  # "cpu" or "cuda"
@@ -45,13 +46,13 @@ class Environment:
     gpu_memory_mib: int | None = None
     gpu_capability: str | None = None
     driver: str | None = None
-    cores_allowed: float | None = None  # `cpus`, or less by a container's quota; None where it was not kept
+    cores_allowed: float | None = None  # `cpus`, or less by a container's quota, or None if it was not kept
 
     def check_read(self) -> None:
-        """Refuse what no machine is.
+        """Refuse values that no machine has.
 
         Raises:
-            InputError: it has fewer than no CPUs, is allowed none of them, or runs on no device that there is.
+            InputError: it has fewer than no CPUs, is allowed none of them, or runs on an unknown device.
         """
         if self.cpus < 0:
             raise InputError(f"cpus is {self.cpus}, but must be at least 0")
@@ -62,7 +63,7 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
-        """Return 12 hex digits of SHA-256 over every field but `hostname`, and over a limit only where there is one."""
+        """Return 12 hex digits of SHA-256 over every field but `hostname`, and over a limit only if there is one."""
         known = asdict(self)
         del known["hostname"]
         if self.cpu_limit is None:
@@ -71,18 +72,18 @@ class Environment:
 
     @property
     def cpu_limit(self) -> float | None:
-        """How many of its CPUs' worth of time this process may use; None where all, or where that was not kept."""
+        """The number of CPUs' worth of time this process may use, or None if that is all of them or unknown."""
         allowed = self.cores_allowed
         return allowed if allowed is not None and allowed < self.cpus else None
 
     @property
     def hardware(self) -> str:
-        """The machine in words, whatever its limits: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
+        """The machine in words, without its limits: "NVIDIA H200, 143771 MiB; 16 × AMD EPYC 9555, Linux x86_64"."""
         return self._in_words(f"{self.cpus} × {self.cpu}, {self.system}")
 
     @property
     def limited_hardware(self) -> str:
-        """The same with the limit, where there is one: "16 × AMD EPYC 9555 (1.5 cores allowed), Linux x86_64"."""
+        """The same with the limit, if there is one: "16 × AMD EPYC 9555 (1.5 cores allowed), Linux x86_64"."""
         limit = "" if self.cpu_limit is None else f" ({self.cpu_limit:g} cores allowed)"
         return self._in_words(f"{self.cpus} × {self.cpu}{limit}, {self.system}")
 
@@ -93,14 +94,14 @@ class Environment:
         return f"{self.gpu or self.device}{memory}; {host}"
 
     def differing(self, other: Environment) -> list[str]:
-        """Return the names of the fields that differ; a limit does only where both are known."""
+        """Return the names of the fields that differ. A limit only counts if both sides are known."""
         plain = (field.name for field in fields(self) if field.name not in ("hostname", "cores_allowed"))
         found = [name for name in plain if getattr(self, name) != getattr(other, name)]
         is_known = None not in (self.cores_allowed, other.cores_allowed)
         return [*found, "cores_allowed"] if is_known and self.cpu_limit != other.cpu_limit else found
 
     def differences(self, other: Environment) -> list[str]:
-        """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here"; `other` is here."""
+        """Name each factor that differs, as "torch: 2.11.0 there, 2.13.0 here". `other` is here."""
         return [
             f"{_label(name)}: {self._shown(name)} there, {other._shown(name)} here" for name in self.differing(other)
         ]
@@ -141,12 +142,12 @@ def available_cpus() -> int:
 
 
 def usable_cpus() -> frozenset[int]:
-    """Return the logical CPUs that this process may be scheduled on; none where the system does not tell."""
+    """Return the logical CPUs that this process may be scheduled on, or none if the system does not tell."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def package_version(name: str) -> str | None:
-    """Return the installed version of a distribution, or None where it is absent."""
+    """Return the installed version of a distribution, or None if it is absent."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -196,15 +197,15 @@ def detect_gpu() -> dict[str, str] | None:
 
 
 def default_device() -> str:
-    """Return "cuda" where a GPU is visible and torch is built to use it, else "cpu"."""
+    """Return "cuda" if a GPU is visible and torch is built to use it, else "cpu"."""
     return "cuda" if torch_cuda_version() is not None and detect_gpu() is not None else "cpu"
 
 
 def query_gpu(fields: str, table: str = "gpu") -> list[list[str]]:
-    """Ask `nvidia-smi --query-<table>`; return its rows, none where there is no driver.
+    """Run `nvidia-smi --query-<table>`. Return its rows, or none without a driver.
 
-    Creates no CUDA context. Where `CUDA_VISIBLE_DEVICES` is set, its first entry decides which GPU is meant; where it
-    is empty or negative, none is.
+    It creates no CUDA context. If `CUDA_VISIBLE_DEVICES` is set, its first entry selects the GPU. If that is empty or
+    negative, there is none.
     """
     command = ["nvidia-smi", f"--query-{table}={fields}", "--format=csv,noheader,nounits"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -3,7 +3,7 @@
 ::
 
     TorchwiseError
-    ├── InputError            what the user gave cannot be used          (exit code 2)
+    ├── InputError            the user's input cannot be used            (exit code 2)
     │   ├── TargetError       the target names nothing that can be run
     │   ├── WorkloadError     the factory or the inputs are malformed
     │   ├── PlanError         an illegal or meaningless combination
@@ -13,9 +13,9 @@
     ├── UnsupportedError      this torch or machine lacks what a plan needs
     │   └── NoEffectError     a part of a plan changes nothing in this model
     ├── StalePlanError        a plan no longer fits the live model
-    └── RefusedPlanError      somebody's ruling permits no plan that is proven
+    └── RefusedPlanError      approvals permit no verified plan
 
-A message gives the value and the rule, and the way out where there is one:
+A message gives the value and the rule, and the way out if there is one:
 "calls is 0, but must be at least 1".
 """
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class TorchwiseError(Exception):
-    """Base of every error raised on purpose; `exit_code` is what the command line returns."""
+    """Base of every error raised on purpose. The command line returns `exit_code`."""
 
     exit_code = 1
 
 
 class InputError(TorchwiseError, ValueError):
-    """What the user gave cannot be used. As a ValueError, it is given its place where msgspec makes a record."""
+    """The user's input cannot be used. As it is a ValueError, msgspec adds its place when it makes a record."""
 
     exit_code = 2
 
@@ -69,14 +69,14 @@ class InternalError(TorchwiseError):
 
 
 class UnsupportedError(TorchwiseError):
-    """This version of torch, or this machine, lacks what a plan needs."""
+    """This version of torch, or this machine, lacks a feature that a plan needs."""
 
 
 class NoEffectError(UnsupportedError):
-    """A part of a plan changes nothing in this model, so that the plan would be timed as what it is not.
+    """A part of a plan changes nothing in this model, so that the plan would be timed under a wrong name.
 
     Args:
-        message: what, and why.
+        message: the part, and why.
         part: the plan's field, and the value in it that changes nothing.
     """
 
@@ -90,11 +90,11 @@ class StalePlanError(TorchwiseError):
 
 
 class RefusedPlanError(TorchwiseError):
-    """What people decided about plans (pinned, approved, rejected) permits none that is proven for this model."""
+    """Approvals of plans (pinned, approved, rejected) permit none that is verified for this model."""
 
 
 def raised(error: BaseException) -> str:
-    """Return an exception as Python prints it; for one without a message, where it was raised."""
+    """Return an exception as Python prints it. If it has no message, add where it was raised."""
     name = type(error).__name__
     if str(error).strip():
         return f"{name}: {error}"
@@ -106,7 +106,7 @@ def first_line(text: str) -> str:
     """Return the first line of an error's text that says something.
 
     A compiler may wrap an error without a message, and add the user's line below: "NotImplementedError: ", then "from
-    user code: …". That line is then what there is to say.
+    user code: …". That line is then the only information.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not _NAME_ALONE.search(lines[0]):
@@ -129,17 +129,17 @@ def is_positive(value: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a whole number of at least 1; True and False are none."""
+    """Whether it is a whole number of at least 1. True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def did_you_mean(word: str, known: Iterable[str], meaning: Callable[[str], str] = str) -> str:
-    """Return the end of a message about an unknown word that asks for its near misses; empty where there are none.
+    """Return the end of a message about an unknown word that asks for its near misses, or "" if there are none.
 
     Args:
-        word: what was given.
-        known: the words there are.
-        meaning: what is named in the place of one of them.
+        word: the unknown word.
+        known: the known words.
+        meaning: maps a known word to the name to show for it.
     """
     close = dict.fromkeys(map(meaning, difflib.get_close_matches(word, list(known), n=3)))
     return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,7 +1,7 @@
-"""JSON and TOML as plain data, strictly, and the files that hold them: whatever is wrong is named with its place.
+"""Read JSON and TOML as plain data, strictly, and the files that hold them. Errors name their place.
 
-Strictly: UTF-8 without a byte order mark, each key once, and finite numbers alone. Python's own readers take more than
-that, of which other programs read something else, or nothing.
+Strict data is UTF-8 without a byte order mark, with each key once and finite numbers alone. Python's own readers accept
+more than that. Other programs read something else from such data, or nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torchwise.errors import InputError
 T = TypeVar("T")
 
 MAX_BYTES = 2**28
-"""Bytes of the largest file that is read; the largest that was written so far has a hundredth of it."""
+"""Maximum size of a file to read, in bytes. The largest one written so far has a hundredth of it."""
 MAX_MESSAGE = 800
-"""Characters of what is said of a file."""
+"""Maximum number of characters in a message about a file."""
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _TOO_DEEP = "it is nested too deeply to be read"
@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
 
 
 def brief(error: Exception) -> str:
-    """Return what an error says, without the most of what is too long to be read, such as a value of a megabyte."""
+    """Return an error's message, without its middle if it is too long to be read, such as a value of a megabyte."""
     text = str(error)
     return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE // 2]} … {text[-MAX_MESSAGE // 2 :]}"
 
@@ -47,7 +47,7 @@ def read(file: str | Path, parse: Callable[[bytes], T]) -> T:
     """Read a file by `parse`.
 
     Raises:
-        InputError: it cannot be read, is too large, or `parse` refuses it; the message begins with the file.
+        InputError: it cannot be read, is too large, or `parse` refuses it. The message begins with the file.
     """
     data = read_bytes(file)
     try:
@@ -57,7 +57,7 @@ def read(file: str | Path, parse: Callable[[bytes], T]) -> T:
 
 
 def read_bytes(file: str | Path) -> bytes:
-    """Return what is in a file.
+    """Return the contents of a file.
 
     Raises:
         InputError: it cannot be read, or is too large.
@@ -73,14 +73,15 @@ def read_bytes(file: str | Path) -> bytes:
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """Return what a JSON text holds.
+    """Return the data in a JSON text.
 
     Args:
         text: the JSON.
         constants: whether it may hold NaN, Infinity and -Infinity, as Python writes them.
 
     Raises:
-        InputError: it is no JSON, or holds what is refused (a key twice, a number that is not finite); with the place.
+        InputError: it is no JSON, or holds refused data (a key twice, a number that is not finite). The message names
+            the place.
     """
     text = _decoded(text)
     if not text.strip():
@@ -96,7 +97,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         raise InputError(_syntax(error)) from None
     except RecursionError:
         raise InputError(_TOO_DEEP) from None
-    except ValueError:  # of one of our hooks, which do not know where they are, or a number of thousands of digits
+    except ValueError:  # from one of our hooks, which do not know their place, or for a number of thousands of digits
         raise InputError(_refusal(text)) from None
     if _SURROGATE.search(text) and (place := _lone_surrogate(made)):
         raise InputError(f"{place} holds half a character (a lone surrogate), which no text has")
@@ -104,14 +105,14 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def parse_toml(text: str | bytes, *, constants: bool = False) -> dict[str, Any]:
-    """Return what a TOML text holds.
+    """Return the data in a TOML text.
 
     Args:
         text: the TOML.
         constants: whether it may hold nan and inf.
 
     Raises:
-        InputError: it is no TOML, or holds a number that is not finite; with the place.
+        InputError: it is no TOML, or holds a number that is not finite. The message names the place.
     """
     try:
         return tomllib.loads(_decoded(text), parse_float=float if constants else _finite)
@@ -169,7 +170,7 @@ def _syntax(error: json.JSONDecodeError) -> str:
 
 
 def _refusal(text: str) -> str:
-    """Return what is refused in a text that Python itself reads, and where."""
+    """Return the refused data in a text that Python itself reads, and its place."""
 
     def number(text: str) -> Any:
         return _Odd(text) if not math.isfinite(float(text)) else 0.0

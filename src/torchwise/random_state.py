@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_random() -> Iterator[None]:
-    """Put the state of `random` back afterwards: rich draws from it as it is imported, and where it styles links."""
+    """Restore the state of `random` afterwards: rich draws from it when it is imported, and when it styles links."""
     before = random.getstate()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a program does with what `apply` or `optimize` returned: the original behind it, freezing, metrics.
+"""Functions for a program that serves a result of `apply` or `optimize`: unwrapping, freezing, metrics.
 
 These are functions and no methods, as a model may have a method of any name.
 """
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def unwrap(optimized: Any) -> Any:
-    """Return the original behind what `apply` or `optimize` returned; anything else as it is."""
+    """Return the original behind a result of `apply` or `optimize`, or any other object as it is."""
     from torchwise import runtime
 
     return runtime.unwrap(optimized)
 
 
 def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Have nothing more compiled or captured: what the plan has not answered by now, the original answers.
+    """Compile and capture nothing more. The original answers all calls that the plan has not answered by now.
 
-    For a service that has called its plan once on inputs of every signature that will come, and must not stop for a new
-    one. Where the model or PyTorch's settings change so that the plan would be compiled or captured anew, the original
-    answers, too.
+    It is for a service that has called its plan once on inputs of every signature that will come, and must not stop for
+    a new one. If the model or PyTorch's settings change so that the plan would be compiled or captured anew, the
+    original answers, too.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
@@ -36,7 +36,7 @@ def freeze(optimized: OptimizedModule | OptimizedFunction) -> None:
 
 
 def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
-    """Have calls compile and capture again, until the next `freeze`: to warm up for what changed.
+    """Let calls compile and capture again, until the next `freeze`, to warm up after a change.
 
     Raises:
         InputError: it is nothing that Torchwise optimised.
@@ -49,21 +49,21 @@ def unfreeze(optimized: OptimizedModule | OptimizedFunction) -> None:
 def export_metrics(
     optimized: OptimizedModule | OptimizedFunction, name: str, registry: Any = None
 ) -> Callable[[], None]:
-    """Have Prometheus scrape what became of the calls of `optimized`, and how long they take.
+    """Have Prometheus scrape the counts and the latency of the calls of `optimized`.
 
-    Nothing is added to the way of a call: counts are read when they are asked for.
+    It adds nothing to a call: counts are read at each scrape.
 
     Args:
-        optimized: what `apply` or `optimize` returned.
+        optimized: a result of `apply` or `optimize`.
         name: the label `model` of its metrics.
-        registry: a `prometheus_client.CollectorRegistry`; by default the global one.
+        registry: a `prometheus_client.CollectorRegistry`, by default the global one.
 
     Returns:
-        What takes the metrics away again.
+        A function that removes the metrics.
 
     Raises:
         InputError: it is nothing that Torchwise optimised, or the name is taken.
-        UnsupportedError: prometheus-client is not installed; it comes with the extra `metrics`.
+        UnsupportedError: prometheus-client is not installed. It comes with the extra `metrics`.
     """
     from torchwise.runtime import metrics
 

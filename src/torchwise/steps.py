@@ -17,20 +17,20 @@ T = TypeVar("T")
 def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | None = None) -> Any:
     """Take `steps` steps of a simulation.
 
-    On CUDA, where no gradient is asked for, many iterations run as one CUDA graph, with fresh noise in each; recording
-    must pay within this one call, so it is done from about twenty steps on. To call again and again without recording
-    anew, keep a `captured_loop`. Everywhere else, and where a step cannot be captured (the log says why), it is a plain
-    loop, through which gradients flow.
+    On CUDA, if no gradient is needed, many iterations run as one CUDA graph, with fresh noise in each. Recording must
+    pay within this one call, so it is done from about twenty steps on. To call again and again without recording anew,
+    keep a `captured_loop`. Otherwise, and if a step cannot be captured (the log says why), it is a plain loop, through
+    which gradients flow.
 
     Args:
-        step: takes a state and returns the next, of the same structure, shapes, dtypes and devices: a function, a
-            module, or what `apply` returned.
-        state: a tensor, or tuples, lists, dicts and dataclasses of tensors; it is not changed.
-        steps: how many steps, at least 0.
+        step: takes a state and returns the next, of the same structure, shapes, dtypes and devices. It is a function, a
+            module, or a result of `apply`.
+        state: a tensor, or tuples, lists, dicts and dataclasses of tensors. It is not changed.
+        steps: number of steps, at least 0.
         every: keep the state after each so many steps, on its device.
 
     Returns:
-        The last state; with `every` the pair of the last state and the list of the states kept.
+        The last state, or with `every` the pair of the last state and the list of the states kept.
 
     Raises:
         InputError: a number is out of range, or the step returns another kind of state than it is given.
@@ -41,13 +41,13 @@ def rollout(step: Callable[[Any], Any], state: Any, steps: int, every: int | Non
 
 
 def captured_loop(step: Callable[[Any], Any], every: int | None = None) -> Rollout:
-    """Return what runs `step` over and over: called with `(state, steps)`, it answers as `rollout` does.
+    """Return a loop that runs `step` over and over. Called with `(state, steps)`, it answers as `rollout` does.
 
-    What is recorded is kept for the next call with such a state.
+    Recordings are kept for the next call with such a state.
 
     Args:
         step: as for `rollout`.
-        every: likewise.
+        every: as for `rollout`.
 
     Raises:
         InputError: `every` is less than 1.
@@ -79,18 +79,18 @@ def captured_step(
 
         step = torchwise.captured_step(step, model, optimizer)
 
-    The first call of each kind of batch runs as written, the second is recorded; each is exactly one training step. On
-    the CPU every call runs as written. `CapturedStep` says what is seen to change, what becomes of `.grad`, and what a
-    step must not do.
+    The first call of each kind of batch runs as written, the second is recorded. Each is exactly one training step. On
+    the CPU every call runs as written. `CapturedStep` describes the changes that it notices, the state of `.grad`, and
+    the limits of a step.
 
     Args:
         step: takes the batch, tensors in any nesting, and returns any nesting of tensors, which come back detached.
         modules: the module or modules that it trains, or whose buffers it writes to.
-        optimizers: the optimizer or optimizers that it steps, with `capturable=True` where they have that.
-        scalers: the `torch.amp.GradScaler`s that it uses; their optimizers must be fused.
+        optimizers: the optimizer or optimizers that it steps, with `capturable=True` if they have that.
+        scalers: the `torch.amp.GradScaler`s that it uses. Their optimizers must be fused.
 
     Raises:
-        UnsupportedError: (when called) the step cannot be captured; the message says why, where, and the way out.
+        UnsupportedError: on a call, if the step cannot be captured. The message says why, where, and the way out.
     """
     from torchwise.realize.capture.step import CapturedStep
 
