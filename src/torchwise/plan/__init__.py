@@ -1,4 +1,4 @@
-"""How a workload could run: plans, their legality, and the space of them. Pure data, no torch."""
+"""The possible ways to run a workload: plans, their legality, and the space of them. Pure data, no torch."""
 
 from torchwise.plan.choice import CHOICES, Choice, register
 from torchwise.plan.legality import Legality

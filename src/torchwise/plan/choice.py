@@ -1,4 +1,4 @@
-"""One value of one dimension of a plan, with what it costs, what it may change, and what it can gain."""
+"""One value of one dimension of a plan, with its costs, its possible changes to the answer, and its possible gain."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import Any, Literal
 from torchwise.plan.legality import Legality
 
 Acts = Literal["all", "gemm", "conv", "launch", "compile", "memory"]
-"""Which part of the time a choice can act on: all of it, matrix products and convolutions, convolutions alone,
-the time between kernels (a GPU waits for the host, a CPU runs Python), only the time it takes to compile, or none,
-as it saves memory alone."""
+"""The part of the time that a choice can act on.
+
+It is all of it, matrix products and convolutions, or convolutions alone. "launch" is the time between kernels (a GPU
+waits for the host, a CPU runs Python), and "compile" only the time it takes to compile. "memory" is none of it, as the
+choice saves memory alone.
+"""
 
 logger = logging.getLogger("torchwise")
 
@@ -28,24 +31,24 @@ class Choice:
 
     Attributes:
         field: the plan's field, or "options" for one compiler option.
-        value: its value; `(name, value)` for an option.
+        value: its value, or `(name, value)` for an option.
         legality: how far it may move the answer.
-        complexity: how much it adds to understand and maintain; ties go to the smaller sum.
-        summary: what it does, in a line, for people.
-        devices: where it means anything.
+        complexity: how much it adds to understand and maintain. Ties go to the smaller sum.
+        summary: its effect, in a line, for people.
+        devices: devices on which it means anything.
         modes: "inference", "training".
         needs: traits the workload must have, as the inspection of the baseline names them.
         unless: traits it must not have, each with the reason.
         on: choices it only makes sense with, as (field, value).
-        brings: choices that are proposed together with it where they are open, as (field, value): what it only makes
-            sense with, and what goes well with it.
+        brings: choices that are proposed together with it if they are open, as (field, value): those it only makes
+            sense with, and those that go well with it.
         brings_for: choices that it brings for workloads with a trait, as (trait, (field, value)).
         effort: the least effort at which it is tried by itself.
         quick_with: traits of a workload with any of which that is effort "quick".
-        compile_factor: compile time as a multiple of a plain compile; 0 for what compiles nothing.
-        acts: which part of the time it can improve.
+        compile_factor: compile time as a multiple of a plain compile, or 0 if it compiles nothing.
+        acts: the part of the time that it can improve.
         keeps: share of that part that is sure to remain, so that 1 - keeps bounds the gain.
-        carries_over: whether a loss on one plan tells of a loss on others, so that it is not tried again.
+        carries_over: whether a loss on one plan predicts a loss on others, so that it is not tried again.
     """
 
     field: str
@@ -69,12 +72,12 @@ class Choice:
 
     @property
     def key(self) -> tuple[str, Any]:
-        """What identifies it: the field and the value, which for an option is its name and value."""
+        """Its key: the field and the value, which for an option is its name and value."""
         return (self.field, self.value)
 
 
 ANY = "*"
-"""A value that describes every value of a field that no other choice names; never proposed by itself."""
+"""A value that describes every value of a field that no other choice names. It is never proposed by itself."""
 
 CHOICES: dict[tuple[str, Any], Choice] = {}
 """Every registered choice, in the order of `choices/`: the order in which cheap ones come first."""
@@ -83,7 +86,7 @@ CHOICES: dict[tuple[str, Any], Choice] = {}
 def register(*choices: Choice) -> None:
     """Add choices to the space. The last one registered under a key holds.
 
-    A plug-in may call it too, from a function that an entry point of the group "torchwise.choices" names: then every
+    A plug-in may call it too, from a function that an entry point of the group "torchwise.choices" names. Then every
     process knows its choices, and reads plans that hold them.
     """
     CHOICES.update({choice.key: choice for choice in choices})

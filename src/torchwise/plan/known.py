@@ -1,4 +1,4 @@
-"""Which names a plan may hold where it is read: a misspelt one must not wait for a worker to be refused."""
+"""Check the names in a plan when it is read: a misspelt one must not wait for a worker to be refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WAY_OUT = "or describe it with torchwise.plan.register"
 
 
 def check_known(plan: Plan) -> None:
-    """Refuse a plan that names a backend, a transform or an option of Inductor that nobody knows here.
+    """Refuse a plan that names an unknown backend, transform or option of Inductor.
 
     Numbers that no machine could follow are refused, too.
 
     Raises:
-        PlanError: with the value, what there is, and near misses.
+        PlanError: with the value, the known ones, and near misses.
     """
     for problem in _problems(plan):
         raise PlanError(problem)

@@ -8,7 +8,7 @@ from torchwise.errors import PlanError
 
 
 class Legality(StrEnum):
-    """What a choice does to the arithmetic, from harmless to lossy."""
+    """The effect of a choice on the arithmetic, from harmless to lossy."""
 
     EXACT = "exact"
     """The same arithmetic in the same order."""

@@ -17,30 +17,30 @@ SCHEMA = "torchwise.plan/1"
 EXAMPLE = f'{{"schema":"{SCHEMA}","backend":"inductor"}}'
 
 OptionValue = bool | int | str
-"""What a backend option may be; floats are left out so that the canonical form has one spelling."""
+"""Types of a backend option. Floats are left out so that the canonical form has one spelling."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to run a workload; the default is to leave it alone.
+    """One way to run a workload. The default is to leave it alone.
 
     Attributes:
-        precision: "native" (the model's own dtypes and the process's settings), "tf32", "bf16",
-            "autocast_bf16" or "autocast_fp16".
+        precision: "native" (the model's own dtypes and the process's settings), "tf32", "bf16", "autocast_bf16" or
+            "autocast_fp16".
         memory_format: "preserve" or "channels_last".
-        transforms: names of rewrites, in the order in which they are applied.
+        transforms: names of rewrites, in the order of their application.
         backend: "eager" or a compiler, such as "inductor".
-        mode: the compiler's mode, in PyTorch's words; "default" for eager.
+        mode: the compiler's mode, in PyTorch's words, or "default" for eager.
         options: compiler options on top of the mode, sorted by name.
-        scope: "whole" compiles the model, "regional" each of its repeated blocks, "rolled" one body for all repetitions
-            that are found in its graph, "loss" the model of a training step and its loss as one.
-        capture: "none", or what becomes one CUDA graph: a "call", what lies between the "branches" that it takes by the
-            GPU's answers, or the "step" of a training.
+        scope: "whole" compiles the model, and "regional" each of its repeated blocks. "rolled" compiles one body for
+            all repetitions in its graph, and "loss" the model of a training step and its loss as one.
+        capture: "none", or the part that becomes one CUDA graph: a "call", the parts between the "branches" that it
+            takes by the GPU's answers, or the "step" of a training.
         shapes: "static" compiles for each shape, "dynamic" once for all.
         threads: intra-operator threads on the CPU, or None to leave them as they are.
-        optimizer: of a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".
-        recompute: "none", or which activations a training step computes anew in its backward pass: those in "blocks".
-        pieces: into how many parts of a batch a training step is cut, whose gradients it adds up.
+        optimizer: for a training step: "preserve", or its form with "foreach" or "fused" kernels, or "compiled".
+        recompute: "none", or "blocks" for a training step that computes activations in them anew in its backward pass.
+        pieces: number of parts of a batch in a training step, which adds up their gradients.
     """
 
     precision: str = "native"
@@ -87,11 +87,11 @@ class Plan:
         return self == EAGER
 
     def option(self, name: str) -> OptionValue | None:
-        """Return a compiler option's value, or None where the plan does not set it."""
+        """Return a compiler option's value, or None if the plan does not set it."""
         return dict(self.options).get(name)
 
     def with_choice(self, field: str, value: Any) -> Plan:
-        """Return this plan with one field changed; "options" and "transforms" are added to.
+        """Return this plan with one field changed. "options" and "transforms" are added to.
 
         Raises:
             PlanError: the result is illegal or meaningless.
@@ -121,11 +121,11 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
-        """Read what `to_dict` wrote.
+        """Read a result of `to_dict`.
 
         Raises:
-            PlanError: another schema, an unknown field, a value of the wrong type or one that nobody knows, or an
-                illegal combination.
+            PlanError: another schema, an unknown field, a value that is unknown or of the wrong type, or an illegal
+                combination.
         """
         if not isinstance(data, dict):
             raise PlanError(f"a plan is a JSON object, but this is of type {type(data).__name__}")
@@ -163,7 +163,7 @@ class Plan:
         return cls.from_dict(data)
 
     def __str__(self) -> str:
-        """Return the plan in a few words, such as "inductor reduce-overhead + tf32"; "eager" for the baseline."""
+        """Return the plan in a few words, such as "inductor reduce-overhead + tf32", or "eager" for the baseline."""
         first = self.backend if self.mode == "default" else f"{self.backend} {self.mode}"
         words = [first, *self.transforms]
         words += [f for f in (self.precision, self.memory_format) if f not in ("native", "preserve")]
@@ -179,7 +179,7 @@ class Plan:
 
 
 def _place_of(transform: str) -> int:
-    """Return where a transform belongs, so that a set of them is one plan: form first, then parts, graphs, outputs."""
+    """Return a transform's place, so that a set of them is one plan: form first, then parts, graphs, outputs."""
     known = (
         *("static_form", "isolate_rnn", "patch_matmul"),
         *("complex_to_real", "structure_of_arrays"),
@@ -193,7 +193,7 @@ EAGER = Plan()
 
 
 def check_is_plan(given: object) -> None:
-    """Refuse what was given in a plan's place, such as its text.
+    """Refuse any other object in a plan's place, such as its text.
 
     Raises:
         PlanError: it is no plan.

@@ -1,4 +1,4 @@
-"""What a plan may not be: each rule names the value it refuses and why."""
+"""Rules for plans. Each names the value it refuses and why."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ EFFORTS = ("quick", "standard", "thorough")
 
 @dataclass(frozen=True, slots=True)
 class PlanSpace:
-    """Which choices are open, given the device, the workload's traits and what the user allows.
+    """The open choices, given the device, the workload's traits and the user's limits.
 
     Attributes:
         device: "cpu" or "cuda".
         mode: "inference" or "training".
-        traits: what the inspection found the workload to have, such as "module", "gemm", "repeated_blocks".
+        traits: traits that the inspection found in the workload, such as "module", "gemm", "repeated_blocks".
         allow: the furthest legality.
         effort: "quick", "standard" or "thorough".
     """
@@ -44,7 +44,7 @@ class PlanSpace:
         return sorted(open_here, key=lambda choice: choice.compile_factor)
 
     def excludes(self, choice: Choice) -> str | None:
-        """Return the reason why a choice is closed here, or None where it is open."""
+        """Return the reason why a choice is closed here, or None if it is open."""
         if self.device not in choice.devices:
             return f"it is for {' and '.join(choice.devices)}, and this is {self.device}"
         if self.mode not in choice.modes:
@@ -61,15 +61,15 @@ class PlanSpace:
         return None
 
     def bars(self, choice: Choice) -> str | None:
-        """Return why what the workload does closes a choice, if it does."""
+        """Return why a trait of the workload closes a choice, or None."""
         return next((reason for trait, reason in choice.unless if trait in self.traits), None)
 
     def neighbours(self, plan: Plan) -> Iterator[tuple[Plan, Choice]]:
         """Yield every legal plan one choice away from `plan`, with that choice: added, or in another's place.
 
-        A choice that brings others along counts as one, and is there also with no more of them than it needs. A rolled
-        plan has the whole beside it, compiled at once, which no choice stands for; what cannot be rolled, such as
-        constants in place of weights, is added to that.
+        A choice that brings others along counts as one, and also appears with no more of them than it needs. A rolled
+        plan also has its unrolled form, compiled at once, as a neighbour, which no choice stands for. Choices that
+        cannot be rolled, such as constants in place of weights, are added to that form.
         """
         choices = self.choices()
         open_here = {choice.key for choice in choices}
@@ -89,7 +89,7 @@ class PlanSpace:
 
 
 def parts_of(plan: Plan) -> Iterator[tuple[str, object]]:
-    """Yield what `plan` changes, part by part: a field and its value, of options and transforms each by itself."""
+    """Yield the changes of `plan`, part by part: a field and its value, with options and transforms each by itself."""
     for field in fields(Plan):
         value = getattr(plan, field.name)
         if field.name in ("options", "transforms"):
@@ -99,10 +99,10 @@ def parts_of(plan: Plan) -> Iterator[tuple[str, object]]:
 
 
 def choices_of(plan: Plan) -> list[Choice]:
-    """List the choices that make up `plan`: registered ones, and for any other compiler option a cautious stand-in.
+    """List the choices that make up `plan`: registered ones, and a cautious stand-in for any other compiler option.
 
     Raises:
-        PlanError: the plan holds a value that nobody registered, so that its legality is unknown.
+        PlanError: the plan holds an unregistered value, so that its legality is unknown.
     """
     return [_described(field, value) for field, value in parts_of(plan)]
 
@@ -126,30 +126,30 @@ def _described(field: str, value: Any) -> Choice:
 
 
 def _unknown_option(option: tuple[str, Any]) -> Choice:
-    """Stand in for a compiler option that no choice describes; never proposed, as it is not registered."""
+    """Return a stand-in for a compiler option that no choice describes. It is unregistered, so never proposed."""
     name, value = option
     summary = f"compiler option {name}={value}: its effect on the arithmetic is unknown and must be allowed explicitly"
     return Choice("options", option, Legality.SWAPPED, complexity=2, summary=summary, compile_factor=1.0)
 
 
 def legality_of(plan: Plan) -> Legality:
-    """Return the furthest legality among the plan's choices; exact for eager."""
+    """Return the furthest legality among the plan's choices, or exact for eager."""
     return max((choice.legality for choice in choices_of(plan)), key=lambda level: level.rank, default=Legality.EXACT)
 
 
 def complexity_of(plan: Plan) -> int:
-    """Return the summed complexity of the plan's choices; 0 for eager. Ties go to the smaller."""
+    """Return the summed complexity of the plan's choices, or 0 for eager. Ties go to the smaller."""
     return sum(choice.complexity for choice in choices_of(plan))
 
 
 def compile_factor_of(plan: Plan) -> float:
-    """Return how long the plan compiles, as a multiple of a plain compile; 0 for what compiles nothing."""
+    """Return the plan's compile time as a multiple of a plain compile, or 0 if it compiles nothing."""
     factors = [choice.compile_factor for choice in choices_of(plan) if choice.compile_factor > 0]
     return math.prod(factors) if factors else 0.0
 
 
 def _with(plan: Plan, choice: Choice, along: Iterable[tuple[str, Any]]) -> Plan | None:
-    """Return the plan with a choice, and with those it brings along that the plan lacks; None where that is refused."""
+    """Return the plan with a choice, and with the brought choices that it lacks, or None if the rules refuse that."""
     try:
         made = _joined(plan, choice, along)
     except PlanError:  # a combination that the rules refuse is simply not in the space
@@ -175,5 +175,5 @@ def _has(plan: Plan, choice: Choice) -> bool:
 
 
 def _stands(plan: Plan, choice: Choice) -> bool:
-    """Whether the plan holds what a choice only makes sense with."""
+    """Whether the plan holds the values that a choice only makes sense with."""
     return all(getattr(plan, field) == value for field, value in choice.on)

@@ -1,4 +1,4 @@
-"""Which compiler turns the model into kernels."""
+"""The compiler that turns the model into kernels."""
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.legality import Legality

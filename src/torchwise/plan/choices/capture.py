@@ -1,4 +1,4 @@
-"""What becomes one CUDA graph, replayed by a single launch."""
+"""The part that becomes one CUDA graph, replayed by a single launch."""
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.legality import Legality

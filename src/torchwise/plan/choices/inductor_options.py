@@ -1,7 +1,7 @@
-"""The names of Inductor's options, so that a misspelt one is refused where a plan is read, and torch is not loaded.
+"""The names of Inductor's options, so that a misspelt one is refused when a plan is read, without loading torch.
 
-They are those of torch 2.11 to 2.14 together: a plan is read on other machines than it was made on. A newer torch's are
-read from its source.
+They are those of torch 2.11 to 2.14 together, as a plan may be read on another machine than it was made on. A newer
+torch's are read from its source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_option(name: str) -> bool:
 
 @functools.cache
 def _installed() -> frozenset[str]:
-    """Return the options of the torch that is installed; none where there is no torch."""
+    """Return the options of the installed torch, or none without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return frozenset()

@@ -33,7 +33,7 @@ register(
         complexity=2,
         summary="PyTorch's autocast to bfloat16 where it deems that safe",
         needs=("gemm", "float32"),
-        effort="quick",  # whoever allows reduced precision asks for it first of all, and it compiles nothing
+        effort="quick",  # users who allow reduced precision want it first of all, and it compiles nothing
         compile_factor=0.0,
     ),
     Choice(

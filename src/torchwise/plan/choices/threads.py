@@ -5,7 +5,7 @@ from torchwise.environment import available_cpus
 from torchwise.plan.choice import ANY, Choice, register
 from torchwise.plan.legality import Legality
 
-# Where compiling may take minutes, what takes none is tried before.
+# If compiling may take minutes, choices that compile nothing are tried before.
 LONG = ("repeats", "long")
 # Where an operator does little, waking threads may cost more than they save; and the one that waits for a core which
 # another program holds, or for a control group's next period, has all others wait.
@@ -27,7 +27,7 @@ def _threads(value: int | str, quick_with: tuple[str, ...] = LONG) -> Choice:
 
 
 def count_within_quota(cpus: int, quota: float | None) -> int | None:
-    """Return the whole number of CPUs that a quota below `cpus` allows, at least one; None without such a quota."""
+    """Return the whole number of CPUs that a quota below `cpus` allows, at least one, or None without such a quota."""
     return None if quota is None or quota >= cpus else max(int(quota), 1)
 
 

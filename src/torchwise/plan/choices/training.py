@@ -1,4 +1,4 @@
-"""What only a whole training step has: its loss, its optimizer, its activations, its batch."""
+"""Choices that only a whole training step has: its loss, its optimizer, its activations, its batch."""
 
 from torchwise.plan.choice import Choice, register
 from torchwise.plan.choices.capture import PRINTS
