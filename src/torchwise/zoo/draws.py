@@ -14,13 +14,13 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a builder is asked for, besides its size.
+    """The arguments of a builder, besides its size.
 
     Attributes:
-        name: what the workload will be called, with its size.
-        device: where its tensors end up.
+        name: the name of the workload, with its size.
+        device: the device of its tensors.
         dtype: the real dtype of weights and inputs.
-        seed: of every draw.
+        seed: seed of every draw.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Draws:
         """Make a module, and draw its parameters so that the signal keeps its size through any depth of layers.
 
         Weights of two or more dimensions take He's normal initialisation (https://arxiv.org/abs/1502.01852). Vectors
-        called `weight` or `scale` keep their value within a few tenths, other vectors are small and not zero: a
-        rewrite that drops or swaps one is then visible in the output.
+        called `weight` or `scale` keep their value within a few tenths, other vectors are small and not zero. So a
+        rewrite that drops or swaps one is visible in the output.
         """
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # PyTorch's own initialisation draws, too
             module = make().to(device=self._device, dtype=self._dtype)

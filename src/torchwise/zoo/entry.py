@@ -1,4 +1,4 @@
-"""What the catalogue says of a reference workload."""
+"""An entry of the catalogue of reference workloads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ class Entry:
 
     Attributes:
         name: `family.operation`. The module `torchwise.zoo.<family>` builds it, with `build_<operation>`.
-        summary: what it shows, in a line.
+        summary: the point of it, in a line.
         sizes: for each size, the keyword arguments of its builder.
-        trains: it is meant to be trained, too: each parameter, and each input that requires it, gets a gradient.
-        stochastic: it is random by design: its answer depends on PyTorch's global generators.
-        is_step: a call is a whole training step, tuned in mode "training" alone.
-        tolerance: what rounding in float32 may do to it, as the largest error over the largest value, against float64.
+        trains: whether it is meant to be trained, too: each parameter, and each input that requires it, gets a
+            gradient.
+        stochastic: whether it is random by design: its answer depends on PyTorch's global generators.
+        is_step: whether a call is a whole training step, tuned in mode "training" alone.
+        tolerance: error that float32's rounding may cause, as the largest error over the largest value, against
+            float64.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From a name, `family.operation[@size]`, to a reference workload. Listing them loads no torch."""
+"""Find a reference workload by name, `family.operation[@size]`. Listing them loads no torch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def list_workloads() -> tuple[Entry, ...]:
 
 
 def load(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None, seed: int = 0) -> Workload:
-    """Build the workload `name`, which is `family.operation[@size]`; the size is "medium" where none is given.
+    """Build the workload `name`, which is `family.operation[@size]`. The default size is "medium".
 
     Args:
         name: such as "tutorial.fusion_demo" or "ivhl.field_superposition@small".
-        device: where its weights and inputs are put. They are drawn on the CPU, so that every device sees the same.
-        dtype: of weights and inputs (of their real parts); float32 where left out.
-        seed: of every draw. Equal seeds give equal numbers, in every dtype, up to its rounding.
+        device: the device of its weights and inputs. They are drawn on the CPU, so that every device sees the same.
+        dtype: dtype of weights and inputs (of their real parts), by default float32.
+        seed: seed of every draw. Equal seeds give equal numbers, in every dtype, up to its rounding.
 
     Raises:
-        TargetError: there is no such family, operation or size; near misses are named.
+        TargetError: there is no such family, operation or size. Near misses are named.
         WorkloadError: the workload has no meaning in this dtype.
     """
     import torch
@@ -54,7 +54,7 @@ def parse(name: str) -> tuple[Entry, str]:
     """Return the entry and the size that `family.operation[@size]` names.
 
     Raises:
-        TargetError: there is no such family, operation or size; near misses are named.
+        TargetError: there is no such family, operation or size. Near misses are named.
     """
     base, _, size = name.partition("@")
     entry, size = find(base), size or DEFAULT_SIZE
@@ -67,7 +67,7 @@ def find(name: str) -> Entry:
     """Return the entry called `name`, without a size.
 
     Raises:
-        TargetError: there is none; it names the near misses, and what there is in the family or at all.
+        TargetError: there is none. The message names the near misses, and the entries in the family or all families.
     """
     found = select(name)
     if found[0].name != name:
@@ -79,7 +79,7 @@ def select(name: str) -> tuple[Entry, ...]:
     """Return the entries of the family called `name`, or the one entry of that name, without a size.
 
     Raises:
-        TargetError: there is neither; it names the near misses, and what there is in the family or at all.
+        TargetError: there is neither. The message names the near misses, and the entries in the family or all families.
     """
     entries = list_workloads()
     found = tuple(entry for entry in entries if name in (entry.name, entry.family))
@@ -97,7 +97,7 @@ def select(name: str) -> tuple[Entry, ...]:
 
 
 def _ways_to_miss(entries: Iterable[Entry]) -> dict[str, str]:
-    """Map what people type to what is meant: a name, or an operation without its family, or a family."""
+    """Map possible inputs to the names they mean: a full name, an operation without its family, or a family."""
     ways: dict[str, str] = {}
     for entry in entries:
         ways |= {entry.operation: entry.name, entry.family: entry.family, entry.name: entry.name}

@@ -1,10 +1,9 @@
 """Family `spinlock`: stochastic neural operators, which map fields to fields and are random by design.
 
-They generate data sets: the same input is run many times over, and each answer is one draw. So they stay in
-training mode for inference, and what must hold is the distribution of the answers. Fields are dimensionless, of
-unit variance. Layers: InstanceNorm (https://arxiv.org/abs/1607.08022) or GroupNorm
-(https://arxiv.org/abs/1803.08494), GELU (https://arxiv.org/abs/1606.08415), Dropout
-(https://jmlr.org/papers/v15/srivastava14a.html).
+They generate data sets: the same input is run many times over, and each answer is one draw. So they stay in training
+mode for inference, and the distribution of the answers must hold. Fields are dimensionless, of unit variance. Layers:
+InstanceNorm (https://arxiv.org/abs/1607.08022) or GroupNorm (https://arxiv.org/abs/1803.08494), GELU
+(https://arxiv.org/abs/1606.08415), Dropout (https://jmlr.org/papers/v15/srivastava14a.html).
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ FIELDS = 3
 """Channels of the input and of the output."""
 DROPOUT = 0.1
 GROUPS = 8
-"""Of channels that GroupNorm normalises together. With as many groups as channels it would be InstanceNorm."""
+"""Groups of channels that GroupNorm normalises together. With as many groups as channels it would be InstanceNorm."""
 
 Norm = Callable[[int], nn.Module]
 """Makes the normalisation of a layer for a number of channels."""
 
 
 def instance_norm(channels: int) -> nn.Module:
-    """Return (x − mean) / √(variance + 1e-5) · weight + bias, where each plane has a mean and a variance of its own."""
+    """Return (x − mean) / √(variance + 1e-5) · weight + bias, with a mean and a variance for each plane."""
     return nn.InstanceNorm2d(channels, affine=True)
 
 
@@ -53,7 +52,7 @@ class StochasticBlock(nn.Module):
 
 
 class OperatorLayer(nn.Module):
-    """Convolution 3×3, normalisation, GELU, Dropout, noise; height and width are kept."""
+    """Convolution 3×3, normalisation, GELU, Dropout, noise. Height and width are kept."""
 
     def __init__(self, channels_in: int, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -92,17 +91,17 @@ def build_operator(request: Request, *, batch: int, side: int, channels: int) ->
 
 
 def build_operator_groupnorm(request: Request, *, batch: int, side: int, channels: int) -> Workload:
-    """Build it with GroupNorm in InstanceNorm's place; `channels` must be a multiple of 8."""
+    """Build it with GroupNorm in InstanceNorm's place. `channels` must be a multiple of 8."""
     return _build(request, group_norm, batch, side, channels)
 
 
 def build_operator_single(request: Request, *, side: int, channels: int) -> Workload:
-    """Build it for one field at a time, as where each draw depends on the one before."""
+    """Build it for one field at a time, as when each draw depends on the one before."""
     return _build(request, instance_norm, 1, side, channels)
 
 
 def build_operator_groupnorm_single(request: Request, *, side: int, channels: int) -> Workload:
-    """Build it with GroupNorm for one field at a time; `channels` must be a multiple of 8."""
+    """Build it with GroupNorm for one field at a time. `channels` must be a multiple of 8."""
     return _build(request, group_norm, 1, side, channels)
 
 
@@ -121,8 +120,8 @@ def _build(request: Request, norm: Norm, batch: int, side: int, channels: int) -
 def _roofline(itemsize: int, pixels: int, channels: int) -> Roofline:
     """Count the least work: a norm needs whole planes, so each layer is written once and read once again.
 
-    Per element: 9 · 2 · inputs for the convolution, normalisation 8, GELU 5, dropout 2, noise 2, and 10 for a
-    normal draw and a uniform one.
+    The work per element is 9 · 2 · inputs for the convolution, normalisation 8, GELU 5, dropout 2, noise 2, and 10 for
+    a normal draw and a uniform one.
     """
     inputs = FIELDS + (LAYERS - 1) * channels
     convolutions = 18 * inputs * channels + 2 * channels * FIELDS

@@ -1,7 +1,7 @@
-"""Family `training`: models of the other families with all that a training step is made of.
+"""Family `training`: models of the other families with all the parts of a training step.
 
 Each call is one step: it returns the loss, and changes weights and the optimizer's state. Targets can be learnt: random
-labels by heart, another net's answers, or what physics makes of a field.
+labels by heart, another net's answers, or the physical evolution of a field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIFFUSION = 0.2
 
 
 def build_transformer(request: Request, *, batch: int, length: int, width: int, heads: int) -> Workload:
-    """Build `six_layer_transformer` under bfloat16 autocast with AdamW; it returns its own loss, in nats per token."""
+    """Build `six_layer_transformer` under bfloat16 autocast with AdamW. It returns its own loss, in nats per token."""
     forward = build_six_layer_transformer(request, batch=batch, length=length, width=width, heads=heads)
     model = _module(forward)
     step = TrainStep(model, None, _adamw(model), autocast=_autocast(request))
@@ -40,7 +40,7 @@ def build_transformer(request: Request, *, batch: int, length: int, width: int, 
 def build_relevance(
     request: Request, *, batch: int, grid: int, patch: int, width: int, heads: int, layers: int
 ) -> Workload:
-    """Build `arr_coc.model` with AdamW; targets are features of unit variance, the loss their mean squared distance."""
+    """Build `arr_coc.model` with AdamW. Targets are features of unit variance, the loss their mean squared distance."""
     sizes = {"batch": batch, "grid": grid, "patch": patch, "width": width, "heads": heads, "layers": layers}
     forward = arr_coc.build_model(request, **sizes)
     model = _module(forward).train()
@@ -60,7 +60,7 @@ def build_relevance_amp(
 
 
 def build_carrier(request: Request, *, batch: int, hidden: int) -> Workload:
-    """Build `energy_flow.carrier` with AdamW and clipping; targets are the answers of a carrier of other weights."""
+    """Build `energy_flow.carrier` with AdamW and clipping. Targets are the answers of a carrier of other weights."""
     forward = energy_flow.build_carrier(request, batch=batch, hidden=hidden)
     teacher = _module(
         energy_flow.build_carrier(replace(request, seed=request.seed + 3), batch=batch, hidden=hidden)
@@ -76,7 +76,7 @@ def build_carrier(request: Request, *, batch: int, hidden: int) -> Workload:
 
 
 def build_operator(request: Request, *, batch: int, side: int, channels: int) -> Workload:
-    """Build `spinlock.operator_groupnorm` with AdamW, clipping and a cosine schedule; it learns diffusion."""
+    """Build `spinlock.operator_groupnorm` with AdamW, clipping and a cosine schedule. It learns diffusion."""
     forward = spinlock.build_operator_groupnorm(request, batch=batch, side=side, channels=channels)
     model = _module(forward)
     optimizer = _adamw(model)
@@ -86,7 +86,7 @@ def build_operator(request: Request, *, batch: int, side: int, channels: int) ->
 
 
 def diffused(field: torch.Tensor) -> torch.Tensor:
-    """Map fields (…, height, width) to what one step of diffusion on a torus makes of them; their sum is kept."""
+    """Return fields (…, height, width) after one step of diffusion on a torus, which keeps their sum."""
     neighbours = sum(torch.roll(field, shift, dim) for dim in (-2, -1) for shift in (-1, 1))
     return (1 - DIFFUSION) * field + DIFFUSION / 4 * neighbours
 
@@ -98,7 +98,7 @@ def _distance(outputs: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ..
 
 
 def _autocast(request: Request) -> torch.dtype | None:
-    """Return the dtype for autocast: none where other than float32 is asked for, such as for a reference."""
+    """Return the dtype for autocast, or None if another dtype than float32 is requested, such as for a reference."""
     return torch.bfloat16 if request.dtype is torch.float32 else None
 
 
@@ -113,7 +113,7 @@ def _module(forward: Workload) -> nn.Module:
 
 
 def _steps(forward: Workload, step: TrainStep, batch_of: Callable[[Example], tuple[Any, ...]]) -> Workload:
-    """Return the workload of steps on the batches that a model's own examples make; the roofline is not the step's."""
+    """Return the workload of steps on batches from a model's own examples. The model's roofline is left out."""
 
     def examples(found: tuple[Example, ...]) -> tuple[Example, ...]:
         return tuple(replace(example, args=batch_of(example), kwargs={}) for example in found)

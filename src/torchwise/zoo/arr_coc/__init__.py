@@ -1,6 +1,6 @@
-"""Family `arr_coc`: a vision model that spends its tokens where an image is relevant; one file per stage.
+"""Family `arr_coc`: a vision model that spends its tokens where an image is relevant. One file per stage.
 
-Three scorers see how relevant each patch of an image is, their tension is balanced, and a total of tokens is
+Three scorers rate the relevance of each patch of an image. Their tension is balanced, and a total of tokens is
 allocated to the patches. "Patch" is a square of the image, "width" the number of its features.
 """
 

@@ -28,14 +28,15 @@ _FAINTEST = -60.0
 def allocate(relevance: torch.Tensor, total: int) -> torch.Tensor:
     """Share the `total` of tokens of an image among its patches: 64 to 400 each, the more relevant the more.
 
-    b_i = 64 + min(336, c · exp r_i), with the one c for which Σ_i b_i = total. So each patch gets the least, softmax
-    shares out the rest, and what exceeds the most of a patch goes to the others in the same proportions. It is found
-    by filling in the order of relevance: with the j least relevant patches below their cap,
-    c_j = (rest − 336 · (patches − j)) / Σ_{i ≤ j} exp r_i, and the largest j that overfills none of them is right.
-    It is continuous in r, and has gradients wherever a patch is below its cap.
+    b_i = 64 + min(336, c · exp r_i), with the one c for which Σ_i b_i = total. So each patch gets the minimum, and
+    softmax shares out the rest. Any excess over a patch's maximum goes to the others in the same proportions. The
+    solution is found by filling in the order of relevance: with the j least relevant patches below their cap,
+    c_j = (rest − 336 · (patches − j)) / Σ_{i ≤ j} exp r_i, and the largest j that overfills none of them is right. It
+    is continuous in r, and has gradients for every patch below its cap.
 
     Args:
-        relevance: r, (batch, patches), dimensionless; below the largest of an image by over 60 counts as 60.
+        relevance: r, (batch, patches), dimensionless. A value more than 60 below the largest of an image counts as 60
+            below.
         total: tokens per image, from 64 · patches to 400 · patches.
 
     Returns:
@@ -69,9 +70,9 @@ def blend(features: torch.Tensor, budgets: torch.Tensor, grid: int) -> torch.Ten
     """Show each patch at the level of detail its tokens pay for, and weigh it by them.
 
     y_i = b_i / mean(b) · Σ_l max(0, 1 − |λ_i − l|) · x_i^(l) with λ_i = ½ log2(400 / b_i), as in trilinear texture
-    mapping (Williams 1983, https://doi.org/10.1145/800059.801126). x^(l) is the mean over the patches of the grid at
-    a distance of up to l, without subsampling, so that it does not matter where blocks would begin. The mean of y
-    over the patches is the mean of the blended features over all tokens.
+    mapping (Williams 1983, https://doi.org/10.1145/800059.801126). x^(l) is the mean over the patches of the grid at a
+    distance of up to l. It is not subsampled, so that it does not matter where blocks would begin. The mean of y over
+    the patches is the mean of the blended features over all tokens.
 
     Args:
         features: x, (batch, grid², width).
@@ -92,7 +93,7 @@ def blend(features: torch.Tensor, budgets: torch.Tensor, grid: int) -> torch.Ten
 
 
 def _blurred(plane: torch.Tensor, distance: int) -> torch.Tensor:
-    """Average (batch, width, grid, grid) over neighbours that exist, up to `distance`; give (batch, grid², width)."""
+    """Average (batch, width, grid, grid) over neighbours that exist, up to `distance`. Return (batch, grid², width)."""
     if distance:
         plane = window_sum(plane, distance) / window_sum(plane.new_ones(1, 1, *plane.shape[-2:]), distance)
     return plane.flatten(2).transpose(1, 2)

@@ -1,7 +1,7 @@
 """Family `arr_coc`: the whole vision model, from an image and a query to features in relevant detail.
 
-A vision transformer (https://arxiv.org/abs/2010.11929) without a class token encodes the patches; three scorers,
-their balance and the allocation of tokens then decide in what detail each patch is passed on.
+A vision transformer (https://arxiv.org/abs/2010.11929) without a class token encodes the patches. Three scorers, their
+balance and the allocation of tokens then decide the detail of each patch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """x ← x + Attention(LayerNorm(x)), then x ← x + W₂ GELU(W₁ LayerNorm(x)); nothing is dropped."""
+    """x ← x + Attention(LayerNorm(x)), then x ← x + W₂ GELU(W₁ LayerNorm(x)), without dropout."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ def build_model(
 def _encoder_flops(batch: int, patches: int, patch: int, width: int, heads: int, layers: int) -> float:
     """Count the encoder's FLOPs, per patch and with width w.
 
-    Embedding 2 · 3 · patch² · w, its bias and position 2 w. Per block: products 2 · (3 + 1 + 4 + 4) w², biases 9 w,
-    two norms 8 w each, GELU 5 · 4 w, two sums 2 w; attention 4 w per patch looked at, and softmax 5 per head. In the
-    end a norm, 8 w.
+    Embedding 2 · 3 · patch² · w, its bias and position 2 w. Per block: products 2 · (3 + 1 + 4 + 4) w², biases 9 w, two
+    norms 8 w each, GELU 5 · 4 w, two sums 2 w. Attention 4 w per patch looked at, and softmax 5 per head. In the end a
+    norm, 8 w.
     """
     embedding = (2 * CHANNELS * patch**2 + 2) * width
     block = 24 * width * width + 47 * width + patches * (4 * width + 5 * heads)
@@ -133,7 +133,7 @@ def _encoder_flops(batch: int, patches: int, patch: int, width: int, heads: int,
 
 
 def _relevance_flops(batch: int, grid: int, width: int) -> float:
-    """Count scorers, balance and allocation, and what the blend adds.
+    """Count scorers, balance and allocation, and the operations of the blend.
 
     Per patch: its level and weight 5, shares of the levels 4 each. Per feature: two window means in two passes,
     2 · 2 + 1 and 2 · 4 + 1, and a product and a sum per level.

@@ -1,6 +1,6 @@
 """Inputs of the family `arr_coc`: scenes in which some patches are busier than others, as in a photograph.
 
-White noise would be equally relevant everywhere, and hide mistakes in whatever ranks or weighs patches.
+White noise would be equally relevant everywhere, and hide mistakes in code that ranks or weighs patches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Family `arr_coc`: how relevant is each patch of an image? Three scorers, each of which sees it another way.
 
-Features of patches are dimensionless and of about unit variance, (batch, patches, width); the patches of a square
-grid lie row by row. Each scorer gives one number per patch, (batch, patches).
+Features of patches are dimensionless and of about unit variance, (batch, patches, width). The patches of a square grid
+lie row by row. Each scorer gives one number per patch, (batch, patches).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchwise.zoo.arr_coc.windows import window_sum
 from torchwise.zoo.draws import Request
 
 SCORES = 3
-"""Information, salience, query: in this order wherever they stand together."""
+"""Information, salience, query: always in this order."""
 
 # FLOPs per feature of a patch. Entropy: maximum, difference, exponential and sum of the softmax; then ln p, p, their
 # product and its sum. Contrast: a 3×3 sum in two passes 4, without the centre 1, division, difference, square, sum.
@@ -30,7 +30,7 @@ _INFORMATION, _SALIENCE, _QUERY = 8.0, 9.0, 2.0
 class InformationScorer(nn.Module):
     """H_i = −Σ_d p_id ln p_id with p_i = softmax(x_i): the Shannon entropy of the features of a patch, in nats.
 
-    From 0, where one feature is everything, to ln width, where all are equal
+    It ranges from 0, if one feature is everything, to ln width, if all are equal
     (https://doi.org/10.1002/j.1538-7305.1948.tb01338.x).
     """
 
@@ -61,7 +61,7 @@ class SalienceScorer(nn.Module):
 
 
 class QueryScorer(nn.Module):
-    """a = softmax_i((W q + b) · x_i / √width): how well each patch answers a query; the scores of an image sum to 1.
+    """a = softmax_i((W q + b) · x_i / √width): how well each patch answers a query. The scores of an image sum to 1.
 
     The scaled dot product of https://arxiv.org/abs/1706.03762. The patches have no projection of their own: with one
     head, it would be absorbed in W.
@@ -136,7 +136,7 @@ def _query_flops(batch: int, grid: int, width: int) -> float:
 
 
 def _query_numbers(batch: int, grid: int, width: int) -> int:
-    """Count what the query's scorer reads: its weights, the queries and the patches."""
+    """Count the numbers that the query's scorer reads: its weights, the queries and the patches."""
     return width * (width + 1) + batch * width * (1 + grid**2)
 
 

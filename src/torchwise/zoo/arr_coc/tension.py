@@ -24,7 +24,7 @@ class TensionBalance(nn.Module):
     """r_i = Σ_k w_ik z_ik with w_i = softmax_k(C z_i + b): the balanced relevance of patch i.
 
     z_k is score k standardised over the patches of an image (nats, contrasts and shares have no common unit). Scores
-    compete for weight in every patch; C (3, 3) and b (3,) are learned, and the entries of C off its diagonal are the
+    compete for weight in every patch. C (3, 3) and b (3,) are learned. The entries of C off its diagonal are the
     tensions: how much one score takes from, or gives to, the weight of another.
     """
 

@@ -16,4 +16,4 @@ CATALOGUE: tuple[Entry, ...] = (
     *tutorial.ENTRIES,
     *training.ENTRIES,
 )
-"""In the order in which they are shown."""
+"""The reference workloads, in the order in which they are shown."""

@@ -1,7 +1,7 @@
-"""Family `energy_flow`: particles of energy carried by a recurrent net; one file per part of the system.
+"""Family `energy_flow`: particles of energy carried by a recurrent net. One file per part of the system.
 
-Flows move, redistribute their energy, die and divide. How many are alive changes at every step, which is the point:
-`processor` follows that number with its shapes, `padded_processor` masks a static number of slots.
+Flows move, redistribute their energy, die and divide. The number of live ones changes at every step, which is the
+point. `processor` follows that number with its shapes, `padded_processor` masks a static number of slots.
 """
 
 from torchwise.zoo.energy_flow.carrier import EnergyCarrier, build_carrier

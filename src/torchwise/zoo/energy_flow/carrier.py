@@ -18,16 +18,16 @@ from torchwise.zoo.energy_flow.work import bytes_of, of_module
 STRIDE = 0.05
 """Farthest that a flow moves along an axis in one step."""
 STEEPNESS = 64.0
-"""Of the gate around the level at which flows divide; the net shifts the gate's argument by less than 1."""
+"""Steepness of the gate around the level at which flows divide. The net shifts its argument by less than 1."""
 
 
 class Carried(NamedTuple):
-    """What becomes of B flows in a step.
+    """The state of B flows after a step.
 
     Attributes:
         energies: (B, MODES), before any division.
         displacements: (B, 3), within STRIDE.
-        gates: (B,), from 0 to 1; a flow divides above 1/2.
+        gates: (B,), from 0 to 1. A flow divides above 1/2.
         hidden: (B, LAYERS, H).
     """
 
@@ -89,7 +89,7 @@ def pointwise_flops(hidden: int) -> int:
     """Count the operations of one flow that involve no parameter.
 
     GRU, per unit and layer: two sigmoids and a tanh 10, four sums, the reset and (1 − z) n + z h 5. Heads: GELU 5 per
-    unit. Softmax, intake, energy and level 9 per mode; displacements 5 each; gate 10; age 1.
+    unit. Softmax, intake, energy and level 9 per mode, displacements 5 each, gate 10, age 1.
     """
     return 19 * LAYERS * hidden + 5 * 3 * (hidden // 4) + 9 * MODES + 5 * 3 + 10 + 1
 

@@ -61,7 +61,7 @@ def build_embedding_mapper(request: Request, *, batch: int, width: int, side: in
     drawn = examples(request.seed)
     cells = side * side
     written = batch * cells * (MODES + 3) * request.dtype.itemsize
-    # LayerNorm 6 and GELU 5 per feature; softmax and level 6 per mode; tanh, half a cell and the centre 6 per shift.
+    # LayerNorm 6 and GELU 5 per feature, softmax and level 6 per mode, tanh, half a cell and the centre 6 per shift.
     pointwise = 11 * width + cells * (6 * MODES + 6 * 2)
     roofline = of_module(model, batch, pointwise, (drawn, model.centres), written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)

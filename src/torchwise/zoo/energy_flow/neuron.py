@@ -20,9 +20,9 @@ DROPOUT = 0.1
 
 
 class SimpleNeuron(nn.Module):
-    """y = W₂ · Dropout(GELU(LayerNorm(W₁ · [W₀ position ‖ energy]))), each W with a bias; about 1000 parameters.
+    """y = W₂ · Dropout(GELU(LayerNorm(W₁ · [W₀ position ‖ energy]))), each W with a bias. It has about 1000 parameters.
 
-    LayerNorm: https://arxiv.org/abs/1607.06450, GELU: https://arxiv.org/abs/1606.08415; dropout acts in training only.
+    LayerNorm: https://arxiv.org/abs/1607.06450, GELU: https://arxiv.org/abs/1606.08415. Dropout acts in training only.
     """
 
     def __init__(self) -> None:

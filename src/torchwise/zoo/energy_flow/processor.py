@@ -1,12 +1,12 @@
 """Family `energy_flow`: one step of every live flow in storage, in two forms that give the same answer.
 
-The dynamic form gathers the live flows, whose number changes at every step: it waits for the device to count them,
-its shapes depend on data, and so graphs break. The padded form computes every slot and masks: more arithmetic, but
-static shapes and no waiting, so that it can be captured as a CUDA graph. The dynamic form declares it as its
-`static_form`, which plans may run in its place.
+The dynamic form gathers the live flows, whose number changes at every step. It waits for the device to count them, its
+shapes depend on data, and so graphs break. The padded form computes every slot and masks. That is more arithmetic, but
+static shapes and no waiting, so it can be captured as a CUDA graph. The dynamic form declares it as its `static_form`,
+which plans may run in its place.
 
-In both, children take the free slots in order, those of flows that have just died included: the child of the dividing
-flow in the lowest slot takes the lowest free slot, and so on. Where slots run out, the children of the flows in the
+In both, children take the free slots in order, those of flows that have just died included. The child of the dividing
+flow in the lowest slot takes the lowest free slot, and so on. If slots run out, the children of the flows in the
 highest slots are lost, with their energy. Slots without a flow are cleared.
 """
 
@@ -26,11 +26,11 @@ from torchwise.zoo.energy_flow.work import bytes_of, of_module
 
 
 class Processed(NamedTuple):
-    """Storage after a step, and what happened in it.
+    """Storage after a step, and the events in it.
 
     Attributes:
         storage: in new tensors.
-        statistics: of the flows there were: alive, dead, processed.
+        statistics: counts of the flows before it: alive, dead, processed.
         born: children that found a slot, (), int64.
         lost: children that found none, (), int64.
     """
@@ -42,14 +42,14 @@ class Processed(NamedTuple):
 
 
 class Processor(nn.Module):
-    """What both forms hold: the step that takes a stack of flows through neuron, carrier, survival and division."""
+    """Common part of both forms: the step takes a stack of flows through neuron, carrier, survival and division."""
 
     def __init__(self, step: FusedStep) -> None:
         super().__init__()
         self.step = step
 
     def static_form(self) -> Processor:
-        """Return the form with static shapes, which shares the step; itself where it has them."""
+        """Return the form with static shapes, which shares the step, or itself if it has them."""
         return self
 
 
@@ -61,7 +61,7 @@ class DynamicProcessor(Processor):
         return PaddedProcessor(self.step)
 
     def forward(self, storage: FlowStorage) -> Processed:
-        """Move every live flow on by a step; `storage` is left as it is."""
+        """Move every live flow on by a step. `storage` is left as it is."""
         slots = storage.active.nonzero()[:, 0]
         step: Stepped = self.step(take(storage.state, slots))
         survivors = slots[step.alive]
@@ -89,7 +89,7 @@ class PaddedProcessor(Processor):
     """The form with static shapes, over every slot. It never waits for the device."""
 
     def forward(self, storage: FlowStorage) -> Processed:
-        """Move every live flow on by a step; `storage` is left as it is."""
+        """Move every live flow on by a step. `storage` is left as it is."""
         step: Stepped = self.step(storage.state, storage.active)
         # Both are sorted, so the n-th free slot finds the n-th dividing flow by bisection.
         wanted, seats = step.dividing.cumsum(0), (~step.alive).cumsum(0)

@@ -41,12 +41,12 @@ class Rollout(nn.Module):
         self.steps = steps
 
     def static_form(self) -> Rollout:
-        """Return it over the static form of its processor; itself where that has static shapes already."""
+        """Return it over the static form of its processor, or itself if that has static shapes already."""
         processor = self.processor.static_form()
         return self if processor is self.processor else Rollout(processor, self.steps)
 
     def forward(self, storage: FlowStorage) -> Rolled:
-        """Move every live flow on by `steps` steps; `storage` is left as it is."""
+        """Move every live flow on by `steps` steps. `storage` is left as it is."""
         history = []
         for _ in range(self.steps):
             storage, statistics, born, _ = self.processor(storage)
@@ -60,7 +60,7 @@ def build_rollout(request: Request, *, capacity: int, hidden: int, steps: int) -
 
 
 def build_dynamic_rollout(request: Request, *, capacity: int, hidden: int, steps: int) -> Workload:
-    """Build it over the dynamic processor, likewise."""
+    """Build it over the dynamic processor."""
     return _build(request, DynamicProcessor, capacity, hidden, steps, rows=live_in(capacity))
 
 
@@ -68,7 +68,7 @@ def _build(request: Request, make: type[Processor], capacity: int, hidden: int, 
     model = request.draws().module(lambda: Rollout(make(FusedStep(hidden)), steps)).eval()
     examples = functools.partial(storage_examples, request, capacity, hidden)
     drawn = examples(request.seed)
-    # As a single step, `steps` times, with the flows alive at first; between steps nothing is moved.
+    # As a single step, `steps` times, with the flows alive at first. Between steps nothing is moved.
     written = bytes_of(drawn) + 3 * 8 * steps
     roofline = of_module(model, rows * steps, step_flops(hidden), drawn, written)
     return Workload(model, drawn, name=request.name, roofline=roofline, reseed=examples)

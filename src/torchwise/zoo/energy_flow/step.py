@@ -28,14 +28,14 @@ class Statistics(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What a step makes of B flows.
+    """The state of B flows after a step.
 
     Attributes:
-        state: of each, with half its energy where it divides. That of the dead is not cleared.
+        state: of each, with half its energy if it divides. That of the dead is not cleared.
         alive: which live on, (B,), bool.
-        dividing: which of those have a child, (B,), bool; it has its parent's energy and hidden state, and age 0.
-        births: where the child of each flow would be, (B, 3): on the other side of where its parent was, the farther
-            the wider the gate is open.
+        dividing: which of those have a child, (B,), bool. It has its parent's energy and hidden state, and age 0.
+        births: the place of each flow's child, (B, 3): on the other side of its parent's former place, the farther the
+            wider the gate is open.
         statistics: alive, dead, processed.
     """
 
@@ -58,8 +58,8 @@ class FusedStep(nn.Module):
         """Move B flows on by a step, each by itself.
 
         Args:
-            state: of the flows; it is left as it is.
-            active: (B,), bool: only these are alive before; all are where it is left out.
+            state: state of the flows, which is left as it is.
+            active: (B,), bool: only these are alive before. By default all are.
         """
         positions, energies, hidden, ages = state
         features = self.neuron(positions, energies)

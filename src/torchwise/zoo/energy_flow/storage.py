@@ -1,6 +1,6 @@
-"""Family `energy_flow`: where flows are kept, in preallocated arrays with a slot for each flow.
+"""Family `energy_flow`: storage of flows, in preallocated arrays with a slot for each flow.
 
-Positions are dimensionless, in a box of about [−1, 1]³; energies are relative to what the surroundings offer.
+Positions are dimensionless, in a box of about [−1, 1]³. Energies are relative to the offer of the surroundings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FREE = -1
 
 
 class FlowState(NamedTuple):
-    """What N flows are like.
+    """The state of N flows.
 
     Attributes:
         positions: (N, 3).
@@ -39,13 +39,13 @@ class FlowState(NamedTuple):
 
 
 class FlowStorage(NamedTuple):
-    """N slots, of which some hold a live flow. What the others hold has no meaning; a step clears them to zeros.
+    """N slots, of which some hold a live flow. The contents of the others have no meaning. A step clears them to zeros.
 
     Attributes:
         state: of every slot.
         active: which slots hold a live flow, (N,), bool.
-        ids: of the flows, (N,), int64; FREE elsewhere.
-        next_id: for the next flow that is born, (), int64.
+        ids: ids of the flows, (N,), int64, and FREE elsewhere.
+        next_id: id of the next flow that is born, (), int64.
     """
 
     state: FlowState
@@ -104,7 +104,7 @@ def draw_state(request: Request, seed: int, count: int, hidden: int) -> FlowStat
 
 
 def draw_storage(request: Request, seed: int, capacity: int, hidden: int) -> FlowStorage:
-    """Draw `capacity` slots, three quarters of them live. The others hold what flows now dead have left."""
+    """Draw `capacity` slots, three quarters of them live. The others hold the remains of dead flows."""
     draws = _exact(request, seed)
     live = live_in(capacity)
     active = torch.zeros(capacity, dtype=torch.bool)

@@ -24,11 +24,11 @@ def of_module(model: nn.Module, rows: int, pointwise: int, inputs: Any, written:
     """Count a call in which each of `rows` flows passes each parameter once.
 
     Args:
-        model: whose parameters are read once.
-        rows: flows that are computed.
+        model: the model, whose parameters are read once.
+        rows: number of flows that are computed.
         pointwise: operations for one flow that involve no parameter.
         inputs: a tree of tensors, each read once.
-        written: bytes of the outputs, each written once; what lies between is not moved.
+        written: bytes of the outputs, each written once. Intermediate results are not moved.
     """
     flops = rows * flops_per_row(model, pointwise)
     return Roofline(flops=float(flops), bytes=float(bytes_of((list(model.parameters()), inputs)) + written))

@@ -1,4 +1,4 @@
-"""Family `ivhl`: fields, tensor networks and condensates; one file per kind of physics."""
+"""Family `ivhl`: fields, tensor networks and condensates. One file per kind of physics."""
 
 from torchwise.zoo.ivhl.condensate import (
     build_condensate_potential,

@@ -1,9 +1,9 @@
 """Family `ivhl`: a condensate on a 3-D group manifold, the torus U(1)³, as a periodic lattice.
 
-The equation is that of Gross and Pitaevskii (Pethick and Smith, *Bose-Einstein Condensation in Dilute Gases*,
-chapter 7), the field is that of group field theory (Gielen, Oriti and Sindoni, https://arxiv.org/abs/1303.3576).
-Units are natural: ħ = mass = lattice spacing = 1. With m² < 0 the vacuum is a condensate: a constant field with
-|φ|² = −m²/λ stands still.
+The equation is that of Gross and Pitaevskii (Pethick and Smith, *Bose-Einstein Condensation in Dilute Gases*, chapter
+7). The field is that of group field theory (Gielen, Oriti and Sindoni, https://arxiv.org/abs/1303.3576). Units are
+natural: ħ = mass = lattice spacing = 1. With m² < 0 the vacuum is a condensate: a constant field with |φ|² = −m²/λ
+stands still.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
 MASS_SQUARED = -0.5
 """m²."""
 COUPLING = 0.1
-"""λ, of the self-interaction; repulsive."""
+"""λ, of the self-interaction, which is repulsive."""
 TIME_STEP = 0.01
 """dt."""
 
@@ -73,7 +73,7 @@ def gross_pitaevskii_step(
     φ ← φ − i dt (−½ ∇²φ + m² φ + λ |φ|² φ)
 
     One stage, so one stencil: the cheapest step there is. It multiplies a plane wave of frequency ω by exactly
-    1 − i dt ω. So the norm Σ|φ|², which the equation conserves, grows by a factor 1 + O(dt²) in a step; over a given
+    1 − i dt ω. So the norm Σ|φ|², which the equation conserves, grows by a factor 1 + O(dt²) in a step. Over a given
     time, norm and field are right to first order in dt.
 
     Args:
@@ -143,7 +143,7 @@ def build_gross_pitaevskii(request: Request, *, grid: int, steps: int) -> Worklo
 
 
 def _evolution_roofline(request: Request, grid: int, steps: int) -> Roofline:
-    """Count a read and a write of the field in every step: a site needs its neighbours' last values, so each step ends.
+    """Count a read and a write of the field in every step, which ends as a site needs its neighbours' last values.
 
     (A field that stays in the last-level cache moves faster than main memory would let it.)
     """

@@ -1,7 +1,7 @@
 """Family `ivhl`: the entanglement entropy of pure states across a cut.
 
-Source: Nielsen and Chuang, *Quantum Computation and Quantum Information*, sections 2.5 and 11.3. Entropies are in
-nats. The singular values come from a library call that no compiler rewrites; what is left to gain lies around it.
+Source: Nielsen and Chuang, *Quantum Computation and Quantum Information*, sections 2.5 and 11.3. Entropies are in nats.
+The singular values come from a library call that no compiler rewrites. Any remaining gain lies around it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def entanglement_entropy(states: torch.Tensor, left: int) -> torch.Tensor:
     A state need not be normalised.
 
     Args:
-        states: (..., left · right), real or complex, not zero; the left part's index is the slow one.
+        states: (..., left · right), real or complex, not zero. The left part's index is the slow one.
         left: the dimension of the left part, a divisor of the last dimension of `states`.
 
     Returns:
-        S, (...), real, from 0 (a product state) to ln min(left, right); its gradient is finite where no σ is 0 and
-        no two are equal.
+        S, (...), real, from 0 (a product state) to ln min(left, right). Its gradient is finite if no σ is 0 and no two
+        are equal.
     """
     weights = torch.linalg.svdvals(states.unflatten(-1, (left, -1))).square()
     probabilities = weights / weights.sum(dim=-1, keepdim=True)

@@ -1,9 +1,9 @@
 """Family `ivhl`: complex fields radiated by point sources, their intensity, and fields wound around vortices.
 
-Units are metres, seconds and radians; amplitudes are relative. The source of the formulas is the superposition of
-spherical waves, as in any text on wave optics (for instance Goodman, *Introduction to Fourier Optics*, chapter 3),
-with a softened 1/r so that the field stays finite at a source. A vortex and the profile of its core are those of
-Pethick and Smith, *Bose-Einstein Condensation in Dilute Gases*, chapter 9.
+Units are metres, seconds and radians. Amplitudes are relative. The formulas are those of the superposition of spherical
+waves, as in any text on wave optics (for instance Goodman, *Introduction to Fourier Optics*, chapter 3). A softened 1/r
+keeps the field finite at a source. A vortex and the profile of its core are those of Pethick and Smith, *Bose-Einstein
+Condensation in Dilute Gases*, chapter 9.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAVE_NUMBER = 12.5
 """k in rad/m: a wavelength of about 0.5 m. It is exact in every binary float, so that no dtype rounds it."""
 
 SOFTENING = 0.1
-"""Metres added to each distance, which keep the field finite where a source lies."""
+"""Metres added to each distance, which keep the field finite at a source."""
 
 HEALING_LENGTH = 0.125
 """ξ in metres: how far the core of a vortex reaches. It, too, is exact in every binary float."""
@@ -69,8 +69,8 @@ def intensity(
 ) -> torch.Tensor:
     """Return |ψ|² of the field that `field_superposition` returns, from the same arguments.
 
-    It is the whole chain from the sources on, and not the square alone: real numbers go in and come out, so that a
-    compiler which fuses the complex arithmetic between them writes no complex number at all.
+    It is the whole chain from the sources on, and not the square alone. Real numbers go in and come out. So a compiler
+    that fuses the complex arithmetic between them writes no complex number at all.
 
     Returns:
         |ψ|², (G,), real, of the dtype of `positions`.

@@ -1,12 +1,12 @@
 """Family `ivhl`: two tensor networks of quantum gravity, one spread out and one dense.
 
-A HaPPY network tiles the hyperbolic plane with pentagons, four at each corner, and puts a tensor on each: Pastawski,
-Yoshida, Harlow and Preskill, https://arxiv.org/abs/1503.06237. Its tensors here are random, as in Hayden et al.,
-https://arxiv.org/abs/1601.01694. A GFT network is the interaction of group field theory: five tetrahedra glued to the
-boundary of a 4-simplex (Ooguri, https://arxiv.org/abs/hep-th/9205090), for many of them at once.
+A HaPPY network tiles the hyperbolic plane with pentagons, four at each corner, and puts a tensor on each. Source:
+Pastawski, Yoshida, Harlow and Preskill, https://arxiv.org/abs/1503.06237. Its tensors here are random, as in Hayden et
+al., https://arxiv.org/abs/1601.01694. A GFT network is the interaction of group field theory: five tetrahedra glued to
+the boundary of a 4-simplex (Ooguri, https://arxiv.org/abs/hep-th/9205090), for many of them at once.
 
-With entries of variance n^(−1/2), where n is the number of entries that a tensor has along its inner legs, each number
-in the result has mean square 1: the average of ΠT T* over the tensors ties the two copies of every leg together.
+Let entries have variance n^(−1/2), where n is the number of entries that a tensor has along its inner legs. Then each
+number in the result has mean square 1: the average of ΠT T* over the tensors ties the two copies of every leg together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchwise.zoo.ivhl.complexes import complex_dtype, complex_normal
 from torchwise.zoo.ivhl.network import Legs, TensorNetwork, flops_of, greedy_path
 
 SIDES = 5
-"""Of a tile, and of the complete graph of the tetrahedra in a 4-simplex."""
+"""Sides of a tile, and vertices of the complete graph of the tetrahedra in a 4-simplex."""
 
 
 def happy_tiling(tiles: int) -> tuple[tuple[int, int], ...]:
@@ -49,8 +49,9 @@ def happy_tiling(tiles: int) -> tuple[tuple[int, int], ...]:
 def happy_legs(tiles: int) -> tuple[tuple[Legs, ...], Legs]:
     """Return the legs of a HaPPY network's tensors and its open leg: the logical index of the central tile.
 
-    One tensor a tile, in order, with a leg for each of its five sides (the logical indices of the other tiles are
-    pinned, and so left out); then for each tile at the boundary one tensor: the boundary state on its outer sides.
+    First comes one tensor for each tile, in order, with a leg for each of its five sides. The logical indices of the
+    other tiles are pinned, and so left out. Then comes one tensor for each tile at the boundary: the boundary state on
+    its outer sides.
     """
     edges = happy_tiling(tiles)
     sides: list[list[int]] = [[] for _ in range(tiles)]
@@ -76,7 +77,7 @@ def gft_legs() -> tuple[tuple[Legs, ...], Legs]:
 
 
 def build_tensor_network(request: Request, *, tiles: int, bond: int) -> Workload:
-    """Build a HaPPY network of so many tiles, every leg of dimension `bond`; the result has shape (bond,).
+    """Build a HaPPY network of so many tiles, every leg of dimension `bond`. The result has shape (bond,).
 
     Raises:
         WorkloadError: the dtype is neither float32 nor float64.

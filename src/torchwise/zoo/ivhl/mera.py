@@ -1,8 +1,8 @@
 """Family `ivhl`: one layer of MERA, the multi-scale entanglement renormalisation ansatz.
 
 Source: Vidal, Phys. Rev. Lett. 99, 220405 (2007), https://arxiv.org/abs/cond-mat/0512165. A disentangler is unitary
-(U†U = UU† = 1), an isometry is not square (W†W = 1). Here each acts on a pair of neighbouring site tensors laid
-end to end, so that matrices of 2d² rows are all there is to read, and the layer is bound by memory.
+(U†U = UU† = 1), an isometry is not square (W†W = 1). Here each acts on a pair of neighbouring site tensors laid end to
+end. So matrices of 2d² rows are all there is to read, and the layer is bound by memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mera_layer(tensors: torch.Tensor, disentanglers: torch.Tensor, isometries: t
         isometries: W, (N/2, 2d², d_c), complex, with orthonormal columns.
 
     Returns:
-        (N/2, d_c), of the same dtype; never longer than v, and exactly as long where U v lies in the range of W.
+        (N/2, d_c), of the same dtype. It is never longer than v, and exactly as long if U v lies in the range of W.
     """
     pairs = tensors.reshape(isometries.shape[0], -1)
     disentangled = torch.einsum("nij,nj->ni", disentanglers, pairs)
@@ -36,7 +36,7 @@ def mera_layer(tensors: torch.Tensor, disentanglers: torch.Tensor, isometries: t
 
 
 def build_mera_layer(request: Request, *, sites: int, site_dim: int, coarse_dim: int) -> Workload:
-    """Build it for N = `sites`, d = `site_dim`, d_c = `coarse_dim`; the entries of A have unit variance.
+    """Build it for N = `sites`, d = `site_dim`, d_c = `coarse_dim`. The entries of A have unit variance.
 
     Raises:
         WorkloadError: the dtype is neither float32 nor float64.

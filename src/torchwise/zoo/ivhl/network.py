@@ -1,8 +1,8 @@
 """Family `ivhl`: tensor networks, contracted pair by pair along a path that is fixed beforehand.
 
-Source: Pfeifer, Haegeman and Verstraete, https://arxiv.org/abs/1304.6112; the greedy choice is that of Smith and
-Gray, *opt_einsum*, https://doi.org/10.21105/joss.00753. Paths are written as there and in `numpy.einsum_path`: a pair
-names two positions in the list of tensors left, both are taken out, and their contraction is put at the end.
+Source: Pfeifer, Haegeman and Verstraete, https://arxiv.org/abs/1304.6112. The greedy choice is that of Smith and Gray,
+*opt_einsum*, https://doi.org/10.21105/joss.00753. Paths are written as there and in `numpy.einsum_path`: a pair names
+two positions in the list of tensors left. Both are taken out, and their contraction is put at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Path = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One contraction of two tensors: where they are in the list, which legs they have, and which are kept."""
+    """One contraction of two tensors: their positions in the list, their legs, and the legs that are kept."""
 
     pair: tuple[int, int]
     left: Legs
@@ -117,7 +117,7 @@ def flops_of(legs: Sequence[Legs], open_legs: Legs, path: Path, sizes: Mapping[i
 
 
 def _count_ends(legs: Sequence[Legs], open_legs: Legs) -> Counter[int]:
-    """Count for each leg the tensors that it joins; an open end counts as one."""
+    """Count for each leg the tensors that it joins. An open end counts as one."""
     return Counter(leg for some in (*legs, open_legs) for leg in some)
 
 
@@ -127,7 +127,7 @@ def _kept(early: Legs, late: Legs, ends: Mapping[int, int]) -> Legs:
 
 
 def _join(left: list[Legs], pair: tuple[int, int], ends: Counter[int]) -> tuple[Legs, Legs, Legs]:
-    """Contract a pair in the list and in the count; return the legs of both and of their contraction."""
+    """Contract a pair in the list and in the count. Return the legs of both and of their contraction."""
     first, second = pair
     late, early = left.pop(second), left.pop(first)
     kept = _kept(early, late, ends)

@@ -1,14 +1,14 @@
 """Family `ivhl`: Pachner moves on a causal triangulation of a space-time of one space and one time dimension.
 
 Source: Ambjørn and Loll, https://arxiv.org/abs/hep-th/9805108. Space-time is a stack of slices, each a circle of l_t
-edges; between two slices lies a strip of l_t + l_{t+1} triangles, and time, too, is periodic. A configuration of
+edges. Between two slices lies a strip of l_t + l_{t+1} triangles, and time, too, is periodic. A configuration of
 lengths stands for all the ways to triangulate its strips, and weighs
 
     π(l) = Π_t l_t · (1 / (l_t + l_{t+1})) · C(l_t + l_{t+1}, l_t) · g^(l_t + l_{t+1}),   g = exp(−λ)
 
-with λ the cosmological constant. So the (2,2) move, which changes a strip but no length, is summed over exactly; the
-(2,4) move, which inserts a vertex in a slice, and its inverse (4,2), which removes one, are proposed. Only whole
-numbers are compared: the answer has no rounding, and is the same for every dtype asked for.
+with λ the cosmological constant. So the (2,2) move, which changes a strip but no length, is summed over exactly. The
+proposed moves are (2,4), which inserts a vertex in a slice, and its inverse (4,2), which removes one. Only whole
+numbers are compared: the answer has no rounding, and is the same for every requested dtype.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchwise.zoo.draws import Request
 from torchwise.zoo.ivhl.complexes import exact_draws
 
 CHANCES = 1 << 20
-"""In how many equal parts the interval [0, 1) is cut for random numbers and for g²."""
+"""Number of equal parts of the interval [0, 1) for random numbers and for g²."""
 
 FUGACITY = 212_500
 """g² in those parts: λ = 0.798, above the critical ln 2, so that slices have a few edges on average."""
@@ -37,8 +37,8 @@ def pachner_moves(
     """Propose one move in every slice, and accept it by the rule of Metropolis (J. Chem. Phys. 21, 1087, 1953).
 
     A slice of length l between slices of lengths a and b has π(l + 1) / π(l) = g² (l + a)(l + b) / (l (l + 1)). A move
-    with that ratio r (or its inverse, from l to l − 1) is accepted where chance < r. The even slices move at once, for
-    none is a neighbour of another; then the odd ones. So each half keeps detailed balance with π.
+    with that ratio r (or its inverse, from l to l − 1) is accepted if chance < r. The even slices move at once, as none
+    is a neighbour of another. Then the odd ones do. So each half keeps detailed balance with π.
 
     Args:
         lengths: l, (..., T), int64, from 1 to 2¹¹, T even: the slices of a triangulation, or of many.

@@ -21,7 +21,7 @@ FEATURES = MOTION + 1
 
 
 class TrajectoryStep(nn.Module):
-    """Move every vortex on by one step, and remember what was seen.
+    """Move every vortex on by one step, and update the memory.
 
     r = σ(W_r s + U_r h + b_r), z = σ(W_z s + U_z h + b_z), n = tanh(W_n s + b_n + r ∘ (U_n h + c_n)),
     h' = (1 − z) ∘ n + z ∘ h, motion' = motion + V h' + b
@@ -54,7 +54,7 @@ def build_gru_step(request: Request, *, batch: int, hidden: int) -> Workload:
 def _roofline(itemsize: int, batch: int, hidden: int) -> Roofline:
     """Count products and sums of the matrices, then per hidden unit: 6 biases, 4 to join, 3 functions, 4 to blend.
 
-    Weights, vortices and memory are read once; motion and memory are written.
+    Weights, vortices and memory are read once. Motion and memory are written.
     """
     weights = 3 * hidden * (FEATURES + hidden) + hidden * MOTION
     biases = 6 * hidden + MOTION

@@ -1,7 +1,7 @@
 """Family `tutorial`: the small programs by which `torch.compile` is taught, each with one lesson.
 
-One file per kind of lesson: what fuses, what is launched, what branches, what a transformer gains, what breaks the
-graph. Inputs are dimensionless activations of unit variance.
+One file per kind of lesson: fusion, launches, branches, the gains of a transformer, and graph breaks. Inputs are
+dimensionless activations of unit variance.
 """
 
 from torchwise.zoo.tutorial.branch import build_branch

@@ -1,4 +1,4 @@
-"""What branches: a Python `if` on the data, so that no one graph holds the whole program."""
+"""Branches: a Python `if` on the data, so that no one graph holds the whole program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUTS, HIDDEN, OUTPUTS = 10, 20, 5
 class SimpleBranchModel(nn.Module):
     """y = W₂ f(W₁ x + b₁) + b₂, where f is max(0, ·) if the mean of x is above 0, and tanh if it is not.
 
-    Python must know the mean before it can go on: the host waits for the device on every call, and a compiler has to
+    Python must know the mean before it can go on. So the host waits for the device on every call, and a compiler has to
     cut the graph there. A capture that recorded one branch would answer with it for ever.
     """
 

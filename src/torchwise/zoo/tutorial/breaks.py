@@ -1,7 +1,7 @@
-"""What breaks the graph: five ways in which ordinary Python between two layers stops a compiler from seeing both.
+"""Graph breaks: five ways in which ordinary Python between two layers stops a compiler from seeing both.
 
-Each program is y = W₂ g(tanh(W₁ x)), with its own g. tanh is odd and the layers have no biases, so that −x mirrors
-the hidden values of x. See https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#graph-breaks.
+Each program is y = W₂ g(tanh(W₁ x)), with its own g. tanh is odd and the layers have no biases, so that −x mirrors the
+hidden values of x. See https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#graph-breaks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-3
 
 
 class TwoLayers(nn.Module):
-    """y = W₂ g(tanh(W₁ x)) with square W₁ and W₂; what `between` does is g."""
+    """y = W₂ g(tanh(W₁ x)) with square W₁ and W₂, where g is `between`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class LastLine:
         self.line = ""
 
     def write(self, text: str) -> int:
-        """Take some text; the end of a line, which `print` writes on its own, is not kept."""
+        """Take some text. The end of a line, which `print` writes on its own, is not kept."""
         if text.strip():
             self.line = text
         return len(text)
@@ -75,9 +75,9 @@ class BreakPrint(TwoLayers):
 
 
 class BreakItem(TwoLayers):
-    """g(h) = h / mean |h|, where the mean passes through a Python number; no gradient flows through it.
+    """g(h) = h / mean |h|, where the mean passes through a Python number. No gradient flows through it.
 
-    `torch.compile(fullgraph=True)` captures it from PyTorch 2.13 on; without, and before, the graph breaks.
+    `torch.compile(fullgraph=True)` captures it from PyTorch 2.13 on. Without that option, and before, the graph breaks.
     """
 
     def between(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ class BreakBranch(TwoLayers):
 
 
 class BreakNumpy(TwoLayers):
-    """g(h) is interpolated in a table by NumPy, on the host; no gradient flows through it.
+    """g(h) is interpolated in a table by NumPy, on the host. No gradient flows through it.
 
     PyTorch traces the NumPy functions that it has itself, and then nothing breaks. It has no `numpy.interp`
     (https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#does-numpy-work-with-torch-compile).
@@ -106,7 +106,7 @@ class BreakNumpy(TwoLayers):
     def between(self, hidden: torch.Tensor) -> torch.Tensor:
         """Interpolate `CURVE` over `KNOTS`."""
         values = hidden.detach().cpu().numpy()
-        read = np.interp(values, KNOTS, CURVE)  # in float64, whatever it is given
+        read = np.interp(values, KNOTS, CURVE)  # in float64, for any input
         return torch.from_numpy(read).to(hidden)
 
 
@@ -152,7 +152,7 @@ def build_break_numpy(request: Request, *, batch: int, width: int) -> Workload:
             f"dtype is {request.dtype}, but {request.name} must be torch.float16, torch.float32 or torch.float64: "
             "NumPy has no other floating-point types"
         )
-    # Three comparisons to find the interval; a difference, a product and a sum in it.
+    # Three comparisons to find the interval, and a difference, a product and a sum in it.
     return _build(request, BreakNumpy, batch, width, flops=6)
 
 
@@ -171,14 +171,14 @@ def _build(
     flops: int,
     examples: Callable[[Request, tuple[int, ...], int], tuple[Example, ...]] = normal_examples,
 ) -> Workload:
-    """Build a program whose `between` does so many FLOPs for each value; none of them must go through memory."""
+    """Build a program whose `between` does so many FLOPs for each value. None of them must go through memory."""
     model = request.draws().module(lambda: kind(width)).eval()
     draw = functools.partial(examples, request, (batch, width))
     return Workload(
         model,
         draw(request.seed),
         name=request.name,
-        # Per value: a product and a sum per weight, twice; tanh; and what lies between.
+        # Per value: a product and a sum per weight, twice, tanh, and the operations of `between`.
         roofline=Roofline(
             flops=float(batch * width * (4 * width + 1 + flops)),
             bytes=float(request.dtype.itemsize * (2 * width * width + 2 * batch * width)),

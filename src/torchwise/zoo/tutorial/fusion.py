@@ -1,4 +1,4 @@
-"""What fuses: elementwise passes that read and write all of memory, each for next to no arithmetic."""
+"""Fusion: elementwise passes that read and write all of memory, each for next to no arithmetic."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchwise.zoo.tutorial.inputs import normal_examples
 class FusionDemo(nn.Module):
     """y = 1.2 · GELU(LayerNorm(x)) + 0.1 over the last dimension.
 
-    LayerNorm is (x − mean) / √(variance + 1e-5) · weight + bias (https://arxiv.org/abs/1607.06450), GELU is
-    x · Φ(x) with the normal distribution function Φ (https://arxiv.org/abs/1606.08415).
+    LayerNorm is (x − mean) / √(variance + 1e-5) · weight + bias (https://arxiv.org/abs/1607.06450). GELU is x · Φ(x)
+    with the normal distribution function Φ (https://arxiv.org/abs/1606.08415).
     """
 
     def __init__(self, width: int) -> None:
@@ -30,7 +30,7 @@ class FusionDemo(nn.Module):
 
 
 def elementwise_chain(x: torch.Tensor) -> torch.Tensor:
-    """Return tanh(1.5 sin x + 0.5 x) · σ(x), of the shape and dtype of x: seven passes in eager, one if fused.
+    """Return tanh(1.5 sin x + 0.5 x) · σ(x), of the shape and dtype of x. It takes seven passes in eager, one if fused.
 
     σ is the logistic function. Every step is smooth and of order one, so that rounding stays rounding.
     """

@@ -1,4 +1,4 @@
-"""What the programs of the family are run on: activations of unit variance."""
+"""Inputs of the programs of the family: activations of unit variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is launched: many small layers, for which the host is the limit and not the device."""
+"""Launches: many small layers, for which the host is the limit and not the device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a transformer gains: one block for inference, and six of them with a loss, for training.
+"""The gains of a transformer: one block for inference, and six of them with a loss, for training.
 
-Blocks are those of *Attention Is All You Need* (https://arxiv.org/abs/1706.03762), normalised before each part as in
-https://arxiv.org/abs/2002.04745, with GELU and without dropout, so that they are deterministic in training as well.
-Attention sees all tokens in both directions, and no positions.
+Blocks are those of *Attention Is All You Need* (https://arxiv.org/abs/1706.03762). They are normalised before each part
+as in https://arxiv.org/abs/2002.04745. They have GELU and no dropout, so that they are deterministic in training as
+well. Attention sees all tokens in both directions, and no positions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TransformerBlock(nn.Module):
 
 
 class SixLayerTransformer(nn.Module):
-    """Six blocks between two linear layers, which classify every token; it returns the loss to train on."""
+    """Six blocks between two linear layers, which classify every token. It returns the loss to train on."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
