@@ -1,4 +1,4 @@
-"""What a study and a benchmark look like, from their records alone: on a terminal, as files, as plots. No torch."""
+"""Reports on studies and benchmarks, made from their records alone: terminal output, files and plots. No torch."""
 
 from torchwise.report.bench import (
     BenchProgress,

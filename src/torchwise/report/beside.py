@@ -1,4 +1,4 @@
-"""Two studies side by side: in what they differ, and what became of each plan that both tried."""
+"""Two studies side by side: their differences, and the outcome of each plan that both tried."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PlanBeside:
 
     Attributes:
         name: the plan in words.
-        first: its row in the first study; None where that did not try it.
+        first: its row in the first study, or None if that study did not try it.
         second: likewise.
         change: from the first to the second.
-        time: the second's time per call over the first's; None where it was not proven and timed in both.
-        figures: of the change, in words.
+        time: the second's time per call over the first's, or None if it was not verified and timed in both.
+        figures: figures of the change, in words.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PlanBeside:
 
 
 def differences(first: Study, second: Study) -> list[str]:
-    """Say in what two studies and their decisions differ, a line for each; figures of unlike machines say little."""
+    """Describe the differences between two studies and their decisions. Figures of unlike machines say little."""
     lines = [
         f"environment: {line.replace(' there,', ' first,').replace(' here', ' second')}"
         for line in first.environment.differences(second.environment)
@@ -60,7 +60,7 @@ def _speedup(study: Study) -> str:
 
 
 def incomparable(first: Study, second: Study) -> str:
-    """Say why times of two studies cannot be compared, whatever they are; empty where they can."""
+    """Say why times of two studies can never be compared, or return an empty string if they can."""
     if first.inspection.identity != second.inspection.identity:
         return "they are of different models, or of other inputs"
     if first.workload.objective != second.workload.objective:
@@ -69,7 +69,7 @@ def incomparable(first: Study, second: Study) -> str:
 
 
 def beside(first: Study, second: Study) -> list[PlanBeside]:
-    """Return every plan of either study: those in both first, what changed most on top."""
+    """Return every plan of either study: those in both first, with the largest changes on top."""
     one, other = ({row.plan: row for row in rows(study)} for study in (first, second))
     shared = [plan for plan in one if plan in other]
     if incomparable(first, second):
@@ -90,7 +90,7 @@ def _alone(first: Row | None, second: Row | None) -> PlanBeside:
 
 
 def render_beside(first: Study, second: Study, theme: Theme) -> str:
-    """Return two studies side by side as a part of a page; see `template.render_part`."""
+    """Return two studies side by side as a part of a page. See `template.render_part`."""
     plans = beside(first, second)
     return render_part(
         TEMPLATE,
@@ -105,7 +105,7 @@ def render_beside(first: Study, second: Study, theme: Theme) -> str:
 
 
 def timed_of(row: Row, study: Study) -> Timed | None:
-    """Return the figures of a row where they can be compared: of eager, or of a plan that was proven."""
+    """Return the figures of a row if they can be compared: those of eager, or of a verified plan."""
     if row.trial is None:
         return Timed(study.eager.baseline_time, EXACT) if study.eager.baseline_s else None
     if row.speedup is None or row.trial.measurement is None or not row.trial.is_proven:
@@ -114,7 +114,7 @@ def timed_of(row: Row, study: Study) -> Timed | None:
 
 
 def figures_of(found: Judged, *, eager: bool) -> str:
-    """Say how much changed: what is shown of eager is its time, and of a plan its speed-up."""
+    """Describe how much changed: the time of eager, or the speed-up of a plan."""
     return f"{show.speedup(found.time)} the time" if eager else f"{show.speedup(found.speedup)} the speed-up"
 
 
@@ -131,7 +131,7 @@ def _both(judge: Judge, before: tuple[Study, Row], after: tuple[Study, Row]) -> 
 
 
 def summary(plans: list[PlanBeside], why_not: str = "") -> str:
-    """Return what it comes to, in a line; `why_not` is as of `incomparable`."""
+    """Return the result in a line. `why_not` is as in `incomparable`."""
     if why_not:
         return f"The studies are not comparable: {why_not}."
     shared = [line for line in plans if line.first and line.second]

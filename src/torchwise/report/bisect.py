@@ -1,4 +1,4 @@
-"""A bisection on a terminal: while it runs, and what it came to."""
+"""A bisection on a terminal: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEADER = "no fault seen yet"
 
 
 class Silent:
-    """Hears everything and says nothing."""
+    """Listens to everything and says nothing."""
 
     def note(self, *_: object, **__: object) -> None:
         """Say nothing."""
@@ -45,22 +45,22 @@ class Silent:
 
 
 class BisectProgress(Progress):
-    """Shows what is looked at, for how long, and what was seen; a bisection's listener.
+    """Listener of a bisection that shows the current step, its duration, and each observation.
 
     Attributes:
-        steps: what was seen so far.
+        steps: the steps so far.
     """
 
     steps: tuple[Step, ...] = ()
 
     def looking(self, what: str) -> None:
-        """A look is begun."""
+        """Start a step."""
         if not self.steps:
             self._leader = LEADER
         self._task, self._stage, self._task_start = show.one_line(what), "", self._clock()
 
     def seen(self, step: Step) -> None:
-        """A look is done."""
+        """Finish a step."""
         self.steps = (*self.steps, step)
         if step.sighting.is_fault and self._leader == LEADER:
             self._leader = f"the fault: {in_words(step.sighting)}"
@@ -69,7 +69,7 @@ class BisectProgress(Progress):
 
 
 def in_words(sighting: Sighting) -> str:
-    """Return a sighting as one line, such as "a crash (died in inductor: SIGSEGV)"."""
+    """Return an observation as one line, such as "a crash (died in inductor: SIGSEGV)"."""
     if sighting.symptom is Symptom.NONE:
         return "right"
     detail = show.clipped(show.one_line(sighting.detail), DETAIL)
@@ -77,7 +77,7 @@ def in_words(sighting: Sighting) -> str:
 
 
 def verdict(bisection: Bisection) -> list[str]:
-    """Return what was found, sentence by sentence."""
+    """Return the result, sentence by sentence."""
     if not bisection.found:
         return _no_fault(bisection)
     sentences = [
@@ -109,7 +109,7 @@ def _no_fault(bisection: Bisection) -> list[str]:
 
 
 def render_bisection(bisection: Bisection) -> RenderableType:
-    """Return a bisection: the verdict, the smallest part with its lines, the repro, and every look."""
+    """Return a bisection: the verdict, the smallest part with its lines, the repro, and every step."""
     parts: list[RenderableType] = [
         Text("\n".join(verdict(bisection)), style=_style(bisection)),
         *_operations(bisection),

@@ -16,11 +16,11 @@ TAKEN_BY = {
     "seed": ("tune", "analyze", "bisect"),
     "memory_limit": ("tune",),
 }
-"""Commands that have an option of this name; all have the others."""
+"""Commands that have an option of this name. All commands have the other options."""
 
 
 def options(spec: WorkloadSpec, allow: str = Legality.REORDERED) -> dict[str, Any]:
-    """Return what was asked before, without what is so by default, by the names of `torchwise.tune`'s parameters."""
+    """Return the options of the request that are not defaults, by the parameter names of `torchwise.tune`."""
     usual = {field.name: field.default for field in fields(spec)} | {"allow": Legality.REORDERED}
     usual |= {"target": spec.target, "device": None}  # the device is always said: without it, the machine decides
     given = {**asdict(spec), "allow": str(allow)}
@@ -28,7 +28,7 @@ def options(spec: WorkloadSpec, allow: str = Legality.REORDERED) -> dict[str, An
 
 
 def command_line(name: str, spec: WorkloadSpec, *more: str, allow: str = Legality.REORDERED) -> str:
-    """Return `torchwise NAME TARGET …` with what was asked before, without what is so by default."""
+    """Return `torchwise NAME TARGET …` with the options of the request that are not defaults."""
     words = []
     for option, value in options(spec, allow).items():
         if name in TAKEN_BY.get(option, (name,)):

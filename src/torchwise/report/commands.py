@@ -1,4 +1,4 @@
-"""The commands that a report names, quoted so that they can be pasted: what repeats a trial, what to type next."""
+"""Commands in a report, quoted so that they can be pasted: to repeat a trial, and to go on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torchwise.report.costs import asked
 from torchwise.workload.spec import LIVE
 
 STORE = "reproduce.db"
-"""A store of its own for what is reproduced: the study's store holds the trial already, and would answer with that."""
+"""A separate store for reproductions: the study's store already holds the trial, and would return that."""
 BREAK = " \\"
 """Ends a line of a command that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to type, and what it is for."""
+    """A command to type, and its purpose."""
 
     command: str
     purpose: str
@@ -45,12 +45,12 @@ def reproduce(study: Study, plan: Plan) -> str:
 
 
 def next_steps(study: Study, name: str | None = None, store: str | None = None) -> list[Step]:
-    """Return what to type next; the most useful first.
+    """Return the next commands to type, the most useful first.
 
     Args:
-        study: what was found.
-        name: what the study was asked for by, such as a file; None for its number in the store.
-        store: where the store is that was named for it; None for the one that every command finds by itself.
+        study: the results.
+        name: the name that the study was requested by, such as a file, or None for its number in the store.
+        store: location of the store that was named for it, or None for the one that every command finds by itself.
     """
     live, decision = is_live(study), study.decision
     effort = () if study.effort == "standard" else ("--effort", study.effort)
@@ -75,7 +75,7 @@ def next_steps(study: Study, name: str | None = None, store: str | None = None) 
 
 
 def folded(command: str, width: int) -> list[str]:
-    """Return a shell command as lines that fit `width` where its words allow it; pasted, they are one command."""
+    """Return a shell command as lines that fit `width` if its words allow it. Pasted, they are one command."""
     if len(command) <= width or not command.startswith("torchwise "):
         return [command]
     units: list[str] = []

@@ -1,10 +1,10 @@
-"""Two benchmarks side by side: what became slower, faster, wrong, right, lost or gained, and what only drifted.
+"""Two benchmarks side by side: rows that became slower, faster, wrong or right, were lost or gained, or drifted.
 
-`torchwise.report.judged` says when a contender became slower. Eager's drift fails nothing; only where eager was timed
-and no longer is, it is lost like any other.
+`torchwise.report.judged` says when a contender became slower. Eager's drift fails nothing. If eager was timed and no
+longer is, it is lost like any other.
 
-A row that A timed and B has not counts as lost only if B holds both its target and, on any target, its contender: what
-B was never asked to run is no regression, and is counted as not compared.
+A row that A timed and B did not counts as lost only under two conditions. B must hold its target, and B must hold its
+contender on any target. A row that B was never asked to run is no regression, and is counted as not compared.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCHEMA = "torchwise.comparison/1"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One row of both.
+    """One row of both benchmarks.
 
     Attributes:
         target: of the row, and so on: together its `Row.key`.
-        change: what became of it.
-        time: B's time per call over A's, each in its own process; None where it was not judged by time.
-        speedup: B's speed-up over eager over A's, likewise.
+        change: its change.
+        time: B's time per call over A's, each in its own process, or None if it was not judged by time.
+        speedup: B's speed-up over eager, divided by A's, likewise.
         detail: the figures or the reason, in words.
     """
 
@@ -57,9 +57,9 @@ class Comparison(Document):
     Attributes:
         threshold: the relative change beyond which a row is slower or faster: 0.05 is 5 %.
         confidence: of every interval by itself, so that all hold together with 95 %.
-        differences: between the environments, in words; figures of unlike environments say little.
-        rows: every row of either.
-        trust: how far the ratios between the two can be trusted; None in those of earlier versions.
+        differences: between the environments, in words. Figures of unlike environments say little.
+        rows: every row of either benchmark.
+        trust: how far the ratios between the two can be trusted, or None in those of earlier versions.
     """
 
     threshold: Amount
@@ -75,9 +75,9 @@ class Comparison(Document):
 
     @property
     def regressed(self) -> Answer:
-        """Whether anything became slower or wrong, or was lost; eager's own drift decides nothing.
+        """Whether anything became slower or wrong, or was lost. Eager's own drift decides nothing.
 
-        Where nothing at all was compared, that cannot be told.
+        If nothing at all was compared, the answer is inconclusive.
         """
         changes = [row.change for row in self.rows]
         if any(change.is_regression for change in changes):
@@ -89,7 +89,7 @@ class Comparison(Document):
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing regressed, 1 where something did, 4 where something cannot be told."""
+        """0 if nothing regressed, 1 if something did, 4 if something cannot be told."""
         return {Answer.NO: 0, Answer.YES: 1, Answer.INCONCLUSIVE: EXIT_INCONCLUSIVE}[self.regressed]
 
 
@@ -99,12 +99,12 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
     Args:
         a: before.
         b: after.
-        threshold: relative change that is not worth a word.
+        threshold: relative change to ignore.
 
     Raises:
         InputError: the threshold is not at least 0, or the two share no row.
     """
-    Judge(threshold, CONFIDENCE)  # which refuses what is no threshold
+    Judge(threshold, CONFIDENCE)  # which refuses an invalid threshold
     before, after = ({row.key: row for row in benchmark.rows} for benchmark in (a, b))
     shared = [key for key in before if key in after]
     if not shared:
@@ -155,7 +155,7 @@ class _Rows:
         is_eager = a.contender == EAGER
         before, after = _timed(self.a, a), _timed(self.b, b)
         found = self.judge.judge(before, after, eager=is_eager)
-        # Of a contender that drifted together with eager there is nothing to say: eager's own row says it.
+        # A contender that drifted together with eager needs no row: eager's own row says it.
         change = Change.SAME if found.change is Change.DRIFT and not is_eager else found.change
         detail = f"{show.speedup(found.time)} its time per call"
         if not is_eager:
@@ -165,7 +165,7 @@ class _Rows:
 
 
 def _is_judged_by_time(a: Row, b: Row) -> bool:
-    """Whether both are timed, in one class, and right; of eager, answers are not judged."""
+    """Whether both are timed, in one class, and right. Answers of eager are not judged."""
     if not (a.is_timed and b.is_timed and a.precision == b.precision):
         return False
     return a.contender == EAGER or (a.is_right and b.is_right)
@@ -192,7 +192,7 @@ def _state(row: Row) -> str:
 def _timed(benchmark: Benchmark, row: Row) -> Timed:
     """Return the speed-up that the benchmark shows, and the time in the row's own process.
 
-    What eager takes differs from process to process, and would be in a time on a common scale.
+    Eager's time differs from process to process, and would be part of a time on a common scale.
     """
     found = scale_of(benchmark, row.workload).of(row)
     assert found is not None, "what is judged by time was timed"

@@ -1,4 +1,4 @@
-"""What a plan costs over a lifetime of calls, as a line: what the cost plot draws and reasons read off."""
+"""A plan's cost over a lifetime of calls, as a line: the cost plot draws it, and reasons are read off it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Cost:
     per_call_s: float
 
     def after(self, calls: float) -> float:
-        """Return the seconds spent after so many calls."""
+        """Return the seconds spent after this many calls."""
         return self.fixed_s + calls * self.per_call_s
 
     def break_even(self, baseline: Cost) -> float:
-        """Return the calls after which this has cost less than `baseline`; infinite where that never happens."""
+        """Return the calls after which this has cost less than `baseline`, or infinity if that never happens."""
         gain, extra = baseline.per_call_s - self.per_call_s, self.fixed_s - baseline.fixed_s
         if gain > 0:
             return max(extra / gain, 0.0)
@@ -34,12 +34,12 @@ class Cost:
 
 
 def asked(study: Study) -> WorkloadSpec:
-    """Return the request that was decided for: a study is resumed with other numbers of calls, too."""
+    """Return the request behind the decision. A study can also be resumed with other numbers of calls."""
     return study.decision.workload if study.decision else study.workload
 
 
 def cost_of(trial: Trial, study: Study) -> Cost | None:
-    """Return what a trial's plan costs, or None where it was not timed or its compilation not measured."""
+    """Return the cost of a trial's plan, or None if it was not timed or its compilation not measured."""
     baseline = baseline_cost(study)
     if baseline is None or trial.costs is None or trial.speedup is None:
         return None
@@ -49,5 +49,5 @@ def cost_of(trial: Trial, study: Study) -> Cost | None:
 
 
 def baseline_cost(study: Study) -> Cost | None:
-    """Return what eager costs: its calls, and nothing before them."""
+    """Return the cost of eager: its calls, and nothing before them."""
     return Cost(0.0, study.eager.baseline_time.mid) if study.eager.baseline_s else None

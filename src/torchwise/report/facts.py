@@ -1,4 +1,4 @@
-"""What every view says about a study besides its candidates: what was asked, what was found, what to be wary of."""
+"""Facts about a study besides its candidates, shared by all views: request, inspection, and warnings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def asked_for(study: Study) -> str:
 
 
 def besides(decision: Decision) -> str:
-    """Return what a decision's sentence leaves out: compile cost, warm and cold, and the error."""
+    """Return facts missing from a decision's sentence: compile cost, warm and cold, and the error."""
     words = [f"the first call costs {show.seconds(decision.cold_s)} more"]
     if decision.warm_s is not None:
         words.append(f"{show.seconds(decision.warm_s)} with warm caches")
@@ -39,7 +39,7 @@ def besides(decision: Decision) -> str:
 
 
 def caches(study: Study) -> list[str]:
-    """Return how fast the decided plan is with hot and with cold processor caches, where it was timed with both."""
+    """Return the decided plan's speed with hot and with cold processor caches, if it was timed with both."""
     decision = study.decision
     trial = next((t for t in study.trials if decision and not decision.plan.is_eager and t.plan == decision.plan), None)
     if decision is None or trial is None or trial.cold_speedup is None:
@@ -48,7 +48,7 @@ def caches(study: Study) -> list[str]:
 
 
 def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
-    """Return the speed-ups with hot and with cold processor caches, and that a gain is lost where it may be."""
+    """Return the speed-ups with hot and cold processor caches, and a warning if the gain may be lost."""
     figures = f"processor caches hot: {show.speedup(hot)} eager's speed; cold: {show.speedup(cold)}"
     answer = exceeds(cold)
     if hot is None or hot.low <= 1 or answer is Answer.YES:
@@ -59,7 +59,7 @@ def hot_and_cold(hot: Interval | None, cold: Interval) -> list[str]:
 
 
 def saved(decision: Decision) -> str:
-    """Return what a decision saves; "at least" that where its speed-up names no figure."""
+    """Return the saving of a decision, with "at least" if its speed-up names no figure."""
     least = "" if decision.speedup is None or decision.speedup.is_usable else "at least "
     return f"{least}{show.seconds(decision.saved_s)}"
 
@@ -72,12 +72,12 @@ def break_even(calls: Interval | None) -> str:
 
 
 def notes(study: Study) -> list[str]:
-    """Return what the inspection found worth knowing; how far times can be trusted, `Study.trust` says once."""
+    """Return the notes of the inspection. `Study.trust` says once how far times can be trusted."""
     return [show.one_line(note) for note in dict.fromkeys(study.inspection.notes)]
 
 
 def inspected(study: Study) -> list[Fact]:
-    """Return what the plain model is like, as pairs of a name and a value."""
+    """Return the properties of the plain model, as pairs of a name and a value."""
     seen = study.inspection
     facts = [
         ("Model", seen.description),
@@ -119,7 +119,7 @@ def machine(here: Environment) -> list[Fact]:
 
 
 def place(here: Environment, *more: str) -> str:
-    """Return where something ran, and what else is to be said of it, in a line."""
+    """Return where something ran, and further facts about it, in a line."""
     return show.one_line(", ".join(filter(None, (here.gpu or here.cpu, f"torch {here.torch}", *more))))
 
 
@@ -132,7 +132,7 @@ def checked(verdict: Verdict | None) -> tuple[tuple[str, str, str, str, str], ..
 
 
 def when(seconds: float) -> str:
-    """Return a time as "2026-01-31 09:05 UTC"; empty where it is not known."""
+    """Return a time as "2026-01-31 09:05 UTC", or an empty string if unknown."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds > 0 else ""
 
 

@@ -1,4 +1,4 @@
-"""Figures as people read them: three digits, a unit that fits, and no text that can harm where it is shown."""
+"""Numbers formatted for people: three digits, a fitting unit, and no text that can harm a viewer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tick(value: float) -> str:
 
 
 def clock(value: float) -> str:
-    """Return passed time as "0:07", "12:41" or "1:02:03"."""
+    """Return elapsed time as "0:07", "12:41" or "1:02:03"."""
     minutes, whole = divmod(int(value), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{whole:02}" if minutes >= 60 else f"{minutes}:{whole:02}"
 
@@ -48,7 +48,7 @@ def ratio(value: float | None) -> str:
 
 
 def speedup(interval: Interval | None) -> str:
-    """Return a factor with its 95 % interval, as "1.52× [1.49, 1.56]"; its ends alone where its middle is no figure."""
+    """Return a factor with its 95 % interval, "1.52× [1.49, 1.56]", or its ends alone if its middle is no figure."""
     factor = brief_speedup(interval)
     if interval is None or factor == NONE or not _has_figure(interval):
         return factor
@@ -56,14 +56,14 @@ def speedup(interval: Interval | None) -> str:
 
 
 def brief_speedup(interval: Interval | None) -> str:
-    """Return a factor without its interval, as "1.52×"; "1.91× to 5.73×" where its middle is no figure."""
+    """Return a factor without its interval, as "1.52×", or "1.91× to 5.73×" if its middle is no figure."""
     if interval is None or not math.isfinite(interval.mid):
         return NONE
     return ratio(interval.mid) if _has_figure(interval) else f"{ratio(interval.low)} to {ratio(interval.high)}"
 
 
 def time(interval: Interval | None) -> str:
-    """Return a duration as "45.6 ms"; its ends, as "1.2 ms to 45.6 ms", where its middle is no figure."""
+    """Return a duration as "45.6 ms", or its ends, "1.2 ms to 45.6 ms", if its middle is no figure."""
     if interval is None:
         return NONE
     if _has_figure(interval):
@@ -89,12 +89,12 @@ def counted(value: float, noun: str) -> str:
 
 
 def relative_error(value: float | None) -> str:
-    """Return an error as "1.2e-07"; it may be infinite or not a number, and says so."""
+    """Return an error as "1.2e-07". An infinite one or one that is not a number is named as such."""
     return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
 def plain(text: str) -> str:
-    """Return text without what a terminal, XML or a reader could be fooled by: escapes, controls, reordering.
+    """Return text without anything that could fool a terminal, XML or a reader: escapes, controls, reordering.
 
     Messages come from models, compilers and signals, so they may hold anything.
     """
@@ -107,7 +107,7 @@ def one_line(text: str) -> str:
 
 
 def clipped(text: str, width: int) -> str:
-    """Return one line of at most `width` characters, with "…" where something was left out."""
+    """Return one line of at most `width` characters, with "…" if something was left out."""
     line = one_line(text)
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 

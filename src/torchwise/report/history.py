@@ -1,7 +1,7 @@
-"""What became of a target from study to study: over versions of torch, drivers and models, regressions marked.
+"""History of a target from study to study: over versions of torch, drivers and models, with regressions marked.
 
-Only like is compared with like: a line is one target in one mode, for one objective, on one kind of hardware, and what
-was decided is compared with what was decided before it.
+Only comparable studies are compared. A line is one target in one mode, for one objective, on one kind of hardware. Each
+decision is compared with the decision before it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Point:
     """One study of a line.
 
     Attributes:
-        study: it.
-        row: what was decided in it.
-        change: against the study before it; NOT_COMPARED for the first.
-        figures: of the change, in words.
-        note: what else happened, in words; empty where nothing.
+        study: the study.
+        row: the decided row.
+        change: against the study before it, NOT_COMPARED for the first.
+        figures: figures of the change, in words.
+        note: other changes, in words, or empty if none.
     """
 
     study: Study
@@ -44,10 +44,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The studies of one target that compare, oldest first.
+    """The comparable studies of one target, oldest first.
 
     Attributes:
-        name: mode, objective and legality, in words.
+        name: mode, objective and numerics, in words.
         hardware: the machine in words.
         points: one for each study.
     """
@@ -58,19 +58,19 @@ class Line:
 
     @property
     def regressions(self) -> int:
-        """How many points are worse than the one before."""
+        """Number of points that are worse than the one before."""
         return sum(point.change.is_regression for point in self.points)
 
     @property
     def untold(self) -> int:
-        """Of how many points it cannot be told."""
+        """Number of points that are inconclusive."""
         return sum(point.change is Change.INCONCLUSIVE for point in self.points)
 
 
 def history(studies: Iterable[Study]) -> list[Line]:
     """Return the lines of one target's studies, the longest first.
 
-    Undecided studies are left out, and those that lack the trial that they were decided by.
+    Undecided studies are left out, and so are those that lack the decided trial.
     """
     lanes: dict[tuple[str, str], list[Study]] = {}
     for study in sorted(studies, key=lambda study: study.created_at):
@@ -83,7 +83,7 @@ def history(studies: Iterable[Study]) -> list[Line]:
 
 
 def render_history(target: str, studies: Iterable[Study], theme: Theme) -> str:
-    """Return the history of a target as a part of a page; see `template.render_part`."""
+    """Return the history of a target as a part of a page. See `template.render_part`."""
     lines = history(studies)
     return render_part(
         TEMPLATE, theme, target=target, lines=lines, plots=plots(lines), summary=summary(lines), when=when
@@ -98,7 +98,7 @@ def plots(lines: Iterable[Line]) -> list[Plot]:
 
 
 def summary(lines: list[Line]) -> str:
-    """Return what it comes to, in a line."""
+    """Return the result in a line."""
     worse = sum(line.regressions for line in lines)
     decisions = show.counted(sum(len(line.points) for line in lines), "decision")
     untold = sum(line.untold for line in lines)

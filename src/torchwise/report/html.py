@@ -20,7 +20,7 @@ TEMPLATE = "report.html.j2"
 
 
 def write_html(study: Study, path: str | Path, name: str | None = None, store: str | None = None) -> Path:
-    """Write a study as a page to `path`, whole or not at all; return the path. See `render_html`.
+    """Write a study as a page to `path`, whole or not at all, and return the path. See `render_html`.
 
     Raises:
         StorageError: the file cannot be written.
@@ -32,15 +32,15 @@ def render_html(study: Study, name: str | None = None, store: str | None = None)
     """Return a study as a page. The same study always gives the same page.
 
     Args:
-        study: what was found.
-        name: what the commands on the page call it, and with `store` where they look; see `next_steps`.
-        store: the place of the store.
+        study: the results.
+        name: name of the study in the page's commands, which look in `store`. See `next_steps`.
+        store: location of the store.
     """
     return render(TEMPLATE, **{**_context(study), "steps": next_steps(study, name, store)})
 
 
 def render_html_part(study: Study, theme: Theme) -> str:
-    """Return a study as a part of a page; see `template.render_part`."""
+    """Return a study as a part of a page. See `template.render_part`."""
     return render_part(TEMPLATE, theme, **_context(study))
 
 

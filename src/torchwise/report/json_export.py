@@ -1,4 +1,4 @@
-"""Records as JSON, and the one way in which reports reach the disk."""
+"""Records as JSON, and the only way in which reports reach the disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchwise.records import Study
 from torchwise.records.codec import Document
 
 STDOUT = Path("/dev/stdout")
-"""What `--json -` means."""
+"""Meaning of `--json -`."""
 
 
 def write_json(record: Study | Document, path: str | Path) -> Path:
-    """Write a record to `path`, which holds either the whole of it or what it held before; return the path.
+    """Write a record to `path`, which holds either all of it or its old contents. Return the path.
 
     Raises:
         StorageError: the file cannot be written.
@@ -25,7 +25,7 @@ def write_json(record: Study | Document, path: str | Path) -> Path:
 
 
 def write_whole(text: str, path: str | Path) -> Path:
-    """Write text to `path` through a neighbour that is renamed, so that no reader ever sees half a file.
+    """Write text to `path` by renaming a temporary neighbour, so that no reader ever sees half a file.
 
     Raises:
         StorageError: the file cannot be written.
@@ -38,7 +38,7 @@ def write_whole(text: str, path: str | Path) -> Path:
             target.write_text(text, encoding="utf-8", errors="replace", newline="\n")
         else:
             _replace(target.resolve(), text)
-    except BrokenPipeError:  # whoever reads has enough, which is no fault
+    except BrokenPipeError:  # the reader has enough, which is no fault
         raise
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
@@ -46,13 +46,13 @@ def write_whole(text: str, path: str | Path) -> Path:
 
 
 def _print(text: str) -> None:
-    """Write to this process's standard output itself: `/dev/stdout` opened anew would begin a file again, after >>."""
+    """Write to this process's standard output itself. Opening `/dev/stdout` would overwrite a file, even with >>."""
     with open(1, "w", encoding="utf-8", errors="replace", closefd=False) as stream:
         stream.write(text)
 
 
 def _replace(target: Path, text: str) -> None:
-    # A plain open, unlike tempfile's, leaves the file readable by whomever the umask lets.
+    # A plain open, unlike tempfile's, leaves the file readable by everyone that the umask lets.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("x", encoding="utf-8", errors="replace", newline="\n") as file:

@@ -1,9 +1,9 @@
-"""What became of a time from one run to another, beyond the noise and beyond what the machine itself did.
+"""Change of a time from one run to another, beyond the noise and beyond changes of the machine itself.
 
-A plan became slower only where both its time per call and its time relative to eager grew beyond the threshold: a
-slower machine slows both it and eager, and eager that became faster is no regression of the plan. Eager itself is
-judged by time alone, and what changed is called drift. Where the intervals do not tell, the change is inconclusive,
-and never "same".
+A plan became slower only if both its time per call and its time relative to eager grew beyond the threshold. A slower
+machine slows both the plan and eager. If eager became faster, that is no regression of the plan. Eager itself is judged
+by time alone, and its changes are called drift. If the intervals do not tell, the change is inconclusive, and never
+"same".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ THRESHOLD = 0.05
 
 
 class Change(StrEnum):
-    """What became of something that was measured before and after."""
+    """Change of something that was measured before and after."""
 
     SLOWER = "slower"
     WRONG = "wrong"
@@ -41,7 +41,7 @@ class Change(StrEnum):
 
     @property
     def css_class(self) -> str:
-        """The class of its text on a page: red, yellow, green, or plain."""
+        """CSS class of its text on a page: red, yellow, green, or plain."""
         if self.is_regression:
             return "failed"
         return {Change.INCONCLUSIVE: "not-comparable", Change.FASTER: "passed"}.get(self, "")
@@ -52,7 +52,7 @@ class Timed:
     """The figures of one run.
 
     Attributes:
-        time: seconds per call; on the scale that the run is shown on, where its times are shown beside the verdict.
+        time: seconds per call, on the run's own scale if its times are shown beside the verdict.
         speedup: over eager.
     """
 
@@ -62,7 +62,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one time.
+    """Judgement of one time's change.
 
     Attributes:
         change: SLOWER, FASTER, DRIFT (the time changed, the speed-up over eager did not), SAME or INCONCLUSIVE.
@@ -80,15 +80,15 @@ class Judge:
     """Judges by intervals, never by points.
 
     Attributes:
-        threshold: the relative change that is not worth a word: 0.05 is 5 %.
-        confidence: of each interval; see `ratio_of` for several that must hold together.
+        threshold: the relative change to ignore: 0.05 is 5 %.
+        confidence: of each interval. See `ratio_of` for several that must hold together.
     """
 
     threshold: float
     confidence: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no threshold.
+        """Refuse an invalid threshold.
 
         Raises:
             InputError: it is not at least 0.

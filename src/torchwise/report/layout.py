@@ -1,4 +1,4 @@
-"""What the reports on a terminal are laid out with."""
+"""Layout elements of the reports on a terminal."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Row = TypeVar("Row")
 Column = tuple[str, bool, Callable[[Row], str]]
 """Its name, whether it holds figures, and the text of a row in it."""
 MIN_WRAPPED = 16
-"""Letters that a line of a wrapped column has room for, so that most words stay whole."""
+"""Minimum letters per line of a wrapped column, so that most words stay whole."""
 TRUST_STYLES = {Reliability.GOOD: "dim", Reliability.LIMITED: "yellow", Reliability.UNUSABLE: "bold yellow"}
 
 
 def trusted(trust: Trust) -> RenderableType:
-    """Return the sentence that stands at the top of an output: how far its figures can be trusted."""
+    """Return the sentence for the top of an output: how far its figures can be trusted."""
     return Text(show.one_line(trust.sentence), style=TRUST_STYLES[trust.reliability])
 
 
 def hanging(text: str, lead: str = "", style: str = "", indent: int = 2, lead_style: str = "bold") -> RenderableType:
-    """Return a paragraph, of which every line is indented."""
+    """Return a paragraph with every line indented."""
     return Padding(Text.assemble((lead, lead_style), (text, style)), (0, 0, 0, indent))
 
 
@@ -41,7 +41,7 @@ def listed(title: str, lines: Iterable[RenderableType]) -> RenderableType:
 
 
 def table() -> Table:
-    """Return a table without columns, as wide as what is in it, and with a line below the heads alone."""
+    """Return a table without columns, as wide as its contents, with a line only below the heads."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
 
 
@@ -53,13 +53,13 @@ def filled(
     wrapped: Sequence[str],
     width: int,
 ) -> Table:
-    """Return such a table with its rows: no figure of it is cut, and no name is squeezed to a few letters.
+    """Return such a table with its rows. It cuts no figure, and squeezes no name to a few letters.
 
     Args:
-        choices: sets of columns from left to right; the first that fits is taken. Where only two lines for each
-            interval make a set fit, it is taken so.
-        rows: what each line is made from.
-        style: of the cell of a row in the column of a name.
+        choices: sets of columns from left to right. The first that fits is taken. If a set fits only with two lines for
+            each interval, it is taken so.
+        rows: the items behind the lines.
+        style: style of the cell of a row in the column of a name.
         wrapped: names of the columns that may take several lines.
         width: of the terminal.
     """
@@ -80,7 +80,7 @@ def filled(
 
 
 def _needed_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Sequence[str]) -> int:
-    """Return how wide a terminal must be for a table in which only these columns are wrapped, and not too narrowly."""
+    """Return the terminal width that a table needs if only these columns are wrapped, and not too narrowly."""
     found = 3 * len(names) - 1  # what stands between the columns, and at both ends
     for name, *cells in zip(names, *rows, strict=True):
         longest = max(cell_len(line) for cell in (name, *cells) for line in cell.splitlines() or [""])

@@ -1,4 +1,4 @@
-"""What the page shows of each trial besides its row: the choices, the checks, the costs, and how to repeat it."""
+"""Details of each trial on the page besides its row: the choices, the checks, the costs, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torchwise.report.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """One trial in full.
+    """All details of one trial.
 
     Attributes:
         row: its row in the table.
         anchor: its id on the page.
-        choices: what each choice of the plan does, with its legality.
+        choices: effect of each choice of the plan, with its numerics.
         checks: of the verdict: name, outcome, error, floor, detail.
         facts: costs and the like, as pairs of a name and a value.
-        notes: what the measurement says against itself.
+        notes: the measurement's doubts about itself.
         message: the whole message of a failure.
         traceback: of a failure.
-        command: what tries this plan again.
+        command: command that tries this plan again.
     """
 
     row: Row
@@ -41,7 +41,7 @@ class Details:
 
 
 def details(study: Study, rows: list[Row]) -> list[Details]:
-    """Return every trial in full, in the order of the table."""
+    """Return all details of every trial, in the order of the table."""
     return [_details(study, row, row.trial) for row in rows if row.trial]
 
 

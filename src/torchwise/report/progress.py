@@ -21,14 +21,15 @@ from torchwise.trial import WAITING
 
 REFRESHES_PER_SECOND = 8
 LONG_WAIT_S = 10.0
-"""From here on it is said that others had the device: whoever wonders why it takes so long should not look for it."""
+"""Wait from which a message says that others had the device, so that nobody looks for the cause of the delay."""
 
 
 class Progress:
-    """Shows what is being tried, for how long, and what leads; a context manager, and a study's listener.
+    """Context manager and listener of a study that shows the current trial, its duration, and the leader.
 
     On a terminal the present state is redrawn in place, and finished trials scroll above it. Elsewhere (a file, a CI
-    log, a dumb terminal) each event is one plain line. Writes to standard error, so that results can be piped.
+    log, a dumb terminal) each event is one plain line. It writes to standard error, so that results can be piped. log,
+    a dumb terminal) each event is one plain line. Writes to standard error, so that results can be piped.
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,11 +61,11 @@ class Progress:
             self._live = None
 
     def inspecting(self) -> None:
-        """The plain model is being looked at."""
+        """Start the inspection of the plain model."""
         self._begin("looking at the plain model")
 
     def inspected(self, inspection: Inspection) -> None:
-        """The plain model was looked at."""
+        """Finish the inspection of the plain model."""
         measurement = inspection.measurement
         each = ""
         if measurement.baseline_s:
@@ -77,12 +78,12 @@ class Progress:
             self.note(text)
 
     def trying(self, number: int, plan: Plan, reason: str) -> None:
-        """A trial starts."""
+        """Start a trial."""
         because = f" ({show.one_line(reason)})" if reason else ""
         self._begin(f"trial {number}: {show.one_line(str(plan))}", because)
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage; in a log that is not worth a line, except where it waited for long."""
+        """Enter a stage of the worker. In a log that is worth a line only if it waited for long."""
         if name == self._stage == WAITING:
             return
         now = self._clock()
@@ -92,24 +93,24 @@ class Progress:
             self._say(f"waited {show.seconds(waited_s)} for the device, where another measured or compiled")
 
     def finished(self, trial: Trial) -> None:
-        """A trial ended."""
+        """Finish a trial."""
         self.stage("")
         done = self._done(trial)
         self._say(f"trial {trial.number}: {show.one_line(str(trial.plan))}: {outcome(trial)}{done}")
         self._task = ""
 
     def leading(self, plan: Plan, speedup: Interval | None) -> None:
-        """Another plan leads."""
+        """Announce a new leading plan."""
         figures = f" at {show.speedup(speedup)}" if speedup else ""
         self._leader = f"{show.one_line(str(plan))} leads{figures}"
         self._say(self._leader)
 
     def comparing(self, plan: Plan, rival: Plan) -> None:
-        """Two plans that their trials may not tell apart are being timed beside each other."""
+        """Start timing two plans beside each other that their trials may not tell apart."""
         self._begin(f"{_beside(plan, rival)}, as their trials may not tell them apart")
 
     def compared(self, trial: Trial) -> None:
-        """They were."""
+        """Finish timing the two plans."""
         self.stage("")
         if duel := trial.duel:
             came = f"{show.speedup(duel.measurement.speedup)} its speed" if duel.measurement else f"it {duel.failure}"
@@ -117,18 +118,18 @@ class Progress:
         self._task = ""
 
     def repeated(self, trial: Trial) -> None:
-        """It was timed beside eager in one more process."""
+        """Finish timing a plan beside eager in one more process."""
         self.stage("")
         cold = f"; with cold caches {show.speedup(trial.cold_speedup)}" if trial.cold_speedup else ""
         self._say(f"{show.one_line(str(trial.plan))} in {len(trial.processes)} processes: {outcome(trial)}{cold}")
         self._task = ""
 
     def note(self, text: str) -> None:
-        """Say something the user should know."""
+        """Show a note for the user."""
         self._say(f"note: {show.one_line(text)}")
 
     def _done(self, trial: Trial) -> str:
-        """Return what the trial's plan gets done in a second, where that means anything."""
+        """Return the throughput of the trial's plan, if that means anything."""
         if self._work is None or trial.speedup is None:
             return ""
         seconds = self._eager_s / trial.speedup.mid
@@ -143,11 +144,11 @@ class Progress:
 
     def _say(self, line: str) -> None:
         elapsed = f"[{show.clock(self._clock() - self._start):>7}] "
-        # On a terminal a long line may wrap; in a log it must stay one line, whatever width is assumed for it.
+        # On a terminal a long line may wrap. In a log it must stay one line, even at a narrow assumed width.
         self._console.print(Text.assemble((elapsed, "dim"), line), soft_wrap=not self._is_live)
 
     def _state(self) -> RenderableType:
-        """Return what is shown at this moment, each line cut to the terminal's width."""
+        """Return the current display, each line cut to the terminal's width."""
         now = self._clock()
         stage = f", {self._stage}" if self._stage else ""
         self._spinner.update(text=_cut(f"{self._task or 'choosing what to try'}{stage}"))
@@ -156,7 +157,7 @@ class Progress:
 
 
 def outcome(trial: Trial) -> str:
-    """Say what came of a finished trial: its speed and cost where it is proven and faster, else what rules it out."""
+    """Describe a finished trial's outcome: speed and cost if verified and faster, else the reason against it."""
     if fault := own_fault(trial):
         return fault
     speedup = show.speedup(trial.speedup) if trial.speedup else ""

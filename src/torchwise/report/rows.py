@@ -21,24 +21,24 @@ class Row:
     """One line of the table of candidates.
 
     Attributes:
-        number: of the trial; None for eager, which is inspected and not tried.
-        plan: what was tried.
+        number: of the trial, or None for eager, which is inspected and not tried.
+        plan: the candidate.
         name: the plan in words.
         standing: "decided", "baseline", "proven" or "out".
-        is_decided: whether the decision is for this row; eager can be both baseline and decided.
-        state: of the trial; "inspected" for eager.
+        is_decided: whether the decision is for this row. Eager can be both baseline and decided.
+        state: of the trial, or "inspected" for eager.
         speedup: eager's time over the plan's.
-        time: seconds per call, on the scale of what eager takes in this study (`Study.economics`), so that times and
+        time: seconds per call, on the scale of eager's time in this study (`Study.economics`), so that times and
             speed-ups of one table agree.
         cold_s: cost of the first call with empty caches.
         warm_s: cost of the first call with full caches.
         peak_memory: bytes at the peak.
         baseline_peak_memory: the same for eager, one figure for all rows (`Study.eager_peak_memory`).
-        verdict: "passed", "failed", "not comparable", "reference" for eager, or empty where not verified.
+        verdict: "passed", "failed", "not comparable", "reference" for eager, or empty if not verified.
         error: largest relative error against the reference.
         floor: eager's own error, the noise floor.
         why: why it won or lost.
-        trial: what the row was made from; None for eager.
+        trial: the trial behind the row, or None for eager.
     """
 
     number: int | None
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def memory(self) -> str:
-        """Peak memory, and how it compares with eager's."""
+        """Peak memory, and its comparison with eager's."""
         if self.peak_memory is None:
             return show.NONE
         factor = f" ({show.ratio(self.peak_memory / self.baseline_peak_memory)})" if self.baseline_peak_memory else ""
@@ -69,16 +69,16 @@ class Row:
 
 
 def rows(study: Study) -> list[Row]:
-    """Return the decided plan, eager, the proven plans by speed-up, then the others as they were proposed.
+    """Return the decided plan, eager, the verified plans by speed-up, then the others in order of proposal.
 
-    Proven plans whose speed-up names no figure come after those that have one.
+    Verified plans whose speed-up names no figure come after those that have one.
     """
     candidates = [_candidate(trial, study) for trial in study.trials if not trial.plan.is_eager]
     return sorted([_baseline(study), *candidates], key=_rank)
 
 
 def verdict_word(verdict: Verdict | None) -> str:
-    """Return a verdict in a word or two; empty where there is none."""
+    """Return a verdict in a word or two, or an empty string if there is none."""
     return _VERDICTS[verdict.outcome] if verdict else ""
 
 
@@ -135,7 +135,7 @@ def _candidate(trial: Trial, study: Study) -> Row:
 
 
 def _time(trial: Trial, study: Study) -> Interval:
-    """Return what a call takes; where eager's own time is no figure, with the ends of that."""
+    """Return the time of a call, with the ends of eager's own interval if that is no figure."""
     time, eager = study.economics.seconds_per_call(trial), study.eager.baseline_time
     if eager.is_usable:
         return time

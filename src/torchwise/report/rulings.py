@@ -1,4 +1,4 @@
-"""What people said about a target's plans, as a part of a page."""
+"""People's approvals of a target's plans, as a part of a page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TEMPLATE = "rulings.html.j2"
 
 
 def render_rulings(rulings: Sequence[Ruling], in_force: str, theme: Theme) -> str:
-    """Return rulings as a part of a page; see `template.render_part`.
+    """Return approvals as a part of a page. See `template.render_part`.
 
     Args:
         rulings: on one target, mode and kind of hardware.
-        in_force: what they make of a decision, in words; empty where there is none.
+        in_force: their effect on a decision, in words, or empty if there is none.
         theme: light or dark.
     """
     return render_part(TEMPLATE, theme, rulings=rulings, in_force=in_force, when=when)

@@ -17,10 +17,10 @@ TEMPLATE = "studies.html.j2"
 
 
 def progress(study: Study, now: float) -> str:
-    """Return how far a search has come, in a sentence.
+    """Return the progress of a search, in a sentence.
 
     Args:
-        study: one that runs.
+        study: a running study.
         now: seconds since the epoch.
     """
     finished = [trial for trial in study.trials if trial.state.is_finished]
@@ -43,13 +43,13 @@ def _since(then: float, now: float) -> str:
 def render_studies(
     summaries: Sequence[StudySummary], place: str, theme: Theme, *, target: str | None, most: int
 ) -> str:
-    """Return studies as a part of a page; see `template.render_part`.
+    """Return studies as a part of a page. See `template.render_part`.
 
     Args:
         summaries: newest first.
-        place: of the store.
+        place: location of the store.
         theme: light or dark.
-        target: whose studies alone these are; None for any.
-        most: how many there can be at the most, so that older ones may be missing.
+        target: the only target shown, or None for any.
+        most: the maximum number of studies, so that older ones may be missing.
     """
     return render_part(TEMPLATE, theme, summaries=summaries, place=place, when=when, target=target, most=most)

@@ -1,4 +1,4 @@
-"""From a template to a page: one look, escaped, and the same bytes for the same records."""
+"""Pages from templates: one look, escaped, and the same bytes for the same records."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def render(template: str, **context: Any) -> str:
 
     Args:
         template: name of a file in `report/templates` that extends `layout`.
-        **context: what the page shows; `layout`, `css` and `show` are there already.
+        **context: the page's contents. `layout`, `css` and `show` are already there.
     """
     return _render(template, "base.html.j2", _css(), **context)
 
 
 def render_part(template: str, theme: Theme, **context: Any) -> str:
-    """Return what `render` does as a part of somebody else's page, in one theme.
+    """Return the output of `render` as a part of another page, in one theme.
 
-    It passes sanitisers of HTML: drawings are images, and all style stands in one element for what is in this part.
+    HTML sanitisers accept it: drawings are images, and one element holds the style of everything in this part.
 
     Args:
         template: as for `render`.
-        theme: "light" or "dark", whatever the browser prefers.
+        theme: "light" or "dark", regardless of the browser's preference.
         **context: as for `render`.
     """
     part = _render(template, "part.html.j2", _part_css(theme), **context)
@@ -44,7 +44,7 @@ def _css() -> str:
 
 
 def _colors(theme: Theme) -> dict[str, str]:
-    """Return the colours of a theme by the names of their variables; those that dark leaves out are light's."""
+    """Return the colours of a theme by their variables' names. Colours that dark leaves out are light's."""
     light, dark = _css().split("@media", 1)
     found = light if theme == "light" else light + dark.split("@media")[0]
     return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", found))
@@ -64,7 +64,7 @@ def _image(svg: str, colors: dict[str, str]) -> str:
 
 
 def _part_css(theme: Theme) -> str:
-    """Return the style of the pages for the elements within one: by nesting, with the root and the body as that one."""
+    """Return the pages' style for one element, by nesting: the root and the body become that element."""
     css = re.sub(r"(?m)^(\s*)(:root|body)(?= \{)", r"\1&", _css())
     asked = "screen and (prefers-color-scheme: dark)"
     return f".torchwise {{\n{css.replace(asked, 'screen' if theme == 'dark' else 'not all')}\n}}"
@@ -86,5 +86,5 @@ def _render(template: str, layout: str, css: str, **context: Any) -> str:
 
 
 def _finalized(value: Any) -> Any:
-    """Take out of every text what could fool a reader or a parser; the escaping comes after this."""
+    """Remove everything from a text that could fool a reader or a parser. The escaping comes after this."""
     return show.plain(value) if type(value) is str else value

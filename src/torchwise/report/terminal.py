@@ -1,6 +1,6 @@
-"""A study and a decision on a terminal: the sentence first, then the evidence, then what to type next.
+"""A study and a decision on a terminal: the sentence first, then the evidence, then the next commands.
 
-Nothing is said by colour alone, and every text from a model or a compiler is stripped of terminal escapes.
+Colour alone carries no meaning, and every text from a model or a compiler is stripped of terminal escapes.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 
 def render_study(study: Study, name: str | None = None, store: str | None = None) -> RenderableType:
-    """Return a study: decision, candidates with why each lost, what was not tried, notes, and the next command.
+    """Return a study: decision, candidates with why each lost, untried choices, notes, and the next command.
 
     Args:
-        study: what was found.
-        name: what the next command calls it, and with `store` where that looks; see `next_steps`.
-        store: the place of the store.
+        study: the results.
+        name: name of the study in the next command, which looks in `store`. See `next_steps`.
+        store: location of the store.
     """
     parts: list[RenderableType] = [
         *([layout.trusted(study.trust)] if study.is_timed else []),
@@ -93,7 +93,7 @@ def _undecided(study: Study) -> RenderableType:
 
 
 class _Candidates:
-    """The table, with as many columns as the terminal has room for; reasons that do not fit follow below it."""
+    """The table, with as many columns as the terminal has room for. Reasons that do not fit follow below it."""
 
     def __init__(self, found: list[Row]) -> None:
         self._rows = found
@@ -133,7 +133,7 @@ class Command:
 
 
 def commands(steps: Iterable[Step], indent: int = 4) -> Iterator[RenderableType]:
-    """Yield commands, each with what it is for below it."""
+    """Yield commands, each with its purpose below it."""
     for step in steps:
         yield Command(step.command)
         yield hanging(step.purpose, style="dim", indent=indent)

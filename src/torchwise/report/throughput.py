@@ -1,7 +1,8 @@
-"""How much a training step gets done in a second: samples, tokens, and the share of the hardware's peak (MFU).
+"""Throughput of a training step per second: samples, tokens, and the share of the hardware's peak (MFU).
 
-MFU as PaLM has it (https://arxiv.org/abs/2204.02311, appendix B): the operations that the model needs, whatever a plan
-computes besides, over what the hardware could do in that time. The peak here is measured, not the data sheet's.
+MFU is defined as for PaLM (https://arxiv.org/abs/2204.02311, appendix B): the model's necessary operations over those
+that the hardware could do in that time. Additional operations of a plan do not count. The peak here is measured, and
+not the data sheet's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def throughput(work: StepWork, seconds: float) -> str:
 
 
 def learnt(trial: Trial) -> str:
-    """Return where a trial's loss curves went, in words; empty where it is no training step, or was not trained."""
+    """Return the course of a trial's loss curves in words, or "" if it is no training step, or was not trained."""
     details = [
         check.detail for check in (trial.verdict.checks if trial.verdict else ()) if check.name == "trajectories"
     ]
@@ -30,7 +31,7 @@ def learnt(trial: Trial) -> str:
 
 
 def throughputs(study: Study) -> list[str]:
-    """Return what eager gets done, and the decided plan; nothing where no training step was tuned."""
+    """Return the throughput of eager and of the decided plan, or nothing if no training step was tuned."""
     inspection, decision = study.inspection, study.decision
     if inspection.work is None or not study.eager.baseline_s:
         return []

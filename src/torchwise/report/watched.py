@@ -1,4 +1,4 @@
-"""What a watch over the compiler saw, on a terminal: the sentence first, then each place with what mends it."""
+"""Events of the compiler on a terminal: the sentence first, then each place with its fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchwise.records.watched import Break, Compilation, Fallback, Recompile, W
 from torchwise.report import format as show
 
 MOST = 20
-"""Entries shown of each kind; the JSON has all."""
+"""Maximum entries shown of each kind. The JSON has all."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Function:
     hits: int = 0
 
     def add(self, one: Compilation) -> None:
-        """Count one more."""
+        """Count one more compilation."""
         self.line = min(self.line, one.line)
         self.times += 1
         self.seconds += one.seconds
@@ -41,7 +41,7 @@ class _Function:
 
 
 def print_watched(seen: Watched, console: Console) -> None:
-    """Print the summary: a sentence, graph breaks with their mends, recompilations, fallbacks, and compile seconds."""
+    """Print the summary: a sentence, graph breaks with their fixes, recompilations, fallbacks, and compile seconds."""
     parts: list[RenderableType] = [Text(sentence(seen), style="bold")]
     parts += _section("Graph breaks", [_break(one) for one in seen.breaks])
     parts += _section("Recompilations", [_recompile(one) for one in seen.recompiles])
@@ -53,7 +53,7 @@ def print_watched(seen: Watched, console: Console) -> None:
 
 
 def sentence(seen: Watched) -> str:
-    """Say in one sentence what was seen."""
+    """Summarize the events in one sentence."""
     if not seen.compilations and not seen.breaks:
         return f"Torchwise watched PyTorch's compiler for {show.seconds(seen.seconds)}: nothing was compiled."
     recompiled = sum(one.count for one in seen.recompiles)
@@ -114,7 +114,7 @@ def _compiled(compilations: Iterable[Compilation]) -> Table:
 
 
 def _place(file: str, line: int) -> str:
-    """The file as a path from here where it lies below, so that a click finds it."""
+    """The file as a path relative to the current folder if it lies below, so that a click finds it."""
     with contextlib.suppress(OSError):  # the folder that the program ran in may be gone
         here = os.getcwd() + os.sep
         file = file.removeprefix(here)

@@ -1,7 +1,7 @@
 """Why a plan won or lost, as a sentence derived from its records.
 
 A plan loses by its own fault (it failed, answered wrongly, is slower than eager) or against another (it does not pay
-back, it is no faster than the plan decided for). The first needs the trial alone: live progress says it too.
+back, it is no faster than the decided plan). The first kind needs the trial alone, so live progress reports it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchwise.report.costs import asked, baseline_cost, cost_of
 from torchwise.report.facts import saved
 
 LONGEST = 240
-"""Characters of a message that are shown in a sentence; compilers write pages."""
+"""Maximum characters of a message shown in a sentence, since compilers write pages."""
 
 _FAILURES = {
     FailureKind.TIMED_OUT: "took too long in {stage}: {message}",
@@ -43,7 +43,7 @@ def is_decided(trial: Trial, decision: Decision | None) -> bool:
 
 
 def decided(decision: Decision) -> str:
-    """Say what deciding for the plan is worth."""
+    """Describe the gain of deciding for the plan."""
     if decision.plan.is_eager:
         if decision.is_inconclusive:
             return "stays, as the measurements cannot tell whether a plan is faster"
@@ -56,7 +56,7 @@ def decided(decision: Decision) -> str:
 
 
 def own_fault(trial: Trial, *, memory: bool = False) -> str:
-    """Say what rules a finished trial out by itself; empty where nothing does.
+    """Say what rules a finished trial out by itself, or return an empty string if nothing does.
 
     Args:
         trial: a finished trial.
@@ -101,7 +101,7 @@ def _over_the_limit(trial: Trial, study: Study) -> str:
 
 
 def _figures(verdict: Verdict) -> str:
-    """Return the error and the noise floor of the check that failed, where it has them."""
+    """Return the error and the noise floor of the failed check, if it has them."""
     for check in verdict.checks:
         if check.outcome is Outcome.FAIL and check.error is not None:
             floor = "" if check.floor is None else f", noise floor {show.relative_error(check.floor)}"
@@ -130,7 +130,7 @@ def _not_faster(trial: Trial, memory: bool) -> str:
 
 
 def _against_others(trial: Trial, study: Study) -> str:
-    """Say what a proven plan that is not slower than eager lost by."""
+    """Say why a verified plan that is not slower than eager lost to another."""
     decision = study.decision
     if message := _does_not_pay(trial, study):
         return message
@@ -176,9 +176,9 @@ def _against_decided(trial: Trial, decision: Decision, study: Study) -> str:
 
 
 def _faster(trial: Trial, decision: Decision, study: Study, figures: str, ratio: float) -> str:
-    """Say that a plan is `ratio` times as fast as the decided one, and that compiling it undoes that where it does.
+    """Say that a plan is `ratio` times as fast as the decided one, and that compiling outweighs it, if it does.
 
-    It may have lost by something that no record tells, such as a decision among the plans of `--plan` alone.
+    It may have lost for a reason that no record holds, such as a decision among the plans of `--plan` alone.
     """
     said = f"faster per call than {decision.plan} ({figures})"
     chosen = next((t for t in study.trials if is_decided(t, decision)), None)
@@ -190,7 +190,7 @@ def _faster(trial: Trial, decision: Decision, study: Study, figures: str, ratio:
 
 
 def _memory(trial: Trial, study: Study) -> str:
-    """Say how a plan's peak memory compares, where memory is the objective."""
+    """Describe how a plan's peak memory compares, if memory is the objective."""
     mine, eager = trial.costs.peak_memory if trial.costs else None, study.eager_peak_memory
     if mine is None or eager is None:
         return "its peak memory could not be measured"

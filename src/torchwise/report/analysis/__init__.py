@@ -1,4 +1,4 @@
-"""An analysis from its record alone: on a terminal, as a page, as plots, and while it runs. No torch."""
+"""Reports on an analysis, made from its record alone: terminal output, a page, plots and live progress. No torch."""
 
 from torchwise.report.analysis.page import render_analysis_html, write_analysis_html
 from torchwise.report.analysis.progress import AnalyzeProgress

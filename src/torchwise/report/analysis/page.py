@@ -19,7 +19,7 @@ TEMPLATE = "analyze.html.j2"
 
 
 def write_analysis_html(analysis: Analysis, path: str | Path, store: str | None = None) -> Path:
-    """Write an analysis as a page to `path`, whole or not at all; return the path. `store` is as of `next_steps`.
+    """Write an analysis as a page to `path`, whole or not at all, and return the path. `store` is as in `next_steps`.
 
     Raises:
         StorageError: the file cannot be written.
@@ -53,7 +53,7 @@ def render_analysis_html(analysis: Analysis, store: str | None = None) -> str:
 
 
 def _figures(analysis: Analysis) -> list[facts.Fact]:
-    """Return the figures of the first panel; none for a plan that was not proven."""
+    """Return the figures of the first panel, or none for a plan that was not verified."""
     if not analysis.trial.is_proven or analysis.plan.is_eager:
         return []
     costs, is_figure = analysis.trial.costs, speedup_of(analysis).is_usable

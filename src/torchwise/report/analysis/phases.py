@@ -1,4 +1,4 @@
-"""What each phase of an analysis found, as facts and tables of text: every view shows these."""
+"""Results of each phase of an analysis, as facts and tables of text: every view shows these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchwise.report.facts import Fact, break_even, checked, time_parts
 from torchwise.report.rows import verdict_word
 
 ROUND_CALLS = (1, 100, 10_000, 1_000_000)
-"""Numbers of calls that a table of costs holds besides those that are expected."""
+"""Numbers of calls in a table of costs, besides the expected number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase: a title, what it is about, facts, and a table where there is one."""
+    """One phase: a title, its subject, facts, and a table if there is one."""
 
     key: str
     title: str
@@ -36,7 +36,7 @@ class Phase:
 
 
 def phases(analysis: Analysis) -> list[Phase]:
-    """Return the phases that there is something to show of, in order."""
+    """Return the phases that have something to show, in order."""
     found = (baseline, compiling, speed, economics, memory, correctness, scaling)
     made = (phase(analysis) for phase in found)
     return [phase for phase in made if phase.facts or phase.table or phase.note]
@@ -56,7 +56,7 @@ def asked_for(analysis: Analysis) -> str:
 
 
 def baseline(analysis: Analysis) -> Phase:
-    """Say what the plain model takes."""
+    """Describe the time and memory of the plain model."""
     seen = analysis.inspection
     is_timed = bool(seen.measurement.baseline_s)
     is_weighed = analysis.steady is not None and analysis.steady.memory.baseline_call is not None
@@ -71,7 +71,7 @@ def baseline(analysis: Analysis) -> Phase:
 
 
 def compiling(analysis: Analysis) -> Phase:
-    """Say what the first calls cost, cold and warm."""
+    """Describe the cost of the first calls, cold and warm."""
     costs, trial = analysis.trial.costs, analysis.trial
     facts: list[Fact] = []
     if trial.failure:
@@ -86,7 +86,7 @@ def compiling(analysis: Analysis) -> Phase:
 
 
 def speed(analysis: Analysis) -> Phase:
-    """Say how fast the plan is, and how alike its calls are."""
+    """Describe how fast the plan is, and how alike its calls are."""
     facts = [("Speed-up over eager", show.speedup(analysis.speedup))]
     if analysis.trial.measurement:
         facts.append(("Per call", show.time(analysis.time)))
@@ -101,7 +101,7 @@ def speed(analysis: Analysis) -> Phase:
 
 
 def economics(analysis: Analysis) -> Phase:
-    """Say when compiling has paid, and what it is worth."""
+    """Describe when compiling has paid off, and how much it saves."""
     if not analysis.trial.is_proven:
         return Phase("economics", "Economics")
     found, trial = analysis.economics, analysis.tried
@@ -131,13 +131,13 @@ def speedup_of(analysis: Analysis) -> Interval:
 
 
 def inconclusive_saving(analysis: Analysis) -> str:
-    """Say of a saving without a figure what can be told."""
+    """Describe a saving that has no figure, as far as it is known."""
     is_faster, saved = exceeds(speedup_of(analysis)) is Answer.YES, analysis.saved_s
     return f"at least {show.seconds(saved)}" if is_faster and saved and saved > 0 else "inconclusive"
 
 
 def memory(analysis: Analysis) -> Phase:
-    """Say what a process that runs the plan needs."""
+    """Describe the memory that a process with the plan needs."""
     if analysis.steady is None:
         return Phase("memory", "Memory")
     held = analysis.steady.memory
@@ -155,7 +155,7 @@ def memory(analysis: Analysis) -> Phase:
 
 
 def correctness(analysis: Analysis) -> Phase:
-    """Say whether the answers are right."""
+    """Describe whether the answers are right."""
     verdict = analysis.trial.verdict
     if verdict is None:
         return Phase("correctness", "Correctness")
@@ -171,7 +171,7 @@ def correctness(analysis: Analysis) -> Phase:
 
 
 def scaling(analysis: Analysis) -> Phase:
-    """Say how time and throughput go with the batch size."""
+    """Describe how time and throughput change with the batch size."""
     note = show.one_line(analysis.batch_note)
     if not analysis.batches:
         return Phase("scaling", "Batch sizes", note=note)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_MARKS = 4
-"""Marks of an axis of bytes, whose labels are long."""
+"""Maximum number of marks on an axis of bytes, whose labels are long."""
 
 
 def plots(analysis: Analysis) -> list[Plot]:
@@ -43,7 +43,7 @@ def latency_plot(analysis: Analysis) -> Plot | None:
 
 
 def memory_plot(analysis: Analysis) -> Plot | None:
-    """Return what is held, for the plan and for eager, against the planning figure."""
+    """Return the memory held by the plan and by eager, against the memory to plan for."""
     held = analysis.steady.memory if analysis.steady else None
     if held is None or held.reserve is None:
         return None
@@ -75,7 +75,7 @@ def memory_plot(analysis: Analysis) -> Plot | None:
 
 
 def scaling_plot(analysis: Analysis) -> Plot | None:
-    """Return throughput over the batch size; None with fewer than two."""
+    """Return throughput over the batch size, or None for fewer than two sizes."""
     timed = [figures for figures in analysis.batch_figures if figures.speedup.is_usable]
     if len(timed) < 2:
         return None
@@ -118,7 +118,7 @@ def scaling_plot(analysis: Analysis) -> Plot | None:
 def _as_study(analysis: Analysis) -> Study:
     """Return the analysis as a study of one plan, which the plots of studies can be drawn from.
 
-    Its baseline is the one that all times are shown by. Where the speed-up is no figure, nothing is drawn of its costs.
+    Its baseline is the one that all times are scaled by. If the speed-up names no figure, no costs are drawn.
     """
     is_figure = analysis.speedup is not None and analysis.speedup.is_usable
     is_drawn = analysis.trial.is_proven and not analysis.plan.is_eager and is_figure

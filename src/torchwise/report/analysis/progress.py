@@ -7,9 +7,9 @@ from torchwise.report.progress import Progress
 
 
 class AnalyzeProgress(Progress):
-    """Shows the phase and its stage, and for how long; an analysis's listener."""
+    """Listener of an analysis that shows the phase, its stage, and the time spent in it."""
 
     def phase(self, name: str) -> None:
-        """A phase is begun."""
+        """Start a phase."""
         self._leader = "one plan, phase by phase"
         self._begin(show.one_line(name))

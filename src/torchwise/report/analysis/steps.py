@@ -1,4 +1,4 @@
-"""What to type next, and what is worth knowing of the plain model."""
+"""Next commands to type, and notes on the plain model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchwise.workload.spec import LIVE
 
 
 def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
-    """Return what to type next; the most useful first.
+    """Return the next commands to type, the most useful first.
 
     Args:
-        analysis: what was found.
-        store: the place of the store that was named for it; None for the one that every command finds by itself.
+        analysis: the results.
+        store: location of the store that was named for it, or None for the one that every command finds by itself.
     """
     kept = () if store is None else ("--store", store)
     live = analysis.workload.target.startswith(LIVE)
@@ -30,7 +30,7 @@ def next_steps(analysis: Analysis, store: str | None = None) -> list[Step]:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Return what the inspection found worth knowing; how far times can be trusted, `Analysis.judge_trust` says."""
+    """Return the notes of the inspection. `Analysis.judge_trust` says how far times can be trusted."""
     return [show.one_line(note) for note in dict.fromkeys(analysis.inspection.notes)]
 
 

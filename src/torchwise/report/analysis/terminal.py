@@ -1,4 +1,4 @@
-"""An analysis on a terminal: what to do first, then phase by phase what that rests on, then what to type next."""
+"""An analysis on a terminal: first the advice, then its evidence phase by phase, then the next commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchwise.report.terminal import commands
 
 
 def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableType:
-    """Return an analysis: the advice, the phases, notes, and what to type next; `store` is as of `next_steps`."""
+    """Return an analysis: the advice, the phases, notes, and the next commands. `store` is as in `next_steps`."""
     head, *rest = [show.plain(advice.text) for advice in analysis.advice] or ["Nothing was found."]
     holds = f"holds for {show.one_line(analysis.workload.target)} on {place(analysis.environment)}"
     lines = [Text(head, style="bold"), Text(holds, style="dim")]
@@ -41,7 +41,7 @@ def render_analysis(analysis: Analysis, store: str | None = None) -> RenderableT
 
 
 class _Shown:
-    """A phase; a table that is wider than the terminal becomes lines."""
+    """A phase. A table that is wider than the terminal becomes lines."""
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase

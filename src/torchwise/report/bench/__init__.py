@@ -1,4 +1,4 @@
-"""A benchmark from its records alone: as a table, its sum, plots, files, and two of them side by side."""
+"""Reports on a benchmark, from its records alone: table, summary, plots, files, and comparison of two benchmarks."""
 
 from torchwise.report.bench.compared import render_comparison
 from torchwise.report.bench.export import check_exportable, export, read_benchmark

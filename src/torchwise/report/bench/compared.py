@@ -1,4 +1,4 @@
-"""A comparison of two benchmarks on a terminal: what differs between the machines first, then the regressions."""
+"""A comparison of two benchmarks on a terminal: first the differences of the machines, then the regressions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TITLES = {
     Change.DRIFT: "Drift of eager: the machine, or eager itself; fails nothing",
     Change.NOT_COMPARED: "Not compared",
 }
-"""Headings in the order in which they are shown; rows that are the same are only counted."""
+"""Headings in the order in which they are shown. Rows that are the same are only counted."""
 OUTCOMES = {
     Answer.YES: ("B has regressions", "bold red"),
     Answer.NO: ("B has no regression", "bold green"),
     Answer.INCONCLUSIVE: ("Inconclusive: whether B has regressions cannot be told", "bold yellow"),
 }
-"""What a comparison comes to, in words and in colour."""
+"""Outcome of a comparison, in words and in colour."""
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """Return a comparison, the sentence that counts last, where a log ends."""
+    """Return a comparison. The sentence with the counts comes last, where a log ends."""
     parts: list[RenderableType] = [layout.trusted(comparison.trust)] if comparison.trust else []
     if comparison.differences:
         words = "A and B ran in different environments, so changes may come from there:"

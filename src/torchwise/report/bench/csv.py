@@ -1,4 +1,4 @@
-"""A benchmark as CSV: one line for each row, raw figures in SI units, the unit in each column's name."""
+"""A benchmark as CSV: one line per row, with raw figures in SI units. Each column's name holds its unit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cell = str | float | int | bool | None
 
 
 def to_csv(benchmark: Benchmark) -> str:
-    """Return the table with a header, as RFC 4180 has it; a cell is empty where nothing is known."""
+    """Return the table with a header, in the format of RFC 4180. A cell is empty if nothing is known."""
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, columns(Row(WorkloadSpec(""), ""), Benchmark(benchmark.environment, 0.0)))
     writer.writeheader()

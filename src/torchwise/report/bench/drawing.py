@@ -1,4 +1,4 @@
-"""How a picture of a benchmark is drawn: a strip for each target, a line in it for each mark, ratios on a log axis."""
+"""Drawing of a benchmark's picture: a strip per target, a line in it per mark, and ratios on a log axis."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 INK, GRID, SHADE = "#222222", "#dddddd", "#f4f4f4"
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#B8A000")
-"""Okabe & Ito's palette, which the colour-blind tell apart; its yellow is darkened, to be seen on white."""
+"""Okabe & Ito's palette, which the colour-blind can tell apart. Its yellow is darkened, to be seen on white."""
 MARKERS = "s^vPXp<>*h8"
-"""Shapes tell what colours cannot: the two together repeat only after 66 series."""
+"""Shapes distinguish series with the same colour. The two together repeat only after 66 series."""
 FIXED = {"eager": ("#000000", "o"), "torchwise": ("#D55E00", "D")}
-"""What looks the same in every picture."""
+"""Series that look the same in every picture."""
 WIDTH, DPI = 9.0, 150
 AROUND, PER_LEGEND_LINE, PER_GROUP, PER_MARK = 1.5, 0.2, 0.2, 0.15
-"""Inches that each takes of the height; text stays as readable with sixty targets as with one."""
+"""Inches of height for each of them. Text stays as readable with sixty targets as with one."""
 LEGEND_COLUMNS = 4
 MANY_GROUPS = 8
-"""Targets from which the axis is marked on top, too."""
+"""Number of targets from which the axis is marked on top, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One point with its interval, of one series; hollow where its answers are not right."""
+    """One point of one series with its interval, hollow if its answers are not right."""
 
     series: str
     low: float
@@ -40,7 +40,7 @@ class Mark:
 
     @property
     def is_figure(self) -> bool:
-        """Whether the interval is narrow enough for its middle to be drawn: else the bar stands alone."""
+        """Whether the interval is narrow enough to draw its middle. Otherwise the bar stands alone."""
         return self.low == self.high or Interval(self.low, self.mid, self.high).is_usable
 
 
@@ -54,14 +54,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn.
+    """Contents of a picture.
 
     Attributes:
         groups: one for each target, from the top down.
-        label: of the axis.
-        note: what else is to be known, below it.
-        unit: follows each figure on the axis.
-        line: where a line stands that marks are read against.
+        label: label of the axis.
+        note: further remarks, shown below the axis.
+        unit: unit that follows each figure on the axis.
+        line: value at which a reference line stands.
     """
 
     groups: tuple[Group, ...]
@@ -83,7 +83,7 @@ class Picture:
 
 
 def draw(picture: Picture, path: Path) -> list[Path]:
-    """Draw to `path` with .png and with .svg; return both.
+    """Draw to `path` with .png and with .svg, and return both paths.
 
     Raises:
         OSError: a file cannot be written.
@@ -124,7 +124,7 @@ def _paint(axes: Axes, picture: Picture) -> None:
 
 
 def draw_mark(axes: Axes, place: float, mark: Mark, style: dict[str, Any], paper: str) -> None:
-    """Draw a mark with its interval; a hollow one is filled with the colour of the paper, no figure has no marker."""
+    """Draw a mark with its interval. A hollow one is filled with the paper's colour, and no figure has no marker."""
     ends = [[mark.mid - mark.low], [mark.high - mark.mid]]
     hollow = {"markerfacecolor": paper} if mark.is_hollow else {}
     hollow |= {} if mark.is_figure else {"marker": ""}
@@ -152,7 +152,7 @@ def _dress(axes: Axes, picture: Picture) -> None:
 
 
 def scale(axes: Axes, unit: str, steps: Sequence[float], most: int) -> None:
-    """Mark a logarithmic axis of figures in `unit` at these steps of each power of ten, and at no more places."""
+    """Mark a logarithmic axis of figures in `unit` at these steps of each power of ten, at `most` places at most."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=most))

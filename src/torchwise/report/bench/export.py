@@ -20,9 +20,9 @@ WRITERS = {
 
 
 def export(benchmark: Benchmark, path: str | Path) -> Path:
-    """Write a benchmark as .json (all of it, schema `torchwise.bench/1`), .csv or .md; return the path.
+    """Write a benchmark as .json (all of it, schema `torchwise.bench/1`), .csv or .md, and return the path.
 
-    The file holds either the whole of it or what it held before, whatever happens meanwhile.
+    The file holds either all of the benchmark or its old contents, even if the write is interrupted.
 
     Raises:
         InputError: the suffix is another one, or the file cannot be written.
@@ -32,10 +32,10 @@ def export(benchmark: Benchmark, path: str | Path) -> Path:
 
 
 def check_exportable(path: str | Path) -> None:
-    """Refuse a file whose suffix names no form to write.
+    """Refuse a file whose suffix names no format to write.
 
     Raises:
-        InputError: it does not.
+        InputError: the suffix names no format.
     """
     suffix = Path(path).suffix
     if suffix not in WRITERS:
@@ -46,7 +46,7 @@ def check_exportable(path: str | Path) -> None:
 
 
 def read_benchmark(path: str | Path) -> Benchmark:
-    """Read what was exported as .json.
+    """Read a benchmark exported as .json.
 
     Raises:
         InputError: it cannot be read, or is no benchmark of this schema.

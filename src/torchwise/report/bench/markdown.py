@@ -21,7 +21,7 @@ _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<
 
 
 def to_markdown(benchmark: Benchmark) -> str:
-    """Return the whole benchmark: where it ran, the summary, and a table for each target."""
+    """Return the whole benchmark: the machine, the summary, and a table for each target."""
     told = _safe(trust_of(benchmark).sentence) if benchmark.rows else ""
     parts = ["# Benchmark", told, _safe(place(benchmark)), overview(benchmark)]
     for block in blocks(benchmark):
@@ -32,7 +32,7 @@ def to_markdown(benchmark: Benchmark) -> str:
 
 
 def overview(benchmark: Benchmark) -> str:
-    """Return the summary in words, and where Torchwise was run on several targets, a line for each."""
+    """Return the summary in words. If Torchwise ran on several targets, add a line for each."""
     ours = [row for row in benchmark.rows if row.contender == OURS]
     table = _rows(OVERVIEW, [_overview_cells(row, benchmark) for row in ours]) if len(ours) > 1 else ""
     return "\n\n".join(filter(None, [_list(sentences(summarize(benchmark))), table]))
@@ -68,5 +68,5 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return text that Markdown shows as it is: a name or a message may hold anything."""
+    """Return text that Markdown shows unchanged, since a name or a message may hold anything."""
     return show.one_line(text).translate(_SPECIAL)

@@ -20,7 +20,7 @@ TEMPLATE = "bench.html.j2"
 
 
 def write_bench_html(benchmark: Benchmark, path: str | Path) -> Path:
-    """Write a benchmark as a page to `path`, whole or not at all; return the path.
+    """Write a benchmark as a page to `path`, whole or not at all, and return the path.
 
     Raises:
         StorageError: the file cannot be written.

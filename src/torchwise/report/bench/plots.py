@@ -19,7 +19,7 @@ LONGEST = 60
 
 
 def write_plots(benchmark: Benchmark, folder: str | Path) -> list[Path]:
-    """Write `speedup` and, where the roofline is known, `roofline`, each as .png and .svg; return the paths.
+    """Write `speedup` and, if the roofline is known, `roofline`, each as .png and .svg. Return the paths.
 
     Raises:
         InputError: the folder cannot be made or written to.
@@ -33,7 +33,7 @@ def write_plots(benchmark: Benchmark, folder: str | Path) -> list[Path]:
 
 
 def speedup_picture(benchmark: Benchmark) -> Picture:
-    """Return every timed contender but eager; a hollow mark where its answers are not right."""
+    """Return every timed contender but eager, with a hollow mark if its answers are not right."""
     return Picture(
         _groups(benchmark, lambda workload: _speedups(scale_of(benchmark, workload))),
         label="speed-up over eager: right of 1× is faster",
@@ -44,7 +44,7 @@ def speedup_picture(benchmark: Benchmark) -> Picture:
 
 
 def roofline_picture(benchmark: Benchmark) -> Picture:
-    """Return what eager, the best other and Torchwise reach with right answers in the model's own precision."""
+    """Return the roofline shares of eager, the best other and Torchwise, if right, in the model's own precision."""
     return Picture(
         _groups(benchmark, lambda workload: _shares(benchmark, workload)),
         label="share of the roofline: least possible time over the measured one",
@@ -79,13 +79,13 @@ def _shares(benchmark: Benchmark, workload: WorkloadSpec) -> list[Mark]:
 
 
 def _series(row: Row) -> str:
-    """Return what the legend calls a row: lowered precision is a series of its own."""
+    """Return the legend's name of a row: lowered precision is a series of its own."""
     name = show.one_line(row.contender)
     return name if row.precision == "native" else f"{name} in {show.one_line(row.precision)}"
 
 
 def _name(workload: WorkloadSpec, among: tuple[WorkloadSpec, ...]) -> str:
-    """Return the target without the zoo's prefix, and with what else tells it from the others."""
+    """Return the target without the zoo's prefix, plus anything else that tells it from the others."""
     words = [show.clipped(workload.target.removeprefix("zoo:"), LONGEST)]
     for field in ("mode", "device", "objective"):
         if len({getattr(other, field) for other in among}) > 1:

@@ -15,10 +15,10 @@ from torchwise.workload import WorkloadSpec
 
 
 class BenchProgress(Progress):
-    """Shows target, contender and stage, for how long, and each row when it is done; a benchmark's listener.
+    """Listener of a benchmark that shows target, contender, stage and time spent, and each finished row.
 
     Attributes:
-        benchmark: what is done so far; None before the first row.
+        benchmark: the benchmark so far, or None before the first row.
     """
 
     def __init__(
@@ -28,27 +28,27 @@ class BenchProgress(Progress):
         clock: Callable[[], float] = time.monotonic,
         keep: Callable[[Benchmark], object] = lambda _: None,
     ) -> None:
-        """Show on `console` (standard error where None), and give every new state of the benchmark to `keep`."""
+        """Show on `console` (standard error if None), and give every new state of the benchmark to `keep`."""
         super().__init__(console, clock=clock)
         self.benchmark: Benchmark | None = None
         self._keep = keep
         self._target, self._task, self._leader = "", "measuring what the hardware can do", "no row is done yet"
 
     def target(self, workload: WorkloadSpec, number: int, total: int) -> None:
-        """Target `number` of `total` is begun."""
+        """Start target `number` of `total`."""
         self._target = f"{number}/{total} {show.one_line(workload.target)}"
         self._begin(f"{self._target}: looking at the plain model")
 
     def contender(self, name: str) -> None:
-        """A contender is tried."""
+        """Start a contender."""
         self._begin(f"{self._target}: {show.one_line(name)}")
 
     def step(self, what: str) -> None:
-        """A contender goes on to its next step: a trial of its search, or two of them in one process."""
+        """Start a contender's next step: a trial of its search, or two of them in one process."""
         self._begin(f"{self._target}: {show.one_line(what)}")
 
     def row(self, benchmark: Benchmark, row: Row) -> None:
-        """A row is done: keep it first, then say it."""
+        """Keep a finished row first, and then report it."""
         self.benchmark = benchmark
         self._keep(benchmark)
         self.stage("")
@@ -57,14 +57,14 @@ class BenchProgress(Progress):
         self._task = self._target
 
     def timed_again(self, benchmark: Benchmark, row: Row) -> None:  # noqa: ARG002 - the table in the end shows it
-        """A row was timed in another process: keep it."""
+        """Keep a row that was timed in another process."""
         self.benchmark = benchmark
         self._keep(benchmark)
         self.stage("")
 
 
 def in_a_line(line: Line) -> str:
-    """Return a finished row as one line of a log: what later processes may change is so far, and times are left out."""
+    """Return a finished row as one log line, without times per call. It says "so far": processes may follow."""
     head = f"{line.contender}: {line.answers}" + (f" ({line.why})" if line.why else "")
     if not line.row.is_timed:
         return head

@@ -1,4 +1,4 @@
-"""A benchmark in a few figures: how each contender stands over all targets, and where Torchwise is slower."""
+"""Summary of a benchmark: each contender's standing over all targets, and the targets where Torchwise is slower."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Mean:
     """A geometric mean of ratios over targets (Fleming & Wallace, How not to lie with statistics, CACM 1986).
 
     Attributes:
-        contender: whose.
-        precision: class of its numbers.
+        contender: the contender.
+        precision: class of its numeric precision.
         ratio: the mean, 1 for equal.
-        targets: how many targets are in it: those on which its answers are right, and its ratio names a figure.
-        untold: on how many its answers are right, and its ratio names none.
+        targets: number of targets in it: those with right answers and a ratio that names a figure.
+        untold: number of targets with right answers and a ratio that names no figure.
     """
 
     contender: str
@@ -36,17 +36,17 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a benchmark comes to.
+    """Result of a benchmark.
 
     Attributes:
-        targets: how many there are.
-        tried: on how many of them each contender was tried so far, in each class.
-        speedups: over eager, by contender and precision class, best first; eager against itself is left out.
+        targets: number of targets.
+        tried: number of targets on which each contender was tried so far, in each class.
+        speedups: over eager, by contender and precision class, best first, without eager against itself.
         duels: Torchwise over the best other, by class.
         faster: duels whose whole interval lies above 1.
         equal: duels whose interval holds 1 and is narrow, and those of eager with itself.
         slower: duels whose whole interval lies below 1, the worst first.
-        inconclusive: duels whose interval holds 1, and too much beside it.
+        inconclusive: duels whose interval holds 1 and is wide.
         without: rows of Torchwise with no duel or no right answer.
         ratios: Torchwise over its rival, for each row with a duel.
     """
@@ -92,7 +92,7 @@ def summarize(benchmark: Benchmark) -> Summary:
 
 
 def sentences(summary: Summary) -> list[str]:
-    """Return a summary in words, a line each; none where nothing was timed."""
+    """Return a summary in words, a line each, or none if nothing was timed."""
     found = [_over_eager(mean, summary.tried[mean.contender, mean.precision]) for mean in summary.speedups]
     found += [
         f"torchwise over the best other{_in_class(mean)}: {show.ratio(mean.ratio)}, {_among(mean)}"
@@ -110,10 +110,10 @@ def sentences(summary: Summary) -> list[str]:
 
 
 def _means(pairs: Sequence[tuple[Row, Interval]]) -> tuple[Mean, ...]:
-    """Return the means of what has a figure.
+    """Return the means of the ratios that have a figure.
 
-    A ratio that may be above or below 1 is in the mean of several: to leave those out would leave out what is close to
-    1. By itself it is none.
+    A ratio that may be above or below 1 is in the mean of several. Leaving those out would leave out the ratios close
+    to 1. Alone, such a ratio gives no mean.
     """
     groups: dict[tuple[str, str], list[Interval]] = {}
     for row, ratio in pairs:
@@ -134,13 +134,13 @@ def _over_eager(mean: Mean, tried: int) -> str:
 
 
 def _among(mean: Mean) -> str:
-    """Say over how many targets a ratio is a mean, if it is one."""
+    """Say how many targets a ratio is a mean over, if it is one."""
     many = f"geometric mean of {show.counted(mean.targets, 'target')}" if mean.targets > 1 else "on one target"
     return f"{many}, without a figure on {mean.untold} more" if mean.untold else many
 
 
 def _in_class(mean: Mean) -> str:
-    """Name a class other than the model's own; eager itself stays in the model's own."""
+    """Name a class other than the model's own. Eager itself stays in the model's own."""
     return "" if mean.precision == "native" else f" in {mean.precision}"
 
 

@@ -29,23 +29,23 @@ class Line:
     """One contender on one target, as text.
 
     Attributes:
-        row: what it was made from.
-        is_best: whether it is the fastest of its precision class whose answers are right.
+        row: the row behind it.
+        is_best: whether it is the fastest with right answers in its precision class.
         contender: its name.
-        precision: class of its numbers.
-        time: per call.
+        precision: class of its numeric precision.
+        time: time per call.
         speedup: over eager, with its interval.
         cold: first call with empty caches.
         warm: first call with full caches.
-        memory: at the peak, and how that compares with eager's.
+        memory: peak memory, with its ratio to eager's.
         roofline: share of the roofline.
         answers: "passed", "passed, overwritten", "not right", "not comparable", "failed" or "missing".
-        why: what is behind the answers, where they are not simply right.
-        choice: for Torchwise its plan, the seconds of search, and how it stands against the best other.
-        search: for Torchwise where another is faster, what became of every plan that it could have decided for.
-        doubts: what cannot be told, and another duel than the one that is shown.
-        caches: its speed-up with hot and with cold processor caches, where it was timed with both; or why it was not.
-        is_inconclusive: whether it cannot be told whether it is faster than eager.
+        why: reason for the answers' state, if they are not simply right.
+        choice: for Torchwise its plan, the seconds of search, and its standing against the best other.
+        search: for Torchwise if another is faster, the outcome of every plan that it could have chosen.
+        doubts: open questions, and any duel other than the one shown.
+        caches: its speed-up with hot and with cold processor caches, if timed with both, or why it was not.
+        is_inconclusive: whether it cannot be told if it is faster than eager.
     """
 
     row: Row
@@ -68,12 +68,12 @@ class Line:
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said below the table, a line each."""
+        """Remarks to show below the table, a line each."""
         return [text for text in (self.why, self.choice, self.caches, self.search, self.doubts) if text]
 
     @property
     def name(self) -> str:
-        """The contender, marked where it is the best."""
+        """The contender, marked if it is the best."""
         return f"{self.contender} {BEST}" if self.is_best else self.contender
 
 
@@ -84,7 +84,7 @@ class Block:
     Attributes:
         workload: the target.
         lines: of its contenders.
-        note: where several answers are right, that none of them is told to be the fastest; else empty.
+        note: that no answer is known to be the fastest, if several are right, or empty.
     """
 
     workload: WorkloadSpec
@@ -93,7 +93,7 @@ class Block:
 
     @property
     def title(self) -> str:
-        """The target, and what it was run for."""
+        """The target, and the purpose of the run."""
         work = self.workload
         return f"{show.one_line(work.target)}, {work.mode} on {work.device}, for {work.objective}"
 
@@ -131,12 +131,12 @@ def line_of(row: Row, benchmark: Benchmark, *, is_best: bool = False) -> Line:
 
 
 def is_inconclusive(scaled: Scaled | None) -> bool:
-    """Whether a row was timed, and it cannot be told whether it is faster than eager."""
+    """Whether a row was timed, and it cannot be told if it is faster than eager."""
     return scaled is not None and scaled.is_surely_faster is Answer.INCONCLUSIVE
 
 
 def answers_of(row: Row) -> tuple[str, str]:
-    """Return what is to be said of a row's answers in a word or two, and what is behind it."""
+    """Return the state of a row's answers in a word or two, and the reason for it."""
     if not row.is_timed or row.performance is None:
         return row.state.value, row.reason
     verdict = row.performance.verdict
@@ -150,7 +150,7 @@ def answers_of(row: Row) -> tuple[str, str]:
 
 
 def duel_words(row: Row, scale: Scale) -> str:
-    """Return how Torchwise stands against the fastest other of its class, or why it was not held against one."""
+    """Return how Torchwise compares with the fastest other of its class, or why there was no comparison."""
     ratio = duel_ratio(row, scale)
     if ratio is not None and row.is_right:
         same = ", the very same" if row.is_its_rival else ""
@@ -160,7 +160,7 @@ def duel_words(row: Row, scale: Scale) -> str:
 
 
 def why_no_duel(row: Row) -> str:
-    """Return why a right answer of Torchwise was not held against another."""
+    """Return why a right answer of Torchwise was not compared with another."""
     if not row.is_right:
         return ""
     return row.reason or f"no other right answer in class {row.precision} to be held against"
@@ -172,7 +172,7 @@ def _other(row: Row, scale: Scale) -> str:
 
 
 def duel_ratio(row: Row, scale: Scale) -> Interval | None:
-    """Return Torchwise over its rival; where that is eager, as all processes say that timed the two."""
+    """Return Torchwise's speed over its rival's. For eager as the rival, all processes that timed the two count."""
     scaled, is_timed = scale.of(row), any(one.row.contender == EAGER and one.row.is_right for one in scale.rows)
     if row.duel is None or row.rival != EAGER or not is_timed or scaled is None:
         return row.speed_over_rival
@@ -180,7 +180,7 @@ def duel_ratio(row: Row, scale: Scale) -> Interval | None:
 
 
 def duel_answer(row: Row, scale: Scale) -> Answer:
-    """Answer whether Torchwise is faster than its rival; NO where it is slower or as fast, or there was no duel."""
+    """Answer whether Torchwise is faster than its rival. NO if it is slower or as fast, or if there was no duel."""
     ratio = duel_ratio(row, scale)
     if ratio is None or row.is_its_rival or is_level_across(row.duels, row.workload.device):
         return Answer.NO
@@ -188,7 +188,7 @@ def duel_answer(row: Row, scale: Scale) -> Answer:
 
 
 def surely_faster(ratio: Interval) -> Answer:
-    """Answer whether a ratio is above 1; NO where it is below or close to it, INCONCLUSIVE where it may be any."""
+    """Answer whether a ratio is above 1. NO if it is below or close to it, INCONCLUSIVE if it may be any."""
     ahead, behind = exceeds(ratio), exceeds(ratio.inverse)
     return Answer.NO if behind is Answer.YES else behind if behind is Answer.INCONCLUSIVE else ahead
 
@@ -225,14 +225,14 @@ def _doubts(row: Row, scaled: Scaled | None) -> list[str]:
 
 
 def _caches(row: Row, scaled: Scaled | None) -> str:
-    """Return the speed-ups with hot and with cold caches, or why that could not be timed; nothing if not asked."""
+    """Return the speed-ups with hot and cold caches, or why there are none, or nothing if not asked."""
     if scaled is not None and row.cold_speedup:
         return ". ".join(hot_and_cold(scaled.speedup, row.cold_speedup))
     return next((note for one in row.measurements for note in one.notes if note.startswith(NOT_COLD)), "")
 
 
 def _search(row: Row) -> str:
-    """Say what was tried and left out, where the fastest other is surely faster: the reason is among it."""
+    """List the plans tried and left out, if the fastest other is surely faster: the reason is among them."""
     ratio = row.speed_over_rival
     if ratio is None or ratio.high >= 1 or row.is_its_rival or not row.searched:
         return ""

@@ -1,4 +1,4 @@
-"""A benchmark on a terminal: a block for each target, then what it comes to, then what to type next."""
+"""A benchmark on a terminal: a block for each target, then the summary, then the next commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COLUMNS = ((WIDE, _WIDE), (MEDIUM, _MEDIUM), (0, _NARROW))
 
 
 def render_benchmark(benchmark: Benchmark, next_commands: Sequence[str] = ()) -> RenderableType:
-    """Return a benchmark: where, every target, the summary, and the commands that make sense next."""
+    """Return a benchmark: the machine, every target, the summary, and the next commands that make sense."""
     parts: list[RenderableType] = [layout.trusted(trust_of(benchmark))] if benchmark.rows else []
     parts.append(Text(place(benchmark), style="dim"))
     parts += [_Shown(block) for block in blocks(benchmark)]
@@ -67,7 +67,7 @@ def place(benchmark: Benchmark) -> str:
 
 
 class _Shown:
-    """A block with as many columns as there is room for; what does not fit a cell follows below the table."""
+    """A block with as many columns as there is room for. Text that does not fit a cell follows below the table."""
 
     def __init__(self, block: Block) -> None:
         self._block = block

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PER_NAME, PER_MARK, AROUND = 0.3, 0.17, 1.2
-"""Inches that each takes of the height."""
+"""Inches of height for each of them."""
 LEGEND_COLUMNS = 2
 FIXED = {"eager": (NEUTRAL, "o"), "torchwise": (COLORS[1], "D")}
-"""What looks the same in every picture."""
+"""Series that look the same in every picture."""
 OTHERS = (COLORS[0], *COLORS[2:])
 
 
 def plots(benchmark: Benchmark) -> list[Plot]:
-    """Return speed-up over eager, and the share of the roofline where it is known."""
+    """Return speed-up over eager, and the share of the roofline if it is known."""
     speedups, shares = speedup_picture(benchmark), roofline_picture(benchmark)
     found = []
     if speedups.groups:

@@ -21,7 +21,7 @@ def render_explanation_html(explanation: Explanation, store: str | None = None) 
 
 
 def render_explanation_part(explanation: Explanation, theme: Theme) -> str:
-    """Return an explanation as a part of a page; see `template.render_part`."""
+    """Return an explanation as a part of a page. See `template.render_part`."""
     return render_part(TEMPLATE, theme, **_context(explanation))
 
 
@@ -50,7 +50,7 @@ def _context(explanation: Explanation, store: str | None = None) -> dict[str, An
 def write_explanation(
     explanation: Explanation, *, html: Path | None = None, json: Path | None = None, store: str | None = None
 ) -> None:
-    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all; `store` as of `next_steps`.
+    """Write a page, or schema `torchwise.explanation/1`, each whole or not at all. `store` is as in `next_steps`.
 
     Raises:
         StorageError: a file cannot be written.

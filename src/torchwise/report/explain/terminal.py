@@ -33,7 +33,7 @@ _hanging = partial(layout.hanging, indent=3)
 
 
 def render_explanation(explanation: Explanation, store: str | None = None) -> RenderableType:
-    """Return an explanation: the call, the findings, the stages, the kernels, and what to type next."""
+    """Return an explanation: the call, the findings, the stages, the kernels, and the next commands."""
     explanation = explanation.settled()
     trust = explanation.trust
     parts: list[RenderableType] = [

@@ -1,4 +1,4 @@
-"""What every view of an explanation says, in words."""
+"""Texts that every view of an explanation shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNTOLD = "could not be measured"
 
 
 def headline(explanation: Explanation) -> str:
-    """Return what was run, how long a call takes, and how that compares with eager."""
+    """Return the plan, the time of a call, and its comparison with eager."""
     what = "torch.compile" if explanation.plan is None else str(explanation.plan)
     call, speedup = explanation.execution.call_s, explanation.measurement.speedup
     return (
@@ -28,7 +28,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def order(explanation: Explanation) -> str:
-    """Return the heading over the findings: in which order they are."""
+    """Return the heading over the findings, which names their order."""
     return "Findings, the largest potential saving first" if explanation.is_ranked else "Findings, in no order"
 
 
@@ -39,7 +39,7 @@ def place(explanation: Explanation) -> str:
 
 
 def price(found: Price | None) -> str:
-    """Return such as "saves 12.3 µs a call [11.9, 12.8], measured"; no saving is claimed that may be none."""
+    """Return such as "saves 12.3 µs a call [11.9, 12.8], measured". It claims no saving that may be none."""
     if found is None:
         return "no price"
     once = f"saves {show.seconds(found.once_s)} once in each process" if found.once_s else ""
@@ -73,7 +73,7 @@ def _ends(interval: Interval) -> str:
 
 
 def tried(seen: Tried) -> str:
-    """Return what came of a fix that was tried, such as "dynamic=True: compiled 9 times, …; it does not help"."""
+    """Return the result of an attempted fix, such as "dynamic=True: compiled 9 times, …; it does not help"."""
     words = f"{seen.fix}: {seen.seen}"
     if seen.price and seen.price.answer is Answer.INCONCLUSIVE and not seen.helps:
         return f"{words}; what it saves {UNTOLD}"
@@ -83,9 +83,9 @@ def tried(seen: Tried) -> str:
 
 
 def links(finding: Finding) -> list[tuple[str, str, str]]:
-    """Return each place of a finding: its address, its name, and the line as it is written.
+    """Return each place of a finding: its address, its name, and its source line.
 
-    A browser opens the file; editors go to the line, which they read behind the "#".
+    A browser opens the file. Editors also go to the line, which they read after the "#".
     """
     return [(_address(p.file, p.line), str(p), p.excerpt) for p in finding.places]
 
@@ -130,7 +130,7 @@ def cells(kernel: Kernel) -> tuple[str, ...]:
 
 
 def next_steps(explanation: Explanation, store: str | None = None) -> list[Step]:
-    """Return what to type next, the most useful first; in `store` where one was named."""
+    """Return the next commands, the most useful first. They use `store` if one was named."""
     kept = () if store is None else ("--store", store)
     spec = explanation.workload
     if spec.target.startswith(LIVE):

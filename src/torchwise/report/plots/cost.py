@@ -1,4 +1,4 @@
-"""Cost over the number of calls: where a plan has paid for its compilation."""
+"""Cost over the number of calls: the point where a plan has paid for its compilation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (1, 1)), (0, (8, 2, 1.5, 2, 1.5, 2)))
-"""So that lines can be told apart on grey paper, and by those who see colours alike."""
+"""They make lines distinguishable on grey paper, and for the colour-blind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Line:
 
 
 def cost_plot(study: Study) -> Plot | None:
-    """Return the plot, or None where no candidate has both a time and a compile cost."""
+    """Return the plot, or None if no candidate has both a time and a compile cost."""
     baseline = baseline_cost(study)
     lines = _candidates(study, baseline) if baseline else []
     if baseline is None or not lines:
@@ -57,7 +57,7 @@ def cost_plot(study: Study) -> Plot | None:
 
 
 def _candidates(study: Study, baseline: Cost) -> list[_Line]:
-    """Return as many lines as there are colours, of proven plans; only of the faster ones where there are any."""
+    """Return as many lines of verified plans as there are colours, only of the faster plans if there are any."""
     lines, faster = [], []
     for series in series_of(study):
         row = series.row

@@ -1,4 +1,4 @@
-"""How samples of time are distributed: what share of them stays within a time."""
+"""Distribution of timing samples: the share of them within a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PERCENTILES = (0.5, 0.95, 0.99)
 MOST_POINTS = 300
-"""Points of a distribution that are drawn, evenly chosen: more make the page heavy and show no more."""
+"""Maximum points drawn of a distribution, evenly chosen: more make the page heavy and show no more."""
 SHOWN = 0.995
-"""Share of the samples that the axis holds: one hiccup must not squeeze all else to the left."""
+"""Share of the samples that the axis holds: one hiccup must not squeeze everything else to the left."""
 _LOOKS = ((COLORS[0], "-"), (NEUTRAL, DASHES[1]))
 
 
@@ -37,11 +37,11 @@ def distribution_plot(own: Samples, eager: Samples, *, title: str, unit: str, ca
     """Return the distributions of a plan's samples and of eager's.
 
     Args:
-        own: of the plan.
-        eager: likewise.
-        title: of the plot.
-        unit: what a sample is the time of, such as "call".
-        caption: what to add to how it is read.
+        own: samples of the plan.
+        eager: samples of eager.
+        title: title of the plot.
+        unit: what a sample times, such as "call".
+        caption: text to add to the caption.
     """
     sides = (own, eager)
     half, most = (show.seconds(float(np.quantile(own.seconds, share))) for share in (0.5, 0.99))

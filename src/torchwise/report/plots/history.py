@@ -1,4 +1,4 @@
-"""Time per call of what was decided, study by study."""
+"""Time per call of the decided plan, study by study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def history_plot(line: Line, number: int) -> Plot:
-    """Return the plot of a line; `number` makes its key unique on the page."""
+    """Return the plot of a line. `number` makes its key unique on the page."""
     timed = [point for point in line.points if point.row.time]
     worse = [point.study.environment.torch for point in timed if point.change.is_regression]
     summary = f"Worse than before with torch {', '.join(worse)}." if worse else _not_worse(timed)

@@ -1,4 +1,4 @@
-"""Latency as it was measured: every round of a plan, above eager's rounds between them."""
+"""Latency samples: every round of a plan, above eager's rounds between them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_DOTS = 120
-"""Dots drawn of one plan: more make the page heavy and show no more."""
+"""Maximum dots drawn of one plan: more make the page heavy and show no more."""
 TAIL = 1.25
-"""The axis ends this far beyond the 95th percentile: one hiccup must not squeeze all else to the left."""
+"""Ratio of the axis end to the 95th percentile: one hiccup must not squeeze everything else to the left."""
 
 
 def latency_plot(study: Study) -> Plot | None:
-    """Return the plot, or None where nothing was timed."""
+    """Return the plot, or None if nothing was timed."""
     found = series_of(study)
     if not found:
         return None
@@ -53,14 +53,14 @@ def _samples(series: Series) -> Sequence[float]:
 
 
 def _eager(series: Series) -> Sequence[float]:
-    """Return eager's rounds beside a plan, on the scale of what eager takes in this study."""
+    """Return eager's rounds beside a plan, on the scale of eager's time in this study."""
     row = series.row
     eager_s = row.time.mid * row.speedup.mid if row.time and row.speedup else None
     return _scaled(series.measurement.baseline_s, eager_s)
 
 
 def _scaled(samples: Sequence[float], median: float | None) -> Sequence[float]:
-    """Return samples times what makes their median this one."""
+    """Return samples scaled to this median."""
     factor = 1.0 if median is None else median / float(np.median(samples))
     return [sample * factor for sample in samples]
 

@@ -1,4 +1,4 @@
-"""What a plot is, and which candidates are drawn."""
+"""Definition of a plot, and the choice of candidates to draw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchwise.records import Measurement, Study
 from torchwise.report.rows import Row, rows
 
 MOST = 12
-"""Candidates in one plot; the table of candidates holds the others."""
+"""Maximum candidates in one plot. The table of candidates holds the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class Plot:
 
     Attributes:
         key: short name, unique on the page.
-        title: what it shows.
-        summary: what is to be seen in it, in a sentence: the text for those who cannot see it.
+        title: its subject.
+        summary: its message in a sentence, as the text for those who cannot see it.
         caption: how to read it.
-        svg: the drawing, safe to be put into a page as it is.
+        svg: the drawing, safe to insert into a page.
         header: of the table behind it.
-        table: what was drawn, as text.
+        table: the data drawn, as text.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One candidate with samples, and the colour that it has in every plot: decided accent, eager neutral."""
+    """One candidate with samples, and its colour in every plot: decided accent, eager neutral."""
 
     row: Row
     measurement: Measurement
@@ -44,22 +44,22 @@ class Series:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it may be compared: eager, or a plan that was proven right and timed to the end."""
+        """Whether it may be compared: eager, or a plan that was verified and timed to the end."""
         return self.row.standing != "out"
 
     @property
     def is_right(self) -> bool:
-        """Whether its answers passed; those of a plan that was stopped early did, too."""
+        """Whether its answers passed. Those of a plan that was stopped early passed, too."""
         return self.row.trial is None or self.row.verdict == "passed"
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may be called the fastest: proven, with a speed-up that names a figure."""
+        """Whether it may be called the fastest: verified, with a speed-up that names a figure."""
         return self.is_proven and (self.row.speedup is None or self.row.speedup.is_usable)
 
 
 def series_of(study: Study) -> list[Series]:
-    """Return eager and the timed candidates, best first, as many as a plot can hold; none where nothing was timed."""
+    """Return eager and the timed candidates, best first, up to a plot's limit, or none if nothing was timed."""
     from torchwise.report.plots.svg import COLORS, NEUTRAL
 
     own = study.eager

@@ -1,6 +1,7 @@
-"""Kernels against the roofline: the time that each takes, over the least in which this hardware could do its work.
+"""Kernels against the roofline: the time of each, over the minimum time for its work on this hardware.
 
-In time, not in FLOPs a second, so that kernels that only move data have their place beside those that compute.
+The axes are in time, not in FLOPs per second. So kernels that only move data have their place beside those that
+compute.
 
 Source: Wang et al., Time-Based Roofline for Deep Learning Performance Analysis, DLS 2020.
 """
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHARES = ((1.0, "-"), (0.1, (0, (6, 2))), (0.01, (0, (1.5, 2))))
-"""Shares of the roofline that a line is drawn for."""
+"""Shares of the roofline with a line."""
 AROUND = 2.0
 """Factor by which the axes go beyond the outermost kernels."""
 
@@ -35,7 +36,7 @@ class _Mark:
 
 
 def roofline_plot(kernels: Sequence[Kernel], limits: Limits | None) -> Plot | None:
-    """Return the plot of the longest kernels whose work is known, or None where there are none."""
+    """Return the plot of the longest kernels whose work is known, or None if there are none."""
     known = [kernel for kernel in kernels if kernel.share and kernel.seconds][:MOST]
     if limits is None or not known:
         return None

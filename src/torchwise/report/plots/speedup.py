@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def speedup_plot(study: Study) -> Plot | None:
-    """Return the plot, or None where no candidate was timed."""
+    """Return the plot, or None if no candidate was timed."""
     found = [(s, s.row.speedup) for s in series_of(study) if s.row.speedup]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""What plots with one strip per plan share: names above the strips, so that the whole width is for the figures."""
+"""Shared parts of plots with one strip per plan: names above the strips leave the whole width to the figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOGARITHMIC, DENSE = 8, 50
 
 
 def height(strips: int) -> float:
-    """Return the inches that a plot with so many strips needs."""
+    """Return the height in inches of a plot with this many strips."""
     return HEIGHT_AROUND + HEIGHT_PER_STRIP * strips
 
 
@@ -33,7 +33,7 @@ def name_strips(axes: Axes, names: Sequence[str]) -> None:
 
 
 def scale_time(axes: Axes, letter: Literal["x", "y"], low: float, high: float) -> None:
-    """Give an axis of seconds ticks that people read; logarithmic where it spans more than a factor of eight."""
+    """Give an axis of seconds readable ticks. It is logarithmic if it spans more than a factor of eight."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     axis = axes.xaxis if letter == "x" else axes.yaxis

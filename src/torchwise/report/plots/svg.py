@@ -1,6 +1,6 @@
-"""From a matplotlib figure to SVG that belongs to a page: it scales, follows the page's colours, and fetches nothing.
+"""Convert a matplotlib figure to SVG that belongs to a page: it scales, uses the page's colours, and fetches nothing.
 
-Figures are drawn in stand-in colours, which become CSS variables: one drawing then serves light, dark and paper.
+Figures are drawn in stand-in colours, which become CSS variables. So one drawing serves light, dark and paper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", NEUT
 """Colours that nobody would choose, so that replacing them cannot hit anything else."""
 
 WIDTH = 5.0
-"""Inches. Narrow, so that the text (10 points) stays readable where the drawing is scaled to a phone."""
+"""Inches. Narrow, so that the text (10 points) stays readable when the drawing is scaled to a phone."""
 
 _SETTINGS: Any = {
     "svg.fonttype": "none",  # text stays text: selectable, searchable, in the page's font
@@ -51,10 +51,10 @@ def draw(key: str, label: str, height: float, paint: Callable[[Axes], None]) -> 
     """Return the SVG of one pair of axes, `height` inches high, that `paint` fills.
 
     Args:
-        key: unique on the page; it makes the ids unique too.
-        label: what is to be seen, in words.
+        key: unique on the page. It makes the ids unique too.
+        label: description of the picture, in words.
         height: in inches.
-        paint: fills the axes.
+        paint: function that fills the axes.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -110,6 +110,6 @@ def _adapted(name: str, value: str, key: str) -> str:
         value = value.replace("url(#", f"url(#{key}-")
         for color, variable in VARIABLES.items():
             value = value.replace(color, variable)
-        # Of the font only the size: the face is the page's.
+        # Only the size of the font is kept: the face is the page's.
         return re.sub(r"font:[^;]*?([\d.]+px)[^;]*", r"font-size: \1", value)
     return value

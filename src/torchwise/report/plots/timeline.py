@@ -1,4 +1,4 @@
-"""The stages of a compilation on one axis of time, each where the one before it ends."""
+"""The stages of a compilation on one time axis, each starting where the one before it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def timeline_plot(stages: Sequence[Stage]) -> Plot | None:
-    """Return the plot, or None where no stage took any time."""
+    """Return the plot, or None if no stage took any time."""
     total = sum(stage.seconds for stage in stages)
     if not total:
         return None
