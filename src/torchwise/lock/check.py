@@ -1,4 +1,4 @@
-"""Whether what is locked for this machine is still fresh, still right and not slower: each plan in a worker."""
+"""Checks of whether each plan locked for this machine is fresh, right and not slower, each in a worker."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LIMIT_S = 600.0
 
 
 class Listener(Protocol):
-    """Hears how a check goes on."""
+    """Listener to the progress of a check."""
 
     def phase(self, name: str) -> None:
-        """A section is begun."""
+        """Start a section."""
 
     def stage(self, name: str) -> None:
-        """The worker entered a stage."""
+        """Enter a stage of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class CheckRequest:
     """One request to check.
 
     Attributes:
-        targets: which; all that the file holds where there are none.
-        measure: whether plans are timed; without, they are proven all the same.
-        threshold: relative change of speed that is not worth a word.
-        effort: how carefully a plan is proven and timed: "quick", "standard" or "thorough".
+        targets: the targets to check, or all in the file if empty.
+        measure: whether plans are timed. If not, they are still verified.
+        threshold: relative change of speed to ignore.
+        effort: how carefully a plan is verified and timed: "quick", "standard" or "thorough".
         limit_s: seconds after which a worker is ended.
     """
 
@@ -52,7 +52,7 @@ class CheckRequest:
     limit_s: float = LIMIT_S
 
     def __post_init__(self) -> None:
-        Judge(1, self.threshold)  # which refuses what is no threshold
+        Judge(1, self.threshold)  # which refuses an invalid threshold
         if self.effort not in EFFORTS:
             raise InputError(f"effort is {self.effort!r}, but must be one of {', '.join(EFFORTS)}")
         if not self.limit_s > 0:
@@ -63,7 +63,7 @@ def run_check(lock: Lock, request: CheckRequest, launcher: Launcher, listener: L
     """Check every section that is for this machine.
 
     Raises:
-        InputError: a target is named that the lock does not hold.
+        InputError: a named target is not in the lock.
     """
     return _Checks(request, launcher, listener).run(lock)
 
@@ -85,7 +85,7 @@ class _Checks:
         return Check(tuple(rows), self._request.threshold, judge.confidence, _trust(rows))
 
     def _without_running(self, entry: Entry) -> Checked | None:
-        """Return what the machine and its software tell by themselves."""
+        """Return the result if the machine and its software tell it without a run, else None."""
         locked = entry.decision.environment
         here = environment.detect(locked.device)
         if not is_same_hardware(locked, here):
@@ -95,7 +95,7 @@ class _Checks:
         return None
 
     def _proven(self, entry: Entry) -> Checked | Trial:
-        """Look at the plain model, then try the plan; return the trial of one that is proven, if it is to be timed."""
+        """Inspect the plain model, then try the plan. Return the trial if it is verified and is to be timed."""
         decision = entry.decision
         self._listener.phase(f"{decision.workload.target}: {decision.plan}")
         job = Job("inspect", decision.workload, effort=self._effort(measure=False))
@@ -122,10 +122,10 @@ class _Checks:
         return try_plan(self._launcher, job, trial, self._limits(), self._listener.stage, warm=False)
 
     def _judged(self, entry: Entry, trial: Trial, judge: Judge) -> Checked:
-        """Judge the speed of a proven plan; what is not as it was locked is timed once more, in another process.
+        """Judge the speed of a verified plan. One that is not as locked is timed once more, in another process.
 
-        What differs from one process to the next is in no interval. So a plan is slower only if both find it to be, and
-        as locked if the second finds that.
+        Intervals do not include the differences between processes. So a plan is slower only if both processes find it
+        slower, and as locked if the second finds that.
         """
         row = _timed(entry, trial, judge)
         if row.state is State.GOOD:
@@ -147,7 +147,7 @@ class _Checks:
 
 
 def _changed(decision: Decision, inspection: Inspection) -> str:
-    """Return in what the model or its inputs are others than the decision was made for; nothing where they are not."""
+    """Return how the model or its inputs differ from those of the decision, or an empty string if they do not."""
     if inspection.structure != decision.structure:
         return another_model(decision.structure_details, inspection.structure_details)
     if inspection.inputs != decision.inputs:
@@ -175,7 +175,7 @@ def _timed(entry: Entry, trial: Trial, judge: Judge) -> Checked:
 
 
 def _trust(rows: list[Checked]) -> Trust | None:
-    """Say how far what was measured now can be trusted."""
+    """Return how far the new measurements can be trusted."""
     notes = find_disturbances(note for row in rows for note in row.notes)
     found = [row.found for row in rows if row.found]
     return judge_trust(found, notes) if found else None

@@ -1,4 +1,4 @@
-"""What a check found, section by section: frozen data, and the exit code that follows from it."""
+"""Results of a check, section by section: frozen data, and the exit code that follows from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = "torchwise.check/1"
 
 
 class State(StrEnum):
-    """What a check found of a section."""
+    """Result of a section's check."""
 
     STALE = "stale"
     WRONG = "wrong"
@@ -36,18 +36,18 @@ class Checked:
     """One section.
 
     Attributes:
-        target: of the section.
-        mode: likewise.
-        hardware: likewise, in words.
-        state: what was found.
+        target: target of the section.
+        mode: mode of the section.
+        hardware: hardware of the section, in words.
+        state: the result.
         detail: the figures or the reason, in words.
-        way_out: what to type; empty where nothing is to be done.
-        plan: in a few words; empty where there is no such section.
-        locked: the speed-up over eager that is locked; None for eager, whose plans are not timed.
-        found: the speed-up that was measured now; None where it was not.
-        speedup: `found` over `locked`; None where either is.
-        time: seconds per call of the plan now over those that are locked; likewise.
-        notes: what the measurement says against itself; what of it counts, `Check.trust` says.
+        way_out: command or action to take, or empty if nothing is to be done.
+        plan: the plan in a few words, or empty if there is no such section.
+        locked: the locked speed-up over eager, or None for eager, whose plans are not timed.
+        found: the speed-up measured now, or None if it was not measured.
+        speedup: `found` over `locked`, or None if either is.
+        time: seconds per call of the plan now over the locked ones, likewise.
+        notes: doubts about the measurement. `Check.trust` says which of them count.
     """
 
     target: str
@@ -69,10 +69,11 @@ class Check(Document):
     """A lock file, checked on one machine.
 
     Attributes:
-        rows: every section that was asked for, and of those asked for by name also what has none here.
+        rows: every requested section. If targets were named, also those that have no section here.
         threshold: the relative change beyond which a plan is slower: 0.05 is 5 %.
         confidence: of every interval by itself, so that all hold together with 95 %.
-        trust: how far what was measured now can be trusted; None where nothing was, and in those of earlier versions.
+        trust: how far the new measurements can be trusted, or None if there were none, and in those of earlier
+            versions.
     """
 
     rows: tuple[Checked, ...]
@@ -87,10 +88,10 @@ class Check(Document):
 
     @property
     def exit_code(self) -> int:
-        """The first that applies.
+        """The first code that applies.
 
-        1 where anything is stale, wrong, lost or slower; 2 where something was not checked, or nothing is for this
-        machine; 4 where the measurements cannot tell; 0 where all is as locked.
+        1 if anything is stale, wrong, lost or slower. 2 if something was not checked, or nothing is for this machine. 4
+        if the measurements cannot tell. 0 if all is as locked.
         """
         if any(row.state.is_regression for row in self.rows):
             return 1

@@ -1,4 +1,4 @@
-"""From the store to entries: what was last decided for a target on this machine, with the software that is here."""
+"""From the store to entries: the last decision for a target on this machine, with the software installed here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchwise.workload.spec import LIVE
 
 
 def collect(storage: Storage, targets: Iterable[str], store: str | None = None) -> list[Entry]:
-    """Return the entries of `targets`: of each the last decision for each device and mode.
+    """Return the entries of `targets`: the last decision of each target for each device and mode.
 
     Args:
-        storage: where they were decided.
-        targets: as they were tuned.
-        store: the place of the store that was named for it; None for the one that every command finds by itself.
+        storage: the store with the decisions.
+        targets: their names, as they were tuned.
+        store: location of the store that was named for it, or None for the one that every command finds by itself.
 
     Raises:
-        InputError: a target has no decision that holds here, or cannot be checked from a command line; the message has
+        InputError: a target has no decision that holds here, or cannot be checked from a command line. The message has
             the command to run.
     """
     return [entry for target in dict.fromkeys(targets) for entry in _of(storage, target, store)]
@@ -51,11 +51,11 @@ def _of(storage: Storage, target: str, store: str | None) -> list[Entry]:
 
 
 def _study(storage: Storage, decision: Decision, store: str | None) -> Study:
-    """Return the study that a decision was made by.
+    """Return the study behind a decision.
 
     Raises:
-        InputError: its search was interrupted, so that another decision may come of it; the study is gone; or the
-            measurements could not tell, so that there is nothing to check against.
+        InputError: its search was interrupted, so that another decision may come of it. Or the study is gone. Or the
+            measurements were inconclusive, so that there is nothing to check against.
     """
     target = decision.workload.target
     decided = (summary.id for summary in storage.list_studies(target) if summary.plan is not None)

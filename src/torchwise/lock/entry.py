@@ -1,4 +1,4 @@
-"""One plan that is locked: the decision, what it was allowed, and the proof in a line."""
+"""One locked plan: the decision, the allowed numerics, and the verification in a line."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torchwise.records import Decision, Interval, Study
 DIGITS = 4
 """Significant digits that are kept: more than any measurement has, and few enough to be read."""
 HARDWARE = ("device", "system", "cpu", "cpus", "cores_allowed", "gpu", "gpu_memory_mib", "gpu_capability")
-"""What of an environment is the machine; a section of equal hardware is replaced, whatever its software."""
+"""Parts of an environment that are the machine. A new section replaces one of equal hardware with any software."""
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
-"""What of an environment is installed. The host's name is neither: equal machines share a section."""
+"""Parts of an environment that are installed. The host's name is neither: equal machines share a section."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One plan that is locked.
+    """One locked plan.
 
     Attributes:
-        decision: what to do, its figures rounded to four digits; the environment has no host name.
-        allow: the furthest legality that was allowed.
-        verdict: what verification found, in a line.
-        plan_s: seconds per call of the plan, in the process that timed it; None for eager.
-        notes: what the measurement says against itself.
+        decision: the decision, its figures rounded to four digits. The environment has no host name.
+        allow: the loosest numerics that were allowed.
+        verdict: result of verification, in a line.
+        plan_s: seconds per call of the plan, in the process that timed it, or None for eager.
+        notes: the measurement's doubts about itself.
     """
 
     decision: Decision
@@ -36,12 +36,12 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Target, mode and hardware: what a file holds one section of."""
+        """Target, mode and hardware: a file holds one section for each key."""
         return self.decision.workload.target, self.decision.workload.mode, self.hardware
 
     @property
     def hardware(self) -> str:
-        """The machine in words, with the limit on its CPUs where there is one."""
+        """The machine in words, with the limit on its CPUs if there is one."""
         return self.decision.environment.limited_hardware
 
 
@@ -51,7 +51,7 @@ def is_same_hardware(one: Environment, other: Environment) -> bool:
 
 
 def entry_of(study: Study) -> Entry:
-    """Return what is locked of a decided study."""
+    """Return the entry to lock for a decided study."""
     decision = study.decision
     assert decision is not None, "only decided studies are locked"
     trial = next((t for t in study.trials if t.plan == decision.plan and t.is_proven), None)

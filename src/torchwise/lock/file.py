@@ -1,7 +1,7 @@
 """The file: sections sorted by target, mode and hardware, read and written whole.
 
-A section is one table, so that a merge conflict is about one target on one kind of hardware. Nothing that changes by
-itself stands in it (no time of writing, no host name): locking the same decisions again writes the same bytes.
+A section is one table, so that a merge conflict is about one target on one kind of hardware. It holds nothing that
+changes by itself (no time of writing, no host name). So locking the same decisions again writes the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADING = """\
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What a lock file holds: at most one entry of each key, in the order of their keys."""
+    """Contents of a lock file: at most one entry of each key, in the order of their keys."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -40,10 +40,10 @@ class Lock:
         return tuple(dict.fromkeys(entry.decision.workload.target for entry in self.entries))
 
     def of(self, target: str) -> tuple[Entry, ...]:
-        """Return the entries of a target, on whatever hardware.
+        """Return the entries of a target, on any hardware.
 
         Raises:
-            InputError: there is none; near misses are named.
+            InputError: there is none. Near misses are named.
         """
         found = tuple(entry for entry in self.entries if entry.decision.workload.target == target)
         if not found:
@@ -53,7 +53,7 @@ class Lock:
         return found
 
     def with_entries(self, entries: Iterable[Entry]) -> Lock:
-        """Return this with `entries` added, each in the place of the one with its key."""
+        """Return this lock with `entries` added. Each replaces any entry with its key."""
         merged = {entry.key: entry for entry in (*self.entries, *entries)}
         return Lock(tuple(merged[key] for key in sorted(merged)))
 
@@ -64,10 +64,10 @@ class Lock:
 
 
 def read(path: str | Path = DEFAULT) -> Lock:
-    """Read a lock file; nothing in it is run.
+    """Read a lock file. Nothing in it is run.
 
     Raises:
-        InputError: there is no such file, it is no TOML, of another schema, or a section was edited or is not known
+        InputError: there is no such file, it is no TOML, has another schema, or a section was edited or is unknown
             here. The message has the line and the way out.
     """
     try:
@@ -81,7 +81,7 @@ def read(path: str | Path = DEFAULT) -> Lock:
 
 
 def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
-    """Write a lock file, which holds the whole of it or what it held before; return the path.
+    """Write a lock file, which holds either all of the lock or its old contents. Return the path.
 
     Raises:
         StorageError: it cannot be written.
@@ -94,16 +94,16 @@ def write(lock: Lock, path: str | Path = DEFAULT) -> Path:
 def decision(
     target: str, path: str | Path = DEFAULT, *, mode: str | None = None, device: str | None = None
 ) -> Decision:
-    """Return what the lock file says of `target` on this hardware, to be given to `torchwise.apply`.
+    """Return the lock file's decision for `target` on this hardware, for use with `torchwise.apply`.
 
-    Where it says nothing of this hardware, the decision for the most similar one is returned: `apply` refuses that, has
-    the original answer, and names what differs, so that a program starts on any machine. With `strict` it raises.
+    If there is none for this hardware, the decision for the most similar one is returned. `apply` refuses that one, has
+    the original answer, and names the differences. So a program starts on any machine. With `strict` it raises.
 
     Args:
-        target: as it was tuned and locked.
+        target: its name, as it was tuned and locked.
         path: the lock file.
-        mode: "inference" or "training"; may be left out where only one of them is locked.
-        device: "cpu" or "cuda"; by default "cuda" where there is one.
+        mode: "inference" or "training". It may be left out if only one of them is locked.
+        device: "cpu" or "cuda", by default "cuda" if there is one.
 
     Raises:
         InputError: the file cannot be read or was edited, or holds no such target or mode.
@@ -125,7 +125,7 @@ def _text(entry: Entry) -> str:
 
 
 def _parsed(found: bytes) -> Lock:
-    """Read a file's text; the messages go on where the file's name ended."""
+    """Read a file's text. Error messages continue after the file's name."""
     text = found.decode(errors="replace")
     try:
         data = parse_toml(found, constants=True)
@@ -162,6 +162,6 @@ def _entry(text: str, key: Key, section: Mapping[str, Any]) -> Entry:
 
 
 def _line(text: str, begins: str) -> str:
-    """Return ", line N" of the first line that begins so; nothing where none does."""
+    """Return ", line N" of the first line that begins so, or an empty string if none does."""
     lines = text.splitlines()
     return next((f", line {number}" for number, line in enumerate(lines, 1) if line.startswith(begins)), "")

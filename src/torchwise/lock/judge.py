@@ -1,9 +1,9 @@
-"""Whether a plan became slower than it was when it was locked, from what is locked: intervals, and no samples.
+"""Whether a plan became slower than it was when it was locked, judged from locked intervals, without samples.
 
-As in `torchwise compare`, a plan is slower only where both its time per call and its speed-up over eager became worse
-beyond the threshold, with their whole intervals: a slower machine slows both it and eager, and eager that became faster
-is no regression of the plan. But a plan that eager has surely overtaken since is slower whatever its own time. Where
-the intervals do not tell, or something holds eager up, it is inconclusive.
+As in `torchwise compare`, a plan is slower only if its time per call and its speed-up over eager both became worse. The
+whole interval of each must be beyond the threshold. A slower machine slows both the plan and eager. If eager became
+faster, that is no regression of the plan. But a plan that eager has surely overtaken since counts as slower, regardless
+of its own time. If the intervals do not tell, or eager was disturbed, the result is inconclusive.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torchwise.report.judged import THRESHOLD as THRESHOLD
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of a plan's speed.
+    """Change of a plan's speed.
 
     Attributes:
         slower: whether it became slower, which fails a check.
         detail: the figures, in words.
-        speedup: the speed-up now over the one that is locked.
-        time: the time per call, likewise; None where none is locked.
+        speedup: the speed-up now over the locked one.
+        time: the time per call now over the locked one, or None if none is locked.
     """
 
     slower: Answer
@@ -42,23 +42,23 @@ class Judge:
     """Judges speed.
 
     Attributes:
-        count: plans that are judged together: of their intervals all hold with 95 % (Bonferroni).
-        threshold: relative change that is not worth a word.
+        count: number of plans that are judged together. All of their intervals hold together with 95 % (Bonferroni).
+        threshold: relative change to ignore.
     """
 
     count: int
     threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
-        self._rule()  # which refuses what is no threshold
+        self._rule()  # which refuses an invalid threshold
 
     @property
     def confidence(self) -> float:
-        """Of every interval by itself."""
+        """Confidence of each single interval."""
         return 1 - (1 - CONFIDENCE) / max(self.count, 1)
 
     def of(self, entry: Entry, measured: Measurement) -> Judgement:
-        """Hold what was measured against what is locked of a plan that is not eager."""
+        """Compare a new measurement with the locked figures of a plan that is not eager."""
         locked = entry.decision.speedup
         assert locked is not None, "a plan that is not eager has a speed-up"
         now = measured.speedup
@@ -68,7 +68,7 @@ class Judge:
         slower = self._slower(locked, now, speedup, time)
         locked_s = entry.decision.baseline_s
         if locked_s and (factor := measured.baseline_time.mid / locked_s) > HELD_UP:
-            # What holds eager up does not hold the plan up alike, so their ratio tells nothing.
+            # A disturbance of eager does not affect the plan in the same way, so their ratio tells nothing.
             detail += f"; but eager itself took {show.ratio(factor)} its time when the plan was locked: it was held up"
             slower = Answer.INCONCLUSIVE
         return Judgement(slower, detail, speedup, time)

@@ -1,8 +1,8 @@
-"""An entry as a section of the file, and back: every field once, none as a blob, so that what is reviewed is what runs.
+"""An entry as a section of the file, and back: every field once, none as a blob, so that the reviewed plan runs.
 
-Each section ends with a digest of all that stands in it. It finds a slip of the hand and a merge that mixed two
-sections, so that no plan is ever taken together with the evidence of another. It is no signature: whoever edits on
-purpose can write it anew, and is found by review, and by `check`, which proves the plan again.
+Each section ends with a digest of all its contents. It finds a slip of the hand, and a merge that mixed two sections.
+So no plan is ever taken together with the evidence of another. It is no signature: anybody can write it anew on
+purpose. Review finds that, and so does `check`, which verifies the plan again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Range = tuple[float, float, float]
 
 
 _FINITE = ("baseline_s", "saved_s", "cold_s", "warm_s", "error")
-"""Figures that are numbers; calls after which a plan has paid may be without bound."""
+"""Figures that are numbers. The calls after which a plan has paid may be infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Section:
-    """The fields in the order in which they are written; those that are None are left out."""
+    """The fields in the order in which they are written. Those that are None are left out."""
 
     reason: str
     plan: dict[str, Any]
@@ -64,7 +64,7 @@ class _Section:
 
 
 def section_of(entry: Entry) -> dict[str, Any]:
-    """Return what is written of an entry, its digest last."""
+    """Return the section of an entry, its digest last."""
     decision, spec = entry.decision, entry.decision.workload
     environment = asdict(decision.environment)
     plan = decision.plan.to_dict()
@@ -104,7 +104,7 @@ def entry_in(key: Key, data: Mapping[str, Any]) -> Entry:
     """Return the entry of a section.
 
     Raises:
-        InputError: something was edited, is missing or of another type, or the plan is not allowed or not known here.
+        InputError: something was edited, is missing or of another type, or the plan is not allowed or unknown here.
     """
     data = dict(data)
     digest = data.pop("digest", None)

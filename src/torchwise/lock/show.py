@@ -1,4 +1,4 @@
-"""A check on a terminal: while it runs, and what fails first, the sentence that counts last, where a log ends."""
+"""A check on a terminal: its progress, then failures first, and the sentence with the counts last, where a log ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TITLES = {
 }
 """Headings in the order in which they are shown."""
 UNTOLD = (State.INCONCLUSIVE, State.UNKNOWN)
-"""What is neither good nor bad."""
+"""States that are neither good nor bad."""
 
 
 class CheckProgress(Progress):
-    """Shows which section is checked, and for how long; a check's listener."""
+    """Listener of a check that shows the current section, and for how long."""
 
     def phase(self, name: str) -> None:
-        """A section is begun."""
+        """Start a section."""
         self._leader = "section by section"
         self._begin(show.one_line(name))
 

@@ -1,7 +1,7 @@
-"""Values as TOML, one way to write each, so that equal contents are equal files.
+"""Values as TOML, with one way to write each, so that equal contents are equal files.
 
-Python reads TOML (`tomllib`) and has nothing to write it; what a lock file holds takes no more than this. Writers that
-are there put every interval and every plan on lines of its own, which nobody would review.
+Python reads TOML (`tomllib`) and cannot write it. A lock file needs no more than this. Existing writers put every
+interval and every plan on lines of its own, which nobody would review.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def header(path: Iterable[str]) -> str:
 
 
 def key(name: str) -> str:
-    """Return a name as a key, quoted where it must be."""
+    """Return a name as a key, quoted if it must be."""
     return name if _BARE.fullmatch(name) else _text(name)
 
 
 def pair(name: str, value: Any) -> str:
-    """Return `name = value`, on one line; of several texts each has a line of its own.
+    """Return `name = value`, on one line. Of several texts, each has a line of its own.
 
     Raises:
         TypeError: TOML has no such value.
@@ -41,7 +41,7 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, (int, float)):
-        return repr(value)  # of floats the shortest text that is read as the same number; `inf` and `nan` as in TOML
+        return repr(value)  # for floats the shortest text that is read as the same number; `inf` and `nan` as in TOML
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key(name)} = {_value(item)}' for name, item in value.items())}}}"
     if isinstance(value, (list, tuple)):
