@@ -21,6 +21,7 @@ from torchwise.bench.job import Contest
 from torchwise.bench.run import run_benchmark
 from torchwise.cli import app
 from torchwise.errors import InputError
+from torchwise.records import Failure, FailureKind
 from torchwise.records.benchmark import Benchmark, Row
 from torchwise.report.bench.csv import to_csv
 from torchwise.report.bench.markdown import to_markdown
@@ -28,7 +29,7 @@ from torchwise.report.bench.page import render_bench_html
 from torchwise.report.bench.terminal import render_benchmark
 from torchwise.report.comparison import compare
 from torchwise.trial import Job
-from torchwise.trial.job import EFFORTS
+from torchwise.trial.job import COLD_STAGE, EFFORTS
 from torchwise.workload import WorkloadSpec
 
 TARGET = f"{Path(__file__).parent.parent / 'targets' / 'misbehaving.py'}:wrong"
@@ -68,6 +69,19 @@ def test_all_but_eager_are_timed_so_where_that_is_asked(asks: bool) -> None:
     request = BenchRequest(("zoo:tutorial.fusion_demo",), ("eager", "default", "max-autotune"), warm=False, cold=asks)
     run_benchmark(request, workers, Heard())  # type: ignore[arg-type]
     assert vars(workers)["asked"] == {("eager", False), ("default", asks), ("max-autotune", asks)}
+
+
+def test_a_worker_that_ends_while_it_times_them_costs_the_row_nothing() -> None:
+    class Dying(Workers):
+        def run(self, job: Any, *more: Any) -> Any:
+            answer = super().run(job, *more)
+            dies = isinstance(job, Contest) and job.job.cold
+            return Failure(FailureKind.OUT_OF_MEMORY, COLD_STAGE, "SIGKILL") if dies else answer
+
+    request = BenchRequest(("zoo:tutorial.fusion_demo",), ("eager", "default"), cold=True)
+    rows = run_benchmark(request, Dying(), Heard()).rows  # type: ignore[arg-type]
+    assert [row.is_right for row in rows] == [True, True]
+    assert not any(row.failure for row in rows)
 
 
 class Heard:

@@ -27,13 +27,13 @@ from torchwise.measure import Mix, Precision, cache_eviction, clock, make_evicti
 from torchwise.measure.clock import Clock
 from torchwise.measure.pairs import LEAST_ROUNDS
 from torchwise.plan import Plan
-from torchwise.records import Measurement, Study, Trial, codec
+from torchwise.records import Failure, FailureKind, Measurement, Study, Trial, TrialState, codec
 from torchwise.report import Progress, render_study
 from torchwise.report.html import render_html
 from torchwise.store import open_storage
 from torchwise.study import Request, Silent, run_study
 from torchwise.trial import Job, candidate
-from torchwise.trial.job import EFFORTS
+from torchwise.trial.job import COLD_STAGE, EFFORTS
 from torchwise.workload import WorkloadSpec
 
 FAST = Plan(backend="inductor")
@@ -380,6 +380,22 @@ def test_why_there_is_no_figure_is_said(
     study = run_study(a_request(cold=True), store, machine, Silent())  # type: ignore[arg-type]
     assert said in study.excluded
     assert sum(cold for _, cold in machine.ran) == timed, "nor would another process"
+
+
+def test_a_worker_that_ends_while_it_times_them_costs_the_plan_nothing(store: Any, machine: Machine) -> None:
+    class Dying(Machine):
+        def run(self, job: Job, *more: Any) -> Any:
+            answer = super().run(job, *more)
+            return Failure(FailureKind.OUT_OF_MEMORY, COLD_STAGE, "SIGKILL") if job.cold else answer
+
+    dying = Dying()
+    study = run_study(a_request(cold=True), store, dying, Silent())  # type: ignore[arg-type]
+    hot = run_study(a_request(), store, machine, Silent())  # type: ignore[arg-type]
+    assert study.decision is not None
+    assert hot.decision is not None
+    assert (study.decision.plan, study.trials[0].state) == (hot.decision.plan, TrialState.COMPLETE)
+    assert sum(cold for _, cold in dying.ran) == 1
+    assert any(text.startswith("cold processor caches: ") and COLD_STAGE in text for text in study.excluded)
 
 
 def test_a_spent_budget_is_why_as_well(store: Any, machine: Machine, spent_clock: Any) -> None:

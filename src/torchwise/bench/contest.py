@@ -16,7 +16,7 @@ from torchwise.records import Costs, Decision, Measurement, Outcome, Verdict
 from torchwise.records.benchmark import Performance
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import judged
-from torchwise.trial.job import Restart
+from torchwise.trial.job import COLD_STAGE, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.draws import draws
 from torchwise.verify.first import FirstAnswer, very_first
@@ -42,8 +42,8 @@ def contend(contest: Contest, stage: Callable[[str], None]) -> Performance:
         stage("measure")
         measurement = ring.measure(candidate, ring.arena.eager)
         own, eager = ring.arena.memory(candidate)
-        measurement = ring.with_cold(measurement, candidate)
         check_served(call)
+        measurement = ring.with_cold(measurement, candidate, stage)
     costs, workload = Costs(cold, peak_memory=own, baseline_peak_memory=eager), ring.arena.workload
     return Performance(costs, verdict, measurement, overwrites, _dtype(workload), workload.roofline)
 
@@ -56,7 +56,7 @@ def warm(contest: Contest, stage: Callable[[str], None]) -> Restart:
         candidate = ring.arena.runners(ring.build(contest.contender))
         warm_s = ring.built_s + ring.arena.first_calls(candidate)
         stage("measure")
-        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate))
+        return Restart(warm_s, ring.with_cold(ring.measure(candidate, ring.arena.eager), candidate, stage))
 
 
 def duel(contest: Contest, stage: Callable[[str], None]) -> Measurement:
@@ -151,9 +151,12 @@ class _Ring:
         found = self.arena.measure(candidate, baseline)
         return replace(found, candidate_device_s=(), baseline_device_s=())
 
-    def with_cold(self, found: Measurement, candidate: Calls) -> Measurement:
+    def with_cold(self, found: Measurement, candidate: Calls, stage: Callable[[str], None]) -> Measurement:
         """Also time the candidate against eager with cold processor caches, if requested."""
-        return self.arena.with_cold(found, candidate, self.arena.eager) if self._contest.job.cold else found
+        if not self._contest.job.cold:
+            return found
+        stage(COLD_STAGE)
+        return self.arena.with_cold(found, candidate, self.arena.eager)
 
 
 def _fitting(setting: Setting, step: TrainStep) -> Setting:

@@ -23,8 +23,8 @@ from torchwise.records.benchmark import EAGER, Benchmark, Peaks, Performance, Ro
 from torchwise.records.scale import scale_of
 from torchwise.report.why import why
 from torchwise.study import Caches, Silent, run_study
-from torchwise.trial import Assignment, Job, Launcher, Limits, inspect_workload, own_caches
-from torchwise.trial.job import EFFORTS, Restart
+from torchwise.trial import Job, Launcher, Limits, inspect_workload, own_caches
+from torchwise.trial.job import COLD_STAGE, EFFORTS, Restart
 from torchwise.workload import WorkloadSpec
 
 
@@ -288,8 +288,13 @@ class _Loop:
             answer = self._ask(replace(_at("duel", contest), rival=rival, job=job))
         return answer if isinstance(answer, Failure) else codec.from_json(answer, Measurement)
 
-    def _ask(self, contest: Assignment) -> str | Failure:
-        return self._launcher.run(contest, self._limits(), self._listener.stage)
+    def _ask(self, contest: Contest) -> str | Failure:
+        """Run a worker, and without cold caches once more if it ended while it timed them."""
+        answer = self._launcher.run(contest, self._limits(), self._listener.stage)
+        if isinstance(answer, Failure) and answer.stage == COLD_STAGE:
+            job = replace(contest.job, cold=False)
+            answer = self._launcher.run(replace(contest, job=job), self._limits(), self._listener.stage)
+        return answer
 
     def _limits(self) -> Limits:
         return Limits.of_this_machine(self._request.limit_s)

@@ -31,13 +31,24 @@ from torchwise.environment import Environment
 from torchwise.errors import BaselineError, StorageError, UnsupportedError
 from torchwise.plan import EAGER, Plan
 from torchwise.plan.space import PlanSpace, legality_of
-from torchwise.records import Decision, FailureKind, Inspection, Measurement, Study, StudyState, Trial, TrialState
+from torchwise.records import (
+    Decision,
+    Failure,
+    FailureKind,
+    Inspection,
+    Measurement,
+    Study,
+    StudyState,
+    Trial,
+    TrialState,
+)
 from torchwise.records.trial import with_repeat
 from torchwise.store import Owner, Storage, StudyKey
 from torchwise.study.caches import Caches
 from torchwise.study.listener import Listener
 from torchwise.study.request import Request
 from torchwise.trial import Job, Launcher, Limits, Spent, hold_duel, inspect_workload, measure_again, try_plan
+from torchwise.trial.job import COLD_STAGE
 from torchwise.trial.job import EFFORTS as CARE
 from torchwise.workload.differences import another_model
 
@@ -268,6 +279,10 @@ class _Loop:
         job = replace(job, baseline_s=history.economics.baseline_s, cold=self._cold)
         limits = Limits.of_this_machine(self._limit_s(history))
         found = measure_again(self._launcher, job, limits, self._spent.stage, self._caches.of(trial.plan))
+        if isinstance(found, Failure) and found.stage == COLD_STAGE:
+            self._cold = False  # what ended the worker is no fault of the plan
+            self._why_not_cold = f"cold processor caches: {found}"
+            return
         if self._cold and isinstance(found, Measurement) and not found.cold_candidate_s:
             self._cold = False  # nor would another process
             self._why_not_cold = ", ".join(found.notes[-1:])

@@ -16,7 +16,7 @@ from torchwise.realize.uncompiled import why_uncompiled
 from torchwise.records import Costs, Measurement, Outcome, Verdict
 from torchwise.trial.arena import Arena, Calls
 from torchwise.trial.blame import judged
-from torchwise.trial.job import Attempt, Job, Restart
+from torchwise.trial.job import COLD_STAGE, Attempt, Job, Restart
 from torchwise.verify import StepSubject, Subject, verify, verify_step
 from torchwise.verify.first import FirstAnswer, very_first
 from torchwise.verify.observe import Observation
@@ -65,6 +65,7 @@ def start_warm(job: Job, stage: Callable[[str], None]) -> Restart:
         stage("measure")
         found = trial.measurement()
         if job.cold:
+            stage(COLD_STAGE)
             found = trial.arena.with_cold(found, trial.candidate, trial.arena.eager)
         return Restart(warm_s, found)
 
