@@ -261,7 +261,7 @@ def test_derived_figures_stand_beside_the_samples_and_must_follow_from_them() ->
         ):
             study_from_dict(wrong_data)
     for wrong in (
-        {"reliability": "unusable"},
+        {"reliability": "splendid"},
         {"half_width": 9.0},
         {"sentence": None},
         {"half_width": True},
@@ -269,8 +269,8 @@ def test_derived_figures_stand_beside_the_samples_and_must_follow_from_them() ->
     ):
         with pytest.raises(InputError, match=r"\$\.trust is .* must follow from the samples"):
             study_from_dict({**data, "trust": {**data["trust"], **wrong}})
-    told = {**data, "trust": {**data["trust"], "sentence": "As an earlier version worded it."}}
-    assert study_from_dict(told) == STUDY
+    for earlier in ({"sentence": "As an earlier version worded it."}, {"reliability": "limited"}):
+        assert study_from_dict({**data, "trust": {**data["trust"], **earlier}}) == STUDY
     for place in ("speedup", "plan_id"):
         del first[place]
     assert study_from_dict(data) == STUDY

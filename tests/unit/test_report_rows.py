@@ -32,6 +32,7 @@ from torchwise.records import (
     TrialState,
     Verdict,
 )
+from torchwise.records.answer import QUIET_HALF_WIDTH, Reliability
 from torchwise.records.economics import Economics
 from torchwise.report import format as show
 from torchwise.report.beside import timed_of
@@ -330,6 +331,18 @@ def test_what_disturbed_is_said_once_at_the_top_and_by_the_decided_plan_first() 
     study = a_study(trials, decided=1, inspection=looked_at)
     assert notes(study) == ["the model was looked at"]
     assert study.trust.sentence.endswith(": eager drifted by +31.5% from first to last.")
+
+
+def test_a_machine_was_quiet_where_each_process_was_however_few_there_are() -> None:
+    trials = tuple(
+        a_trial(number, a_plan(mode=mode), repeats=(a_measurement(1.5, seed=70 + number),))
+        for number, mode in enumerate(("default", "max-autotune"))
+    )
+    study = a_study(trials, decided=0, workload=WorkloadSpec("zoo:vision.resnet50"))
+    assert study.trials[0].speedup is not None
+    assert study.trials[0].speedup.half_width > QUIET_HALF_WIDTH, "two processes on a CPU tell no more"
+    assert study.trust.reliability is Reliability.GOOD
+    assert study.trust.sentence.startswith("The machine was quiet")
 
 
 def test_a_report_goes_by_the_baseline_of_its_decision_whatever_was_tried_since() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchwise.errors import InputError
 from torchwise.parsing import shown
+from torchwise.records.answer import Reliability
 
 _OF_TRIALS = ("plan_id", "speedup", "cold_speedup", "seconds_per_call", "duel.speedup", "verdict.outcome")
 """Values that `to_dict` derives for each trial."""
@@ -78,8 +79,10 @@ def _is_told(told: Any, derived: Any) -> bool:
         return (
             isinstance(told, dict)
             and told.keys() == derived.keys()
-            and isinstance(told["sentence"], str)  # in the words of the version that wrote it
-            and all(_is_same(told[name], derived[name]) for name in told if name != "sentence")
+            # In the words, and by the rule, of the version that wrote it.
+            and isinstance(told["sentence"], str)
+            and told["reliability"] in list(Reliability)
+            and all(_is_same(told[name], derived[name]) for name in told if name not in ("sentence", "reliability"))
         )
     if not isinstance(told, dict) or told.keys() != derived.keys() or not all(map(_is_number, told.values())):
         return False

@@ -111,7 +111,7 @@ class Study:
         own = self.inspection.measurement
         eager = [own.speedup] if own.candidate_s else []
         ratios = [*eager, *(trial.speedup for trial in timed if trial.speedup)]
-        observed = [*eager, *(trial.observed for trial in timed if trial.observed)]
+        observed = [*eager, *(process.speedup for trial in timed for process in trial.processes)]
         found = (own, *(trial.measurement for trial in timed if trial.measurement))
         held_up = [] if self.eager is own else ["something held eager up while it was profiled"]
         notes = find_disturbances(note for measurement in found for note in measurement.notes)

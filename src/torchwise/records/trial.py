@@ -10,7 +10,7 @@ from torchwise.plan import Plan
 from torchwise.records.answer import Answer
 from torchwise.records.bounds import Amount, Count, Seconds
 from torchwise.records.measurement import Measurement
-from torchwise.records.processes import cold_speedup_across, is_faster_across, observed_across, speedup_across
+from torchwise.records.processes import cold_speedup_across, is_faster_across, speedup_across
 from torchwise.records.statistics import Interval
 from torchwise.records.verdict import Outcome, Verdict
 
@@ -154,11 +154,6 @@ class Trial:
     def cold_speedup(self) -> Interval | None:
         """The cold speed-up over these processes, or None if none timed it. It is shown, and decides nothing."""
         return cold_speedup_across(self.processes)
-
-    @property
-    def observed(self) -> Interval | None:
-        """The speed-up as observed (its own for a single process), which tells how disturbed measuring was."""
-        return observed_across(self.processes) if self.processes else None
 
     @property
     def is_faster(self) -> Answer | None:
