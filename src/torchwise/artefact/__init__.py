@@ -6,13 +6,13 @@
     decision = artefact.load("model.tw", trust=True)      # in the service, before the model is built
     fast = torchwise.apply(model, decision)               # its first call finds everything compiled
 
-For a fleet, a folder by URL takes the file's place, and each machine finds its own in it (`folder`)::
+For a fleet, use a folder by URL in place of the file. Each machine finds its own artifact in it (`folder`)::
 
     artefact.save("s3://bucket/models", model, decision, (x,))
     decision = artefact.load("s3://bucket/models", model, trust=True)
 
-Compiled code is run as it lies in the file, by PyTorch, which reads it with pickle: who may write the file may run code
-here. So nothing but `load` and `load_all` with `trust=True` takes it out.
+PyTorch runs the compiled code as it lies in the file, and reads it with pickle. So anybody who may write the file may
+run code here. Only `load` and `load_all` with `trust=True` take the code out.
 """
 
 from torchwise.artefact.load import info, load, load_all

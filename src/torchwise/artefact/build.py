@@ -1,4 +1,4 @@
-"""The worker's side of saving: compile by the plan, through the very layers that will answer, and start once more."""
+"""The worker's side of saving: compile by the plan, through the same layers that will answer, and start once more."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torchwise.trial import AroundJob, Job
 
 @dataclass(frozen=True, slots=True)
 class Build(AroundJob):
-    """What a worker is told.
+    """Instructions for a worker.
 
     Attributes:
-        step: "compile" into the job's empty folder, or "start" from what that left there.
+        step: "compile" into the job's empty folder, or "start" from the results in it.
         job: workload, settings and folder.
         decision: as JSON.
-        checks: for the start, what is known of the instruction sets.
+        checks: for the start, the known results about the instruction sets.
     """
 
     step: Literal["compile", "start"]
@@ -36,12 +36,12 @@ class Build(AroundJob):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a worker answers.
+    """A worker's answer.
 
     Attributes:
-        seconds: that the first calls took beyond steady ones.
-        checks: what the instruction sets' checks came to.
-        compiled: graphs that Inductor compiled and did not find.
+        seconds: time of the first calls beyond steady ones.
+        checks: results of the instruction sets' checks.
+        compiled: number of graphs that Inductor compiled because it did not find them.
     """
 
     seconds: float
@@ -65,7 +65,7 @@ def start(build: Build, stage: Callable[[str], None]) -> Built:
 
 
 def _first_calls(build: Build) -> float:
-    """Make the first calls; return the seconds they took beyond steady ones.
+    """Make the first calls, and return the seconds they took beyond steady ones.
 
     Raises:
         UnsupportedError: the plan did not answer, and why.
@@ -76,7 +76,7 @@ def _first_calls(build: Build) -> float:
     from torchwise.trial.arena import Arena
 
     arena, decision = Arena(build.job), Decision.from_json(build.decision)
-    call = arena.workload.call  # that the decision holds for it here was asked before
+    call = arena.workload.call  # the caller has checked that the decision holds for it here
     fast: OptimizedModule | OptimizedFunction
     fast = OptimizedModule(call, decision) if isinstance(call, torch.nn.Module) else OptimizedFunction(call, decision)
     with arena.gradients():

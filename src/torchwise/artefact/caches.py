@@ -1,4 +1,4 @@
-"""Where Inductor and Triton keep compiled code: files named by what they were made from, so that folders can merge."""
+"""Inductor's and Triton's folders of compiled code. Files are named by their source, so that folders can merge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEFT_OUT = (".lock", ".tmp")
 
 
 def collect(folder: Path) -> dict[str, bytes]:
-    """Return the files of compiled code in a worker's `Job.cache_dir` by the names that they have in an artefact."""
+    """Return the files of compiled code in a worker's `Job.cache_dir` by their names in an artifact."""
     found = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.is_symlink() and file.suffix not in LEFT_OUT:
@@ -29,12 +29,12 @@ def collect(folder: Path) -> dict[str, bytes]:
 
 
 def place(code: Mapping[str, bytes]) -> int:
-    """Put compiled code where this process looks for it; return how many files were not there yet.
+    """Put compiled code into this process's cache folders, and return how many files were not there yet.
 
-    What is there already stays: a file of the same name was made from the same source.
+    Existing files stay: a file of the same name was made from the same source.
 
     Raises:
-        InputError: a file cannot be written; those that were are whole.
+        InputError: a file cannot be written. Those that were written are whole.
         UnsupportedError: this torch keeps its code elsewhere.
     """
     folders = {"inductor": Path(name(CACHE_DIR)()), "triton": _triton()}
@@ -54,5 +54,5 @@ def place(code: Mapping[str, bytes]) -> int:
 
 
 def _triton() -> Path:
-    """Return Triton's folder: by Inductor's rule, which has one for each GPU, that of the first."""
+    """Return Triton's folder. By Inductor's rule each GPU has one, and this is that of the first."""
     return Path(os.environ.get("TRITON_CACHE_DIR") or name(TRITON_CACHE_DIR)(0))

@@ -1,4 +1,4 @@
-"""One folder for a fleet: an artefact lies where only those machines look that can use it.
+"""One folder for a fleet: an artifact lies where only the machines that can use it look.
 
 ::
 
@@ -7,10 +7,11 @@
             5c1f3ab09d7e4a21-90b1d0c7e6f25a38.tw        the model's structure, and its identity with its inputs
             5c1f3ab09d7e4a21-90b1d0c7e6f25a38.tw.used   when it was last saved or loaded
 
-There is no index that could disagree with the files. Of two that save the same at once, the later wins; both are whole.
+There is no index that could disagree with the files. If two processes save the same at once, the later wins, and both
+files are whole.
 
-What was not used for longest goes first. When a file was written does not tell that, and an object store knows no
-other time; so each use writes a marker of one byte, where the reader may write.
+The least recently used artifact goes first. The time of writing does not tell that, and an object store knows no other
+time. So each use writes a marker of one byte, if the reader may write.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ logger = logging.getLogger("torchwise")
 
 USED = ".used"
 OURS = re.compile(r"(?P<artefact>[\w.+-]+-[0-9a-f]{12}/\.?\w+-\w+\.tw)(\.\w+)*")
-"""An artefact, its marker, and what a writer that was killed left behind: nothing else is ever removed."""
+"""An artifact, its marker, and the remains of a writer that was killed. Nothing else is ever removed."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One artefact in a folder.
+    """One artifact in a folder.
 
     Attributes:
-        url: of it.
-        size: in bytes.
-        used: when it was last saved or loaded; None where it was removed meanwhile.
-        device: "cuda" or "cpu" where it is for this machine and its software, else None.
+        url: its URL.
+        size: bytes.
+        used: when it was last saved or loaded, or None if it was removed meanwhile.
+        device: "cuda" or "cpu" if it is for this machine and its software, else None.
     """
 
     url: str
@@ -52,21 +53,21 @@ class Entry:
 
 
 class Folder:
-    """Artefacts in a `Place`; `find` and `save` name them relative to it. Raises as `Place` does."""
+    """Artifacts in a `Place`. `find` and `save` name them relative to it. Raises as `Place` does."""
 
     def __init__(self, url: str) -> None:
         self.place = Place(url)
 
     def prepare(self, decision: Decision) -> None:
-        """Find out that an artefact can be written, before minutes are spent on making it.
+        """Check that an artifact can be written, before minutes are spent on making it.
 
         Raises:
-            InputError: it cannot.
+            InputError: it cannot be written.
         """
         self.place.write(name_of(decision) + USED, b"\n")
 
     def save(self, decision: Decision, data: bytes, limit_bytes: int | None = None) -> str:
-        """Write an artefact; then remove others until all of them together keep to the limit. Return its name."""
+        """Write an artifact, then remove others until all of them together keep to the limit. Return its name."""
         name = name_of(decision)
         self.place.write(name, data)
         self.place.write(name + USED, b"\n")
@@ -75,14 +76,14 @@ class Folder:
         return name
 
     def find(self, device: str, structure: str = "") -> list[str]:
-        """Name what is for this machine and its software, the newest first, of one model or of all."""
+        """Name the artifacts for this machine and its software, newest first, of one model or of all."""
         home = _home(device)
         begins = f"{home}/{structure}-" if structure else f"{home}/"
         names = [name for name in self.place.sizes(home) if name.startswith(begins) and name.endswith(SUFFIX)]
         return sorted(names, key=self._modified, reverse=True) if len(names) > 1 else names
 
     def entries(self) -> list[Entry]:
-        """List every artefact, whomever it is for, the last used first."""
+        """List every artifact for any machine, the most recently used first."""
         here = {_home(device): device for device in ("cpu", environment.default_device())}
         found = [
             Entry(f"{self.place.url}/{name}", size, self._used(name), here.get(name.partition("/")[0]))
@@ -92,22 +93,24 @@ class Folder:
         return sorted(found, key=lambda entry: entry.used or NEVER, reverse=True)
 
     def mark(self, name: str) -> None:
-        """Leave a mark that an artefact was used."""
+        """Leave a mark that an artifact was used."""
         try:
             self.place.write(name + USED, b"\n")
-        except InputError as error:  # who may only read the folder still can
+        except InputError as error:  # a user who may only read the folder still can
             logger.debug("torchwise: %s", error)
 
     def evict(self, limit_bytes: int, keep: str) -> None:
-        """Remove what was not used for longest until the rest keeps to a limit; `keep` stays whatever its size.
+        """Remove the least recently used artifacts until the rest keeps to a limit. `keep` stays at any size.
 
-        Whoever else evicts meanwhile removes the same. What somebody saves or loads at that very moment may go, too:
-        it is compiled again then.
+        Other processes that evict meanwhile remove the same. An artifact that is saved or loaded at that very moment
+        may go,
+        too: then it is compiled again.
         """
         held: dict[str, dict[str, int]] = defaultdict(dict)
         for name, size in self.place.sizes().items():
             if ours := OURS.fullmatch(name):
-                # What is being written has the marker of what it will be, which is new, and so is not the first to go.
+                # A file being written shares the marker of its final name. That marker is new, so it is not the first
+                # to go.
                 held[ours["artefact"].replace("/.", "/")][name] = size
         total = sum(sum(files.values()) for files in held.values())
         if total <= limit_bytes:
@@ -127,10 +130,10 @@ class Folder:
 
 
 def name_of(decision: Decision) -> str:
-    """Return where the artefact of a decision lies: all that must be equal for it to be usable.
+    """Return the location of a decision's artifact: it names everything that must be equal for use.
 
     Raises:
-        InputError: the decision's digests are none, so that they could lead elsewhere.
+        InputError: the decision's digests are invalid, so that they could lead elsewhere.
     """
     name = f"{_home(decision.workload.device)}/{decision.structure}-{decision.identity}{SUFFIX}"
     if not OURS.fullmatch(name):

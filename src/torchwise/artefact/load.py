@@ -1,4 +1,4 @@
-"""From an artefact to a decision whose plan is compiled already."""
+"""From an artifact to a decision whose plan is compiled already."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("torchwise")
 
 COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torchwise.runtime")
-"""What the first call of a compiled plan would import otherwise, which takes seconds."""
+"""Modules that the first call of a compiled plan would import otherwise, which takes seconds."""
 KERNELS = ("torch._inductor.async_compile", "torch._inductor.runtime.triton_heuristics")
 """The same, for kernels of a GPU."""
 
 
 def info(path: str | Path) -> Info:
-    """Read what an artefact says of itself, and its decision; nothing in it is run, wherever it is from.
+    """Read an artifact's description of itself, and its decision. Nothing in it is run, from any source.
 
     Args:
         path: a file, or the URL of one.
 
     Raises:
-        InputError: there is no such file, it is damaged, or it is of another schema.
+        InputError: there is no such file, it is damaged, or has another schema.
         UnsupportedError: a library for the URL is missing.
     """
     return _read(path, None).info
@@ -56,26 +56,26 @@ def load(
     trust: bool = False,
     sha256: str | None = None,
 ) -> Decision:
-    """Put the code of an artefact where PyTorch looks for it, and return the decision, to be given to `apply`.
+    """Put an artifact's code into PyTorch's cache folders, and return the decision for `apply`.
 
-    The compiler is imported here, too. Load before the model's weights, and the first call has only to find what is
-    compiled. Code that PyTorch does not take for its own there is compiled anew, and never used in its place.
+    The compiler is imported here, too. If you load before building the model's weights, the first call only has to find
+    the compiled code. If PyTorch does not recognize code there as its own, it compiles anew, and never uses that code.
 
     Args:
-        path: what `save` wrote: a file, its URL, or the URL of the folder that it was saved in.
-        model: for a folder, what is to be run: a module or a function. Its structure is compared, and not its weights,
-            so that one on the device "meta" will do, for the machine's GPU where it has one.
-        args: for a folder, example arguments: of what was saved for several inputs, the newest that was proven on these
-            is taken. Without them it is the newest of all. One that is damaged, or does not hash to `sha256`, is passed
-            over with a warning, as long as there is another.
+        path: the output of `save`: a file, its URL, or the URL of the folder that it was saved in.
+        model: for a folder, the module or function to run. Its structure is compared, and not its weights. So one on
+            the device "meta" will do, for the machine's GPU if it has one.
+        args: for a folder, example arguments. If artifacts were saved for several inputs, the newest that was verified
+            on these is taken. Without arguments it is the newest of all. One that is damaged, or does not hash to
+            `sha256`, is skipped with a warning, as long as there is another.
         kwargs: example keyword arguments.
         trust: whether code from this file may run in this process.
-        sha256: what the file must hash to, where that is known from elsewhere than the file's own source.
+        sha256: expected hash of the file, if it is known from a source other than the file's own.
 
     Raises:
-        InputError: it is not trusted, damaged, was tampered with, or is of another schema; it cannot be read or
-            unpacked; or the folder has none for this model, machine and software.
-        StalePlanError: the code was compiled on another machine or by other software; every factor is named.
+        InputError: it is not trusted, damaged, was tampered with, or has another schema. Or it cannot be read or
+            unpacked. Or the folder has none for this model, machine and software.
+        StalePlanError: the code was compiled on another machine or by other software. Every difference is named.
         UnsupportedError: this torch keeps its code elsewhere, or a library for the URL is missing.
     """
     if not is_folder(path):
@@ -90,16 +90,16 @@ def load(
 
 
 def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
-    """Load everything in a folder that is for this machine and its software; return the decisions by URL.
+    """Load everything in a folder for this machine and its software, and return the decisions by URL.
 
-    One that cannot be used is said in the log, and left out, as long as there is another.
+    An artifact that cannot be used is logged, and left out, as long as there is another.
 
     Args:
-        url: of the folder.
+        url: URL of the folder.
         trust: whether code from there may run in this user's processes.
 
     Raises:
-        InputError: it is no folder, cannot be read, or holds nothing for this machine; or nothing in it can be used.
+        InputError: it is no folder, cannot be read, or holds nothing usable for this machine.
         UnsupportedError: a library for the URL is missing.
     """
     if not is_folder(url):
@@ -124,7 +124,7 @@ def load_all(url: str, *, trust: bool = False) -> dict[str, Decision]:
 
 
 def _read(path: str | Path, sha256: str | None) -> Package:
-    """Read one artefact from a file or a URL; raises as `info` does."""
+    """Read one artifact from a file or a URL. Raises as `info` does."""
     if not is_url(path):
         return package.read(Path(path), sha256)
     if is_folder(path):
@@ -142,7 +142,7 @@ def _workload(model: Callable[..., Any], args: Any, kwargs: dict[str, Any] | Non
 
 
 def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: bool) -> tuple[str, Package]:
-    """Return the newest whole artefact for a model on this machine, proven on these inputs where they are given."""
+    """Return the newest whole artifact for a model on this machine, verified on these inputs if they are given."""
     inputs = set() if any_inputs else {describe_example(example) for example in workload.examples}
     damaged: list[InputError] = []
     for name in folder.find(_device(workload), structure(workload.call)):
@@ -155,7 +155,7 @@ def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: b
         if inputs <= set(found.info.decision.inputs):
             for why in damaged:
                 logger.warning("torchwise: %s; %s is loaded instead", why, where)
-            folder.mark(name)  # what was looked at and is for other inputs was not used
+            folder.mark(name)  # an artifact that turned out to be for other inputs was not used
             return where, found
     if damaged:
         raise damaged[0]
@@ -167,7 +167,7 @@ def _found(folder: Folder, workload: Workload, sha256: str | None, any_inputs: b
 
 
 def _device(workload: Workload) -> str:
-    """Return where the model runs: on the GPU, where there is one, if neither weights nor inputs lie anywhere yet."""
+    """Return the model's device: the GPU, if there is one and neither weights nor inputs have a device yet."""
     weights: list[Any] = list(workload.module.parameters()) if workload.module is not None else []
     tensors = weights or [t for e in workload.examples for t in e.tensors()]
     nowhere = all(tensor.is_meta for tensor in tensors)
@@ -175,7 +175,7 @@ def _device(workload: Workload) -> str:
 
 
 def _used(path: str, found: Package, trust: bool) -> Decision:
-    """Put the code of what was read where PyTorch looks for it; raises as `load` does."""
+    """Put the code of an artifact into PyTorch's cache folders. Raises as `load` does."""
     manifest = found.info.manifest
     if not found.code:  # the plan compiles nothing
         return found.info.decision
@@ -196,10 +196,10 @@ def _used(path: str, found: Package, trust: bool) -> Decision:
 
 @functools.cache
 def _set_up_compiler(device: str) -> None:
-    """Import what the first call would import, and compile a graph that leaves nothing to generate.
+    """Import the modules that the first call would import, and compile a graph that needs no code generated.
 
-    For its first graph, whichever that is, the compiler imports many modules more and makes its patterns. The graph is
-    of the CPU, also for a GPU: who loads may be about to fork, and CUDA does not bear that once it was used.
+    For its first graph of any kind, the compiler imports many more modules and makes its patterns. The graph is for the
+    CPU even on a GPU. The caller may be about to fork, and CUDA does not bear that once it was used.
     """
     import torch
 

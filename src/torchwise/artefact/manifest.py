@@ -1,4 +1,4 @@
-"""What an artefact says of itself, in plain JSON that can be read without running or unpacking anything."""
+"""An artifact's description of itself, in plain JSON that can be read without running or unpacking anything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SCHEMA = "torchwise.artefact/1"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file in the artefact.
+    """One file in the artifact.
 
     Attributes:
-        size: bytes, unpacked.
-        sha256: of them.
+        size: bytes when unpacked.
+        sha256: hash of the unpacked bytes.
     """
 
     size: int
@@ -28,16 +28,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Manifest(Document):
-    """What is in an artefact, and where that may be run.
+    """Contents of an artifact, and the environment for running them.
 
     Attributes:
-        torchwise: the version that wrote it, and that alone reads the compiled code.
+        torchwise: the version that wrote it. No other version reads the compiled code.
         environment: the machine and software that the code was compiled on.
-        members: every other file in the artefact, by name.
-        checks: what Inductor found out about the CPU's instruction sets and the C++ compiler (`isa.py`).
-        cold_s: seconds that the first calls took beyond steady ones when nothing was compiled yet.
-        warm_s: the same in a second process, with what is in here; None for a plan that compiles nothing.
-        compiled_anew: graphs that this second process compiled all the same, because PyTorch does not keep them.
+        members: every other file in the artifact, by name.
+        checks: Inductor's findings about the CPU's instruction sets and the C++ compiler (`isa.py`).
+        cold_s: seconds of the first calls beyond steady ones when nothing was compiled yet.
+        warm_s: the same in a second process, with this artifact's contents, or None for a plan that compiles nothing.
+        compiled_anew: graphs that this second process still compiled, because PyTorch does not keep them.
     """
 
     torchwise: str
@@ -50,7 +50,7 @@ class Manifest(Document):
     schema: str = SCHEMA
 
     def differences(self) -> list[str]:
-        """Name each factor in which this machine and its software differ from where the code was compiled."""
+        """Name each difference between this machine and its software and those that the code was compiled on."""
         here = environment.detect(self.environment.device)
         version = [f"torchwise: {self.torchwise} there, {__version__} here"] if self.torchwise != __version__ else []
         return version + self.environment.differences(here)
@@ -58,13 +58,13 @@ class Manifest(Document):
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What `info` tells of an artefact.
+    """Result of `info` for an artifact.
 
     Attributes:
-        decision: what it was made for.
-        manifest: what is in it.
-        sha256: of the whole file.
-        size: of the whole file, in bytes.
+        decision: the decision that it was made for.
+        manifest: its contents.
+        sha256: hash of the whole file.
+        size: size of the whole file, in bytes.
     """
 
     decision: Decision
@@ -73,5 +73,5 @@ class Info:
     size: int
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the result as JSON."""
         return codec.to_json(self)

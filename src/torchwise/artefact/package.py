@@ -1,7 +1,7 @@
 """The file: a zip of a manifest, a decision and the compiled code, read as a whole or not at all.
 
-Whatever is wrong with a file is found before any of it is used: everything is read into memory, and held against the
-manifest there.
+Any fault of a file is found before any of it is used: everything is read into memory, and checked against the manifest
+there.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from torchwise.records import Decision, codec
 
 MANIFEST, DECISION = "manifest.json", "decision.json"
 CODE = ("inductor", "triton")
-"""Folders of compiled code; anything else in an artefact is refused."""
+"""Folders of compiled code. Anything else in an artifact is refused."""
 MOST_MANIFEST_BYTES = 2**26
 MOST_BYTES = 2**32
-"""Unpacked, all together; the largest that was seen has a hundredth of it."""
+"""Maximum total size, unpacked. The largest artifact so far has a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An artefact that was read and found whole; `code` holds the bytes of each file of compiled code by name."""
+    """An artifact that was read and found whole. `code` holds the bytes of each file of compiled code by name."""
 
     info: Info
     code: Mapping[str, bytes]
 
 
 def pack(manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> tuple[Info, bytes]:
-    """Return an artefact, and what it tells of itself.
+    """Return an artifact and its description.
 
     Args:
-        manifest: all but its members, which are filled in here.
-        decision: what the code was compiled for.
+        manifest: everything but its members, which are filled in here.
+        decision: the decision that the code was compiled for.
         code: files of compiled code by name.
     """
     members = {DECISION: decision.to_json().encode(), **code}
@@ -59,10 +59,10 @@ def pack(manifest: Manifest, decision: Decision, code: Mapping[str, bytes]) -> t
 
 
 def read(path: Path, sha256: str | None = None) -> Package:
-    """Read an artefact from a file, and unpack it.
+    """Read an artifact from a file, and unpack it.
 
     Raises:
-        InputError: there is no such file; or as `unpack` does.
+        InputError: there is no such file, or as `unpack` does.
     """
     try:
         data = path.read_bytes()
@@ -75,15 +75,15 @@ def read(path: Path, sha256: str | None = None) -> Package:
 
 
 def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
-    """Hold every byte of an artefact against its manifest.
+    """Check every byte of an artifact against its manifest, and return its contents.
 
     Args:
-        path: where it was read, for messages.
-        data: the artefact.
-        sha256: what all of it must hash to, from a source that is trusted; None for any.
+        path: its source, for messages.
+        data: the artifact.
+        sha256: expected hash of all of it, from a trusted source, or None for any.
 
     Raises:
-        InputError: it is damaged or was tampered with, or it is of another schema.
+        InputError: it is damaged or was tampered with, or has another schema.
     """
     digest = _digest(data)
     if sha256 is not None and sha256.strip().lower() != digest:
@@ -94,7 +94,7 @@ def unpack(path: str, data: bytes, sha256: str | None = None) -> Package:
         decision = _decision(members.pop(DECISION))
     except InputError as error:
         raise InputError(f"{path} is refused: {brief(error)}") from None
-    # Besides its own error, zipfile lets those of its decompressors through, and has two for what it cannot do.
+    # zipfile lets its decompressors' errors through besides its own, and has two for unsupported features.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(
             f"{path} is no artefact, or is damaged ({brief(error)}): copy it again, or make it anew"
@@ -106,7 +106,7 @@ def put(path: Path, data: bytes) -> None:
     """Write a file beside its place, and move it there.
 
     Raises:
-        InputError: it cannot be written; what was there before still is.
+        InputError: it cannot be written. The old file is still there.
     """
     # A plain open, unlike tempfile's, leaves the file readable by whomever the umask lets: a fleet has several users.
     beside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}")
@@ -123,10 +123,10 @@ def put(path: Path, data: bytes) -> None:
 
 
 def _members(archive: zipfile.ZipFile) -> tuple[Manifest, dict[str, bytes]]:
-    """Return what is in the archive, every byte of it held against the manifest.
+    """Return the contents of the archive, every byte checked against the manifest.
 
     Raises:
-        InputError: something is in it that the manifest does not name, or is not as it says.
+        InputError: the archive holds a file that the manifest does not name, or that differs from it.
     """
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) != len(archive.infolist()):
@@ -175,7 +175,7 @@ def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, member: Member) -
 
 
 def _check_name(name: str) -> None:
-    """Refuse a name that could lead out of the folder that it is to be unpacked in."""
+    """Refuse a name that could lead out of the folder it is to be unpacked in."""
     folder, _, rest = name.partition("/")
     parts = rest.split("/")
     plain = not any(mark in name for mark in ("\\", ":", "\0")) and not {"", ".", ".."}.intersection(parts)
@@ -184,7 +184,7 @@ def _check_name(name: str) -> None:
 
 
 def _bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
-    """Read an entry, but not more than one byte over what is expected, whatever it claims or unpacks to."""
+    """Read an entry, but at most one byte over the expected size, whatever size it claims or unpacks to."""
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # other decompressors have other errors
         raise InputError(f"{entry.filename!r} is packed by method {entry.compress_type}, but must be deflated")
     with archive.open(entry) as file:

@@ -1,6 +1,6 @@
-"""Files by URL: on a shared disk, in S3, or wherever else fsspec leads to.
+"""Files by URL: on a shared disk, in S3, or in any other store that fsspec can reach.
 
-No reader sees half a file. An object store shows an object when all of it has arrived; elsewhere a file is written
+No reader sees half a file. An object store shows an object when all of it has arrived. Elsewhere a file is written
 under another name first, and then moved.
 """
 
@@ -25,28 +25,28 @@ DISK = ("file", "local")
 
 
 def is_url(path: str | Path) -> bool:
-    """Say whether this is a URL, and not a path."""
+    """Return whether this is a URL, and not a path."""
     return isinstance(path, str) and "://" in path
 
 
 def is_folder(path: str | Path) -> bool:
-    """Say whether this is the URL of a folder, and not of one artefact."""
+    """Return whether this is the URL of a folder, and not of one artifact."""
     return is_url(path) and not str(path).endswith(SUFFIX)
 
 
 def shown(path: str | Path) -> str:
-    """Return a path or URL for messages, without the password that it may hold."""
+    """Return a path or URL for messages, without any password in it."""
     return re.sub(r"://[^/]*@", "://", str(path))
 
 
 class Place:
-    """A folder given by URL; its files are named relative to it.
+    """A folder given by URL. Its files are named relative to it.
 
-    Every method raises InputError, with the URL and the cause, where the store refuses or cannot be reached.
+    Every method raises InputError, with the URL and the cause, if the store refuses or cannot be reached.
 
     Raises:
         InputError: the URL cannot be used.
-        UnsupportedError: a library is missing, and which.
+        UnsupportedError: a library is missing. The message names it.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,7 +66,7 @@ class Place:
         self._root: str = root.rstrip("/")
 
     def check(self) -> None:
-        """Refuse a folder of a disk that is not there, as it cannot be told from an empty one; other stores have none.
+        """Refuse a missing folder on a disk, as it cannot be told from an empty one. Other stores have no folders.
 
         Raises:
             InputError: it is not there, or is a file.
@@ -76,12 +76,12 @@ class Place:
             raise InputError(f"{self.url} cannot be listed: {what}")
 
     def read(self, name: str) -> bytes:
-        """Return what a file holds."""
+        """Return the contents of a file."""
         with self._asking(name, "read"):
             return bytes(self._store.cat_file(self._path(name)))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, and replace what is there when all of it is written."""
+        """Write a file. It replaces an old one when all of it is written."""
         path = self._path(name)
         with self._asking(name, "written"):
             if self._scheme in ARRIVES_WHOLE:
@@ -97,10 +97,10 @@ class Place:
             self._store.mv(beside, path)
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the size of each file in the folder, or in one within it, by name; none where there is no folder."""
+        """Return the sizes of all files in the folder, or in one within it, by name, or none if there is no folder."""
         path = self._path(folder).rstrip("/")
         with self._asking(folder, "listed"):
-            self._store.invalidate_cache()  # what others wrote meanwhile is to be seen
+            self._store.invalidate_cache()  # so that files of other writers are seen
             try:
                 found = self._store.find(path, detail=True)
             except FileNotFoundError:
@@ -108,7 +108,7 @@ class Place:
         return {name[len(self._root) + 1 :]: int(entry["size"]) for name, entry in found.items()}
 
     def modified(self, name: str) -> datetime | None:
-        """Return when a file was written, by the store's clock; None where it is gone."""
+        """Return when a file was written, by the store's clock, or None if it is gone."""
         with self._asking(name, "looked at"):
             try:
                 found: datetime = self._store.modified(self._path(name))

@@ -1,8 +1,8 @@
-"""Compiled code shared between machines through Redis: Inductor's own remote cache, set up so that it cannot hold up.
+"""Compiled code shared between machines through Redis: Inductor's own remote cache, set up so that it cannot block.
 
-By itself PyTorch connects without a time limit, so that a server that accepts and never answers stops the first
-compilation for good; and it tries a server that is down anew for each of its caches. Here one connection serves all of
-them, with a limit, and the first failure ends its use in this process.
+By itself PyTorch connects without a time limit. So a server that accepts and never answers stops the first compilation
+for good. PyTorch also tries a server that is down anew for each of its caches. Here one connection serves all of them,
+with a limit, and the first failure ends its use in this process.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SETTINGS = {
     "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": ("torch._functorch.config", "enable_remote_autograd_cache"),
     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": ("torch._inductor.config", "autotune_remote_cache"),
 }
-"""The variables that turn the caches on, each with the setting that it becomes when PyTorch reads it, once."""
+"""Variables that turn the caches on, with the setting that each becomes when PyTorch reads it, once."""
 URL = "TORCHINDUCTOR_REDIS_URL"
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def use_redis(url: str, *, timeout_s: float = 2.0) -> bool:
-    """Share what PyTorch compiles with other machines through a Redis server, in this process and its children.
+    """Share PyTorch's compiled code with other machines through a Redis server, in this process and its children.
 
-    Call it before the first compilation. Who may write to the server may run code here, since PyTorch reads what lies
-    there with pickle: use a server that only your own services reach, over TLS and with a password.
+    Call it before the first compilation. Anybody who may write to the server may run code here, since PyTorch reads its
+    contents with pickle. Use a server that only your own services reach, over TLS and with a password.
 
     Args:
         url: redis://, rediss:// or unix://, as the redis package reads it.
-        timeout_s: seconds that a connection or an answer may take, before the server is not asked again.
+        timeout_s: maximum seconds for a connection or an answer. After that the server is not asked again.
 
     Returns:
         Whether the server answered. If not, a warning says why, and everything is compiled here as without it.
@@ -92,7 +92,7 @@ class _Server:
         return self.ask("ping") is not None
 
     def ask(self, command: str, *arguments: Any) -> Any:
-        """Return the server's answer, or None where it has none, or was given up."""
+        """Return the server's answer, or None if it has none, or was given up."""
         if self._given_up:
             return None
         try:
@@ -110,7 +110,7 @@ class _Server:
 
 
 def _backend(server: _Server) -> Any:
-    """Return what Inductor asks, made here because its base class is PyTorch's."""
+    """Return the object that Inductor asks, made here because its base class is PyTorch's."""
 
     class Backend(name(BACKEND)):  # type: ignore[misc]
         def _get(self, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""From a decision to an artefact: its plan is compiled once more, in a process of its own, into an empty folder."""
+"""From a decision to an artifact: its plan is compiled once more, in a process of its own, into an empty folder."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ def save(
 ) -> Info:
     """Write a decision and the code compiled for it to one file, or into a folder for a fleet.
 
-    The plan is compiled in a worker, as it will be used, and then started once more in another from what the first one
-    left: what that start costs is in the manifest. Nothing is compiled in this process, and the model is not changed.
+    A worker compiles the plan as it will be used. Another worker then starts it once more from the first one's results,
+    and the manifest holds the cost of that start. Nothing is compiled in this process, and the model is not changed.
 
     Args:
-        path: the file, or the URL of a folder, such as s3://bucket/models, where each machine finds its own (`folder`);
-            an artefact that is there is replaced when the new one is complete.
-        model: what the decision was made for: a module, a function, a `Workload`, or the target.
-        decision: of `tune`, on this machine.
-        args: example arguments that the plan was proven on, a tuple (or one tensor); none for a target or a Workload.
+        path: the file, or the URL of a folder, such as s3://bucket/models, where each machine finds its own (`folder`).
+            An existing artifact is replaced when the new one is complete.
+        model: the subject of the decision: a module, a function, a `Workload`, or the target.
+        decision: result of `tune`, on this machine.
+        args: example arguments that the plan was verified on, a tuple (or one tensor), not for a target or Workload.
         kwargs: example keyword arguments.
         examples: several examples, in place of `args`.
         limit_s: seconds that each worker may take.
-        limit_bytes: for a folder, how much all artefacts in it may take together: those that were not used for longest
-            are removed, but never the one just saved. None removes nothing.
+        limit_bytes: for a folder, the maximum total size of all artifacts in it. The least recently used are removed,
+            but never the one just saved. None removes nothing.
         launcher: where the workers run; by default processes on this machine.
 
     Raises:
         InputError: an argument cannot be used, or the file cannot be written.
         StalePlanError: the decision was made for another machine, another software or another model.
-        UnsupportedError: the plan cannot be compiled, or does not answer these examples; or a library for the URL is
+        UnsupportedError: the plan cannot be compiled, or does not answer these examples. Or a library for the URL is
             missing.
     """
     folder = _folder(path, limit_bytes)
-    Decision.from_json(decision.to_json())  # what cannot be read again is refused before minutes are spent
+    Decision.from_json(decision.to_json())  # data that cannot be read again is refused before minutes are spent
     workload = _workload(model, args, kwargs, examples)
     _check_holds(workload, decision)
     if folder is not None:
@@ -75,10 +75,10 @@ def save(
 
 
 def _folder(path: str | Path, limit_bytes: int | None) -> Folder | None:
-    """Return the folder that a URL names, None for a file.
+    """Return the folder that a URL names, or None for a file.
 
     Raises:
-        InputError: the file cannot be written, or what was given does not fit together.
+        InputError: the file cannot be written, or the arguments do not fit together.
     """
     if is_url(path):
         if not is_folder(path):
@@ -112,7 +112,7 @@ def _made(workload: Workload | str, decision: Decision, launcher: Launcher, limi
 def _workload(
     model: Any, args: Any, kwargs: dict[str, Any] | None, examples: Sequence[Example] | None
 ) -> Workload | str:
-    """Return a live workload, or the target; raises as `given` does."""
+    """Return a live workload, or the target. Raises as `given` does."""
     from torchwise.runtime import unwrap
 
     plain = model if isinstance(model, (str, Workload)) else unwrap(model)
@@ -143,7 +143,7 @@ def _job(workload: Workload | str, decision: Decision, source: str, folder: str)
 
 
 def _built(job: Job, decision: Decision, launcher: Launcher, limit_s: float) -> tuple[Built, Built | None]:
-    """Compile, and start once more; a plan without a compiler needs neither."""
+    """Compile, and start once more. A plan without a compiler needs neither."""
     if decision.plan.backend == "eager":
         return Built(0.0, {}, 0), None
     cold = _run(Build("compile", job, decision.to_json()), launcher, limit_s)
