@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern trials; each runs in the caller's transaction."""
+"""The statements behind `Storage` that concern trials. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchwise.store.rows import dump, load
 from torchwise.store.schema import studies, trials
 
 LARGEST = 2**31 - 1
-"""Number that a study may have: a database refuses to look for larger ones in words of its own."""
+"""Maximum number of a study. A database refuses to look for larger ones, in words of its own."""
 _RUNNING = TrialState.RUNNING.value
 
 
 def require(connection: Connection, study_id: int, *, lock: bool = False) -> None:
-    """Make sure that there is such a study; `lock` makes other writers to it wait for this transaction's end.
+    """Make sure that there is such a study. With `lock`, other writers to it wait for this transaction's end.
 
     SQLite has no locks on rows and needs none: its writers wait for each other from their start.
 
@@ -44,9 +44,9 @@ def require(connection: Connection, study_id: int, *, lock: bool = False) -> Non
 def claim(
     connection: Connection, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: Trial | None = None
 ) -> Trial | None:
-    """Insert a RUNNING trial, or take a dead owner's over; None where the plan is finished or in hand.
+    """Insert a RUNNING trial, or take over a dead owner's. Return None if the plan is finished or claimed.
 
-    `again` is a finished one that is taken over, too, unless another process had it again in the meantime.
+    `again` is a finished trial to take over, too, unless another process repeated it in the meantime.
     """
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
@@ -73,7 +73,7 @@ def _is_free(row: Row[Any], at: float, again: Trial | None) -> bool:
 
 
 def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str, Any]) -> None:
-    """Store a finished trial with its `record_of`; a record that another process finished meanwhile stays."""
+    """Store a finished trial with its `record_of`. A record that another process finished meanwhile stays."""
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, trial.plan)
     if row is None:  # the claim was taken away, as from a machine that slept: the result is as good
@@ -83,18 +83,18 @@ def finish(connection: Connection, study_id: int, trial: Trial, record: dict[str
 
 
 def keep_duel(connection: Connection, study_id: int, plan: Plan, duel: Duel) -> Duel:
-    """Add a duel to the finished trial of a plan, and return it; one that another process held meanwhile stays."""
+    """Add a duel to the finished trial of a plan, and return it. One from another process meanwhile stays."""
     trial = _add(connection, study_id, plan, lambda trial: replace(trial, duel=trial.duel or duel))
     return trial.duel or duel if trial else duel
 
 
 def keep_repeat(connection: Connection, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
-    """Add what a further process found to the finished trial of a plan, and return it; None where there is none."""
+    """Add a further process's result to the finished trial of a plan. Return the trial, or None if there is none."""
     return _add(connection, study_id, plan, lambda trial: with_repeat(trial, found))
 
 
 def _add(connection: Connection, study_id: int, plan: Plan, change: Callable[[Trial], Trial]) -> Trial | None:
-    """Change the finished trial of a plan, and return it; None where there is none."""
+    """Change the finished trial of a plan, and return it, or None if there is none."""
     require(connection, study_id, lock=True)
     row = _find(connection, study_id, plan)
     if row is None or row.state == _RUNNING:
@@ -113,7 +113,7 @@ def add_finished(connection: Connection, study_id: int, number: int, record: dic
 
 
 def record_of(trial: Trial) -> dict[str, Any]:
-    """Return the columns that hold a trial's contents, derived before the transaction that writes them."""
+    """Return the columns with a trial's contents, derived before the transaction that writes them."""
     speedup = trial.speedup.mid if trial.speedup else None
     return {
         "plan_id": trial.plan.id,
@@ -125,12 +125,12 @@ def record_of(trial: Trial) -> dict[str, Any]:
 
 
 def release(connection: Connection, study_id: int, number: int) -> None:
-    """Delete a RUNNING trial; a finished one stays."""
+    """Delete a RUNNING trial. A finished one stays."""
     connection.execute(_at(delete(trials), study_id, number).where(trials.c.state == _RUNNING))
 
 
 def reclaim(connection: Connection, study_id: int) -> list[Plan]:
-    """Delete the RUNNING trials of dead owners; return their plans in the order of their numbers."""
+    """Delete the RUNNING trials of dead owners, and return their plans in the order of their numbers."""
     require(connection, study_id, lock=True)
     running = select(trials).where(trials.c.study_id == study_id, trials.c.state == _RUNNING)
     rows = connection.execute(running.order_by(trials.c.number)).all()

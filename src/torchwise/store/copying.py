@@ -1,4 +1,4 @@
-"""From one store to another, row by row: nothing is parsed, so whatever a row holds arrives as it was."""
+"""From one store to another, row by row. Nothing is parsed, so every row arrives as it was."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied of one study.
+    """Result of copying one study.
 
     Attributes:
         study: its id in the store that it came from.
-        target: what was tuned.
+        target: the tuned target.
         is_new: whether the other store lacked it.
-        trials: how many of its trials the other store lacked.
+        trials: number of its trials that the other store lacked.
     """
 
     study: int
@@ -44,7 +44,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The rows of a study that are worth copying: what runs is its owner's affair, in the store where it runs."""
+    """The rows of a study that are worth copying. A running trial stays its owner's affair, in its own store."""
 
     study: Row
     trials: Sequence[Row]
@@ -57,7 +57,7 @@ def ids(connection: Connection) -> Sequence[int]:
 
 
 def read(connection: Connection, study_id: int) -> Found | None:
-    """Read a study; None where it was deleted meanwhile."""
+    """Read a study, or None if it was deleted meanwhile."""
     held = _rows(connection, studies, studies.c.id == study_id)
     if not held:
         return None
@@ -67,7 +67,7 @@ def read(connection: Connection, study_id: int) -> Found | None:
 
 
 def write(database: Database, found: Found) -> Copied:
-    """Add what `database` lacks of a study, in one transaction."""
+    """Add the rows of a study that `database` lacks, in one transaction."""
     try:
         return database.write(partial(_merge, found=found))
     except IntegrityError:  # PostgreSQL: another process added the study between our look and our insert
@@ -75,7 +75,7 @@ def write(database: Database, found: Found) -> Copied:
 
 
 def write_others(here: Database, there: Database) -> None:
-    """Add what `there` lacks of rulings and explanations, or has from earlier; each is one transaction."""
+    """Add the rulings and explanations that `there` lacks, or has in an older version. Each is one transaction."""
     for kind in (rulings, explanations):
         for row in here.read(kind.rows):
             there.write(partial(kind.merge, row=row))
@@ -96,7 +96,7 @@ def _merge(connection: Connection, found: Found) -> Copied:
 
 
 def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> int:
-    """Add the trials of plans that are not finished yet, under their numbers where those are free, and duels."""
+    """Add the trials of plans that are not finished yet, under their numbers if those are free, and duels."""
     columns = ("number", "plan_id", "state", "format", "record")
     held = _rows(connection, trials, trials.c.study_id == study_id, columns=columns)
     finished = {row["plan_id"]: row for row in held if row["state"] != TrialState.RUNNING.value}
@@ -106,7 +106,7 @@ def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> i
             _add_duel(connection, study_id, there, row)
     plans = {row["plan_id"] for row in lacking}
     for row in held:
-        if row["plan_id"] in plans:  # somebody tries it just now: the first result stays, which is this one
+        if row["plan_id"] in plans:  # somebody is trying it now: the first result stays, which is this one
             connection.execute(delete(trials).where(trials.c.study_id == study_id, trials.c.number == row["number"]))
     numbers = {row["number"] for row in held}
     following = max([*numbers, *(row["number"] for row in rows)], default=-1) + 1
@@ -122,7 +122,7 @@ def _add_trials(connection: Connection, study_id: int, rows: Sequence[Row]) -> i
 
 
 def _add_duel(connection: Connection, study_id: int, held: Row, row: Row) -> None:
-    """Give a trial that is there the duel that it has here, and lacks there: the decision may go by it."""
+    """Add a duel to the other store's trial if it lacks one: the decision may depend on it."""
     if held["format"] != row["format"]:
         return
     there, here = _record(held), _record(row)
@@ -132,7 +132,7 @@ def _add_duel(connection: Connection, study_id: int, held: Row, row: Row) -> Non
 
 
 def _record(row: Row) -> Row:
-    """Return what a trial's row holds; nothing where it cannot be read, which whoever reads it is told."""
+    """Return the contents of a trial's row, or nothing if it cannot be read, of which every reader is told."""
     try:
         found = parse_json(row["record"], constants=True)
     except InputError:
@@ -141,7 +141,7 @@ def _record(row: Row) -> Row:
 
 
 def _decide(connection: Connection, study_id: int, found: Found) -> None:
-    """Take each target's decision unless there is a later one; with the last of all, where the search had come to."""
+    """Take each target's decision unless there is a later one. The last of all brings the search's state along."""
     rows = _rows(connection, decisions, decisions.c.study_id == study_id, columns=("target", "decided_at"))
     held = {row["target"]: row["decided_at"] for row in rows}
     later = [row for row in found.decisions if row["decided_at"] > held.get(row["target"], -math.inf)]
@@ -154,7 +154,7 @@ def _decide(connection: Connection, study_id: int, found: Found) -> None:
 
 
 def _study(found: Found) -> Row:
-    """Return a study's row without its id; a search that runs elsewhere does not run here."""
+    """Return a study's row without its id. A search that runs elsewhere does not run here."""
     row = {name: value for name, value in found.study.items() if name != "id"}
     if row["state"] == StudyState.RUNNING.value:
         row["state"] = StudyState.INTERRUPTED.value

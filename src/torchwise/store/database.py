@@ -20,13 +20,13 @@ from torchwise.store.trouble import explain, is_busy, is_lost
 T = TypeVar("T")
 
 ATTEMPTS = 3
-"""How often a transaction is tried while the database is locked; each try waits up to 30 seconds itself."""
+"""Maximum tries of a transaction while the database is locked. Each try waits up to 30 seconds itself."""
 
 
 class Database:
     """One database. Work is given as a function of a connection, since it may have to be done again.
 
-    A server that answered before and does so no more is waited for (`outage`), since it may be starting again.
+    If a server answered before and no longer does, it is waited for (`outage`), since it may be starting again.
     """
 
     def __init__(self, url: URL, *, prompt_s: float | None = None) -> None:
@@ -34,7 +34,8 @@ class Database:
 
         Args:
             url: the file or the server.
-            prompt_s: try everything once, and wait no longer than this for a connection or a lock; None is patient.
+            prompt_s: try everything once, and wait no longer than this for a connection or a lock. None waits
+                patiently.
 
         Raises:
             StorageError: the file is unusable, or the driver is not installed.
@@ -54,7 +55,7 @@ class Database:
         return self.file is None or sqlite.is_writable(self.file)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns, from one consistent state.
+        """Return the result of `work`, from one consistent state.
 
         Raises:
             StorageError: the database is damaged, or cannot be reached for the limit of `outage`.
@@ -63,7 +64,7 @@ class Database:
         return self._run(work, writing=False, patient=self._is_patient)
 
     def write(self, work: Callable[[Connection], T], *, patient: bool = True) -> T:
-        """Do `work` in one transaction: when this returns it is on disk, when this raises nothing of it is.
+        """Do `work` in one transaction: when this returns, it is on disk, and when this raises, nothing of it is.
 
         Args:
             work: may be called again, and never takes effect twice once there are tables (`leaves_tokens`).
@@ -81,7 +82,7 @@ class Database:
         return self._run(work, writing=True, patient=patient and self._is_patient)
 
     def close(self) -> None:
-        """Give back what the database holds; it must not be used afterwards."""
+        """Release the database's resources. It must not be used afterwards."""
         self._engine.dispose()
 
     def _require_file(self) -> None:
@@ -94,7 +95,7 @@ class Database:
         while True:
             try:
                 answer = transaction.run(self._engine, self._options(writing))
-            except IntegrityError:  # a race that the caller knows how to take, or a mistake of ours
+            except IntegrityError:  # a race that the caller can handle, or a mistake of ours
                 raise
             except DBAPIError as error:
                 if is_lost(error) and patient and self._is_worth_waiting:
@@ -113,7 +114,7 @@ class Database:
         """Wait a little."""
         try:
             outage.wait(why)
-        except BaseException:  # raised again: whoever gives up, or is interrupted, must not wait again to clean up
+        except BaseException:  # raised again: one who gives up, or is interrupted, must not wait again to clean up
             self._is_worth_waiting = False
             raise
 

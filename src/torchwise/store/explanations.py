@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern explanations; each runs in the caller's transaction."""
+"""The statements behind `Storage` that concern explanations. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class ExplanationSummary:
 
     Attributes:
         id: the store's key of it.
-        target: what was explained.
-        device: where.
+        target: the explained target.
+        device: device of the explanation.
         mode: "inference" or "training".
-        plan_id: of the explained plan; None for `torch.compile` with its defaults.
-        plan: that plan in a few words; None likewise.
-        fingerprint: of machine and software.
+        plan_id: id of the explained plan, or None for `torch.compile` with its defaults.
+        plan: that plan in a few words, likewise None.
+        fingerprint: fingerprint of machine and software.
         created_at: seconds since the epoch.
     """
 
@@ -46,7 +46,7 @@ class ExplanationSummary:
 
 
 def row_of(explanation: Explanation) -> Row:
-    """Return the columns that hold an explanation, derived before the transaction that writes them."""
+    """Return the columns with an explanation, derived before the transaction that writes them."""
     plan, workload = explanation.plan, explanation.workload
     return {
         "target": workload.target,
@@ -62,7 +62,7 @@ def row_of(explanation: Explanation) -> Row:
 
 
 def keep(connection: Connection, row: Row) -> int:
-    """Insert a `row_of` in the place of an older one of its key; return its id."""
+    """Insert a `row_of` in the place of an older one of its key, and return its id."""
     write_alone(connection, explanations.name)
     connection.execute(delete(explanations).where(*_same(row)))
     made = connection.execute(insert(explanations).values(row)).inserted_primary_key

@@ -1,4 +1,4 @@
-"""Whether anything was ruled about a target, asked at every start of a program: SQLite says so in a millisecond."""
+"""Check for rulings on a target at every start of a program: SQLite answers in a millisecond."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torchwise.store.location import default_url, file_of
 
 
 def may_hold_rulings(store: str | None, target: str) -> bool:
-    """Whether a store may hold a ruling on `target`; SQLAlchemy is not loaded to find that out.
+    """Return whether a store may hold a ruling on `target`. SQLAlchemy is not loaded to find that out.
 
     Args:
-        store: as of `open_storage`; None for the default, which need not be there.
-        target: as its workload names it.
+        store: as in `open_storage`, or None for the default, which need not exist.
+        target: its name in its workload.
     """
     file = file_of(store or default_url())
     if file is None:
         return True
     if not file.exists():
-        return store is not None  # which is a mistake that somebody is told of
+        return store is not None  # a mistake that is reported elsewhere
     return not _holds_none(file, target)
 
 
@@ -32,5 +32,5 @@ def _holds_none(file: Path, target: str) -> bool:
                 return True
             asked = "SELECT 1 FROM torchwise_rulings WHERE target = ? LIMIT 1"
             return not connection.execute(asked, (target,)).fetchall()
-    except sqlite3.Error:  # whoever reads it in earnest says what is wrong
+    except sqlite3.Error:  # a real read of the store reports the problem
         return False

@@ -1,4 +1,4 @@
-"""What makes two requests the same study, and a study in one line."""
+"""The key by which two requests are the same study, and a study in one line."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torchwise.records import Interval, Study, StudyState
 
 @dataclass(frozen=True, slots=True)
 class StudyKey:
-    """What makes two requests the same study, so that the second resumes the first.
+    """The key by which two requests are the same study, so that the second resumes the first.
 
-    Never in the key: the target's name, the number of calls and restarts, the effort. They change what is decided
-    or how much is tried, but not what was measured.
+    The target's name, the number of calls and restarts, and the effort are never in the key. They change the decision
+    or the amount of trials, but not the measurements.
 
     Attributes:
-        identity: the model and inputs, as `torchwise.workload.identity` has them.
-        fingerprint: the machine and software, as `Environment.fingerprint` has them.
+        identity: the model and inputs, as in `torchwise.workload.identity`.
+        fingerprint: the machine and software, as in `Environment.fingerprint`.
         device: "cpu" or "cuda".
         mode: "inference" or "training".
         objective: "latency", "throughput" or "memory".
-        allow: the furthest legality allowed.
+        allow: the loosest numerics allowed.
     """
 
     identity: str
@@ -50,13 +50,13 @@ class StudySummary:
 
     Attributes:
         id: the store's key of the study.
-        target: what was asked to be tuned last; in a list of one target's studies, that target.
-        device: where.
+        target: the target of the last request. In a list of one target's studies, it is that target.
+        device: device of the study.
         mode: "inference" or "training".
-        state: whether the search has ended; in a list of one target's studies, that for this target.
-        trials: how many trials there are, running ones included.
-        plan: the decided plan in a few words; None while undecided.
-        speedup: of the decided plan; None while undecided, and for eager.
+        state: whether the search has ended. In a list of one target's studies, it is that target's state.
+        trials: number of trials, running ones included.
+        plan: the decided plan in a few words, or None while undecided.
+        speedup: of the decided plan, or None while undecided, and for eager.
         created_at: seconds since the epoch.
     """
 

@@ -1,4 +1,4 @@
-"""Where the store is: from what the user typed to a database URL. SQLAlchemy is loaded only where there is one."""
+"""Location of the store: from the user's text to a database URL. SQLAlchemy is loaded only if there is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RULE = "must be a path ending in .db, a sqlite:///PATH or a postgresql://USER@HO
 
 _SQLITE = ("sqlite", "sqlite+pysqlite")
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
-_PLACES = ("host", "port", "service")  # of psycopg's parameters; others may be secrets
+_PLACES = ("host", "port", "service")  # among psycopg's parameters. Others may be secrets
 
 
 def default_url() -> str:
@@ -29,7 +29,7 @@ def default_url() -> str:
 
 
 def locate(text: str) -> URL:
-    """Return the database URL that `text`, a URL or a path ending in .db, means; files as absolute paths.
+    """Return the database URL that `text` means, a URL or a path ending in .db. Files become absolute paths.
 
     Raises:
         StorageError: it means no database that Torchwise can use.
@@ -49,7 +49,7 @@ def locate(text: str) -> URL:
     except (ArgumentError, ValueError):  # the text may hold a password: it is not repeated
         raise StorageError(f"store is a malformed {scheme}:// URL, but {RULE}") from None
     if scheme in _POSTGRES:
-        if "@" in f"{url.host}{url.database}":  # what follows the password's first @: not repeated either
+        if "@" in f"{url.host}{url.database}":  # the text after the password's first @ is not repeated either
             raise StorageError(f"store is a {scheme}:// URL with an @ too many: in a password, write it as %40")
         return url.set(drivername="postgresql+psycopg")
     if not url.database or url.database == ":memory:":
@@ -60,7 +60,7 @@ def locate(text: str) -> URL:
 
 
 def place_of(text: str) -> str:
-    """Return the store that `text` means as commands and messages name it in any folder: a file, or a server's URL.
+    """Return the store that `text` means, named for messages in any folder: a file, or a server's URL.
 
     Raises:
         StorageError: it means no database that Torchwise can use.
@@ -69,7 +69,7 @@ def place_of(text: str) -> str:
 
 
 def file_of(text: str) -> Path | None:
-    """Return the file that `text` means, by its form alone; None for a server's URL."""
+    """Return the file that `text` means, by its form alone, or None for a server's URL."""
     scheme, separator, path = text.partition("://")
     if separator and scheme not in _SQLITE:
         return None
@@ -77,7 +77,7 @@ def file_of(text: str) -> Path | None:
 
 
 def check_exists(url: URL) -> None:
-    """Refuse a file that is not there; a server is asked when it is opened.
+    """Refuse a file that is not there. A server is asked when it is opened.
 
     Raises:
         StorageError: it is not there.
@@ -89,7 +89,7 @@ def check_exists(url: URL) -> None:
 
 
 def shown(url: URL) -> str:
-    """Return a server's URL for messages: no password, and of the parameters those that say where the server is."""
+    """Return a server's URL for messages, without a password. Of its parameters only the location is kept."""
     query = {name: value for name, value in url.query.items() if name in _PLACES}
     return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
 

@@ -1,4 +1,4 @@
-"""Bringing a store to the schema of this version, by Alembic; refusing what this version does not know."""
+"""Migration of a store to this version's schema, by Alembic. It refuses anything this version does not know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADVISORY_LOCK = 0x746F726368  # any number that no other program uses
 
 
 def bring_to_head(database: Database) -> None:
-    """Create or migrate the tables, once, however many processes ask at the same time.
+    """Create or migrate the tables, once, even if many processes ask at the same time.
 
     Raises:
         StorageError: a newer schema, another program's file, or a store that needs migrating but is read-only.
@@ -38,15 +38,16 @@ def bring_to_head(database: Database) -> None:
 def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
     """Undo the migrations after `revision`, so that the Torchwise of that schema can use the store again.
 
-    Whoever opens it with this version brings it to the head once more.
+    Opening it with this version migrates it to the head once more.
 
     Args:
         database: the store.
         revision: its schema from then on.
-        lose: delete what that schema has no table for.
+        lose: delete the data that the schema has no table for.
 
     Raises:
-        StorageError: an unknown revision, or a newer one than the store's; or something would be lost that must not be.
+        StorageError: an unknown revision, or a newer one than the store's. Or the change would lose data without
+            `lose`.
     """
     known = sorted(_known())
     held = database.read(revision_of)
@@ -66,7 +67,7 @@ def take_back(database: Database, revision: str, *, lose: bool = False) -> None:
 
 
 def _held_only_after(connection: Connection, revision: str) -> list[str]:
-    """Return what a store holds that it cannot hold at `revision`, in words."""
+    """Return the data of a store that cannot be kept at `revision`, in words."""
     there = inspect(connection).get_table_names()
     beyond_one_a_study = func.count() - func.count(decisions.c.study_id.distinct())
     held = (
@@ -83,7 +84,7 @@ def _held_only_after(connection: Connection, revision: str) -> list[str]:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """Return the schema that a store has; None where it has none."""
+    """Return the schema that a store has, or None if it has none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
@@ -120,7 +121,7 @@ def _known() -> set[str]:
 
 
 def _migrate(connection: Connection, revision: str, *, back: bool = False) -> None:
-    """Run the migrations that lack: none, where another process was quicker."""
+    """Run the missing migrations. There are none if another process was quicker."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
     if revision_of(connection) == revision:
@@ -136,7 +137,7 @@ def _migrate(connection: Connection, revision: str, *, back: bool = False) -> No
 
 @contextmanager
 def _alone(database: Database) -> Iterator[None]:
-    """Hold the file's migration lock; PostgreSQL has a lock of its own, taken in `_migrate`."""
+    """Hold the file's migration lock. PostgreSQL has a lock of its own, taken in `_migrate`."""
     if database.file is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Waiting for a server that was lost: said once, in bounded time."""
+"""Waiting for a lost server: reported once, in bounded time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import time
 from torchwise.errors import StorageError
 
 PATIENCE_S = 300.0
-"""How long a lost server is waited for: enough for a restart or a failover, and half of what makes an owner dead."""
+"""Maximum wait for a lost server: enough for a restart or a failover, and half the time until an owner counts as
+dead."""
 
-_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # between two looks; the last one is repeated
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # between two tries; the last one is repeated
 
 logger = logging.getLogger("torchwise.store")
 
@@ -39,6 +40,6 @@ class Outage:
         self._looks += 1
 
     def end(self) -> None:
-        """Say that the server is back, where it was away."""
+        """Say that the server is back, if it was away."""
         if self._since is not None:
             logger.warning("store %s is back after %.0f s", self._place, time.monotonic() - self._since)

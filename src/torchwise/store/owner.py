@@ -1,4 +1,4 @@
-"""Who is running a trial, and whether that process still lives."""
+"""The owner of a running trial, and whether its process still lives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_TOLERANCE_S = 1.0  # psutil derives the start from the boot time, which t
 
 @cache
 def this_host() -> str:
-    """Return this machine's name, and what tells it from another of the same name that shares the store.
+    """Return this machine's name, with an addition that tells it from another of that name sharing the store.
 
     The machine's own id is for the machine alone (machine-id(5)), and so is stored as a hash.
     """
@@ -33,10 +33,10 @@ def this_host() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, told apart from a later one that was given the same number.
+    """A process, distinguished from a later one that was given the same number.
 
     Attributes:
-        host: the machine, as `this_host` has it.
+        host: the machine, named by `this_host`.
         pid: the process id.
         started: when the process started, in seconds since the epoch.
     """
@@ -53,8 +53,8 @@ class Owner:
     def is_alive(self, silent_s: float) -> bool:
         """Whether the process still runs.
 
-        On this host the process table says so: no such process, a zombie, or another start time is dead. On
-        another host it is dead when its last heartbeat lies back `silent_s`, by the store's clock, and that is long.
+        On this host the process table says so: no such process, a zombie, or another start time means dead. On another
+        host it is dead if its last heartbeat is at least `silent_s` old, by the store's clock, and that is long.
         """
         if self.host != this_host():
             return silent_s <= HEARTBEAT_LIMIT_S

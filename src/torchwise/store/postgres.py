@@ -1,6 +1,6 @@
-"""A PostgreSQL server as the store: its connections, the limits of its waits, and how a transaction runs.
+"""A PostgreSQL server as the store: its connections, the limits of its waits, and the mode of its transactions.
 
-Every transaction has a connection of its own, so that a fork, a restarted server or a pooler in between harms none.
+Every transaction has a connection of its own. So a fork, a restarted server or a pooler in between harms none.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from torchwise.store.sqlite import WRITING
 
 LOCK_TIMEOUT_S = 30
-"""A writer waits no longer for another's lock; the transaction is then tried again, a bounded number of times."""
+"""Maximum wait of a writer for another's lock. After that the transaction is tried again, a bounded number of times."""
 
 IDLE_LIMIT_S = 60
-"""The server ends a transaction whose process does nothing for so long (it is stopped, or its host is gone)."""
+"""The server ends a transaction whose process does nothing for this long (it is stopped, or its host is gone)."""
 
 _CONNECTION = {
     "connect_timeout": 10,
@@ -24,7 +24,7 @@ _CONNECTION = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
-    # Nothing is asked often enough to gain from them, and poolers share connections that still have them.
+    # No prepared statements: no query is frequent enough to gain, and poolers share connections that still have them.
     "prepare_threshold": None,
 }
 _LIMITS = (
@@ -34,11 +34,11 @@ _LIMITS = (
 
 
 def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
-    """Return an engine for `url`; nothing is connected yet.
+    """Return an engine for `url`, without connecting yet.
 
     Args:
-        url: of the server; its parameters go before what is usual here.
-        timeout_s: how long connecting may take, and the network may say nothing; None for what is usual.
+        url: URL of the server. Its parameters override the defaults here.
+        timeout_s: limit for connecting, and for the network's silence, or None for the default.
 
     Raises:
         ImportError: the driver is not installed.
@@ -51,9 +51,9 @@ def postgres_engine(url: URL, timeout_s: float | None = None) -> Engine:
 
 
 def options(*, writing: bool) -> dict[str, Any]:
-    """Return how a transaction is to run, whatever the server's defaults.
+    """Return the options of a transaction, regardless of the server's defaults.
 
-    What several statements read is one state. A writer sees, once it has its lock, what the last one wrote.
+    Several statements read one state. Once a writer has its lock, it sees the last writer's changes.
     """
     if writing:
         return {WRITING: True, "isolation_level": "READ COMMITTED"}
@@ -61,7 +61,7 @@ def options(*, writing: bool) -> dict[str, Any]:
 
 
 def write_alone(connection: Connection, table: str) -> None:
-    """Have other writers to `table` wait for this transaction's end; readers do not. A file's writers wait anyway."""
+    """Have other writers to `table` wait for this transaction's end, but not readers. A file's writers wait anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
 

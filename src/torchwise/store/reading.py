@@ -1,4 +1,4 @@
-"""A store as it is, for a look that must not hold anybody up: nothing is made, migrated or waited for."""
+"""A store opened as it is, for a read that must not delay anybody: nothing is made, migrated or waited for."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torchwise.store.schema import HEAD
 from torchwise.store.storage import Storage
 
 PROMPT_S = 3.0
-"""How long a server may take to let us in, or a file to be unlocked."""
+"""Maximum wait for a server to let us in, or for a file to be unlocked."""
 
 RULINGS_SINCE = "0003"
-"""The schema that brought rulings."""
+"""The schema that introduced rulings."""
 
 
 def read_storage(url: str | None = None) -> Storage | None:
-    """Open the store at `url` as it is, or say at once why that cannot be; None where it is older than rulings.
+    """Open the store at `url` as it is, or raise at once. Return None if it is older than rulings.
 
     Args:
-        url: as of `open_storage`.
+        url: as in `open_storage`.
 
     Raises:
         StorageError: it is not there, cannot be reached within `PROMPT_S`, or its schema is not this version's.

@@ -1,4 +1,4 @@
-"""Records to text and back. A row that cannot be read is named, with its table and number."""
+"""Records to text and back. An error about an unreadable row names its table and number."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def dump(record: Any) -> str:
 
 
 def load(text: str, kind: type[T], *, row: str, written: str, known: str, way_out: str = WAY_OUT) -> T:
-    """Read what `dump` wrote.
+    """Read the output of `dump`.
 
     Args:
         text: the stored text.
         kind: class of the record.
-        row: what to call the row in a message, such as "trial 3 of study 1".
+        row: name of the row in a message, such as "trial 3 of study 1".
         written: the row's format.
         known: the format that this version reads.
-        way_out: what to do about a row that cannot be read.
+        way_out: advice for a row that cannot be read.
 
     Raises:
         StorageError: another format, or no such record.

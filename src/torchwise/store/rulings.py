@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern rulings; each runs in the caller's transaction."""
+"""The statements behind `Storage` that concern rulings. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAY_OUT = "withdraw it, or read it with the version of Torchwise that wrote it"
 
 
 def put(connection: Connection, ruling: Ruling) -> None:
-    """Insert a ruling in the place of the same plan's; what was pinned until now is approved from now on."""
+    """Insert a ruling in the place of the same plan's. If it is a pin, the previous pin becomes an approval."""
     write_alone(connection, rulings.name)
     ruling = replace(ruling, at=ruling.at or now(connection))
     row = {
@@ -41,7 +41,7 @@ def rows(connection: Connection) -> list[dict[str, Any]]:
 
 
 def merge(connection: Connection, row: dict[str, Any]) -> None:
-    """Take a row of another store, unless there is a later one of its plan; below a later pin, a pin is an approval."""
+    """Take a row of another store, unless its plan has a later one. Below a later pin, a pin is an approval."""
     write_alone(connection, rulings.name)
     held = connection.execute(select(rulings).where(*_scope(row["target"], row["mode"], row["hardware"]))).all()
     later = [h for h in held if h.ruled_at >= row["ruled_at"]]
@@ -53,7 +53,7 @@ def merge(connection: Connection, row: dict[str, Any]) -> None:
 
 
 def _put(connection: Connection, row: dict[str, Any]) -> None:
-    """Insert a row in the place of the same plan's; where it is a pin, the one until now becomes an approval."""
+    """Insert a row in the place of the same plan's. If it is a pin, the previous pin becomes an approval."""
     scope = _scope(row["target"], row["mode"], row["hardware"])
     connection.execute(delete(rulings).where(*scope, rulings.c.plan_id == row["plan_id"]))
     if row["standing"] == _PINNED:
@@ -63,7 +63,7 @@ def _put(connection: Connection, row: dict[str, Any]) -> None:
 
 
 def remove(connection: Connection, target: str, mode: str, hardware: str, plan_id: str) -> bool:
-    """Delete the ruling of a plan; False where there is none."""
+    """Delete the ruling of a plan. Return False if there is none."""
     this = (*_scope(target, mode, hardware), rulings.c.plan_id == plan_id)
     return connection.execute(delete(rulings).where(*this)).rowcount > 0
 

@@ -1,6 +1,6 @@
-"""The tables. Whoever changes one adds a migration, sets `HEAD`, and keeps a dump of the old form as a fixture.
+"""The tables. A change to one needs a migration, a new `HEAD`, and a dump of the old form as a fixture.
 
-Records are kept whole, as JSON text; only what queries ask for has a column of its own. Every name begins with
+Records are kept whole, as JSON text. Only fields that queries use have a column of their own. Every name begins with
 "torchwise_", so that a PostgreSQL database may hold other programs' tables as well.
 """
 
@@ -60,7 +60,7 @@ trials = Table(
 decisions = Table(
     "torchwise_decisions",
     metadata,
-    # Of each target of a study the last: targets of one structure share what was measured.
+    # The last decision of each target of a study: targets of one structure share the measurements.
     Column("study_id", Integer, ForeignKey("torchwise_studies.id", ondelete="CASCADE"), primary_key=True),
     Column("target", Text, primary_key=True),
     Column("identity", Text, nullable=False),
@@ -71,7 +71,7 @@ decisions = Table(
     Column("speedup_high", Double),
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),
-    Column("state", Text, nullable=False),  # of the search for this target; the study's is of the last
+    Column("state", Text, nullable=False),  # of the search for this target; the study has the last one's
     Index("torchwise_decisions_target", "target", "decided_at"),
     Index("torchwise_decisions_identity", "identity"),
 )
@@ -83,7 +83,7 @@ rulings = Table(
     Column("mode", Text, primary_key=True),
     Column("hardware", Text, primary_key=True),
     Column("plan_id", Text, primary_key=True),
-    Column("standing", Text, nullable=False),  # counts where the record says another: a later pin changes it
+    Column("standing", Text, nullable=False),  # overrides the record: a later pin changes it
     Column("ruled_at", Double, nullable=False),
     Column("format", Text, nullable=False),
     Column("record", Text, nullable=False),

@@ -1,7 +1,7 @@
 """A SQLite file as the store: its permissions, its connections, its transactions.
 
-Write-ahead log, so that readers never wait; `synchronous=FULL`, so that what is committed survives a power cut;
-`BEGIN IMMEDIATE`, so that a writer waits for its turn at the start and never fails half-way.
+It uses a write-ahead log, so that readers never wait. With `synchronous=FULL`, committed data survive a power cut. With
+`BEGIN IMMEDIATE`, a writer waits for its turn at the start and never fails half-way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITING = "torchwise_writing"
 def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
     """Return an engine whose every transaction has a connection of its own, so that it is safe after a fork.
 
-    Each waits for a lock for `timeout_s`, or else for `BUSY_TIMEOUT_S`.
+    Each connection waits for a lock for `timeout_s`, or `BUSY_TIMEOUT_S` by default.
     """
     url = URL.create("sqlite", database=str(path))
     engine = create_engine(url, creator=partial(connect, path, timeout_s), poolclass=NullPool)
@@ -33,7 +33,7 @@ def sqlite_engine(path: Path, timeout_s: float | None = None) -> Engine:
 
 
 def prepare(path: Path) -> None:
-    """Make sure that there is a readable file at `path`, an empty one if need be.
+    """Make sure that there is a readable file at `path`, and create an empty one if needed.
 
     Raises:
         StorageError: a folder is there, or permission lacks.
@@ -56,7 +56,7 @@ def is_writable(path: Path) -> bool:
 
 
 def connect(path: Path, timeout_s: float | None = None) -> sqlite3.Connection:
-    """Open an existing file: for writing where permitted, else for reading."""
+    """Open an existing file, for writing if permitted, else for reading."""
     if is_writable(path):
         connection = _open(path, "mode=rw", timeout_s)
         connection.execute("PRAGMA synchronous=FULL")
@@ -77,7 +77,7 @@ def connect(path: Path, timeout_s: float | None = None) -> sqlite3.Connection:
 
 
 def use_write_ahead_log(path: Path, place: str) -> None:
-    """Set the file's journal mode, which it keeps; where the file system lacks shared memory it stays as it is."""
+    """Set the file's journal mode, which it keeps. If the file system lacks shared memory, the mode stays as it is."""
     try:
         connection = connect(path)
         try:

@@ -27,11 +27,11 @@ from torchwise.workload import WorkloadSpec
 
 
 def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
-    """Open the store at `url`, creating or migrating it where that is needed; by default `default_url()`.
+    """Open the store at `url`, by default `default_url()`. Create or migrate it if needed.
 
     Args:
         url: a path ending in .db, a `sqlite:///PATH` or a `postgresql://USER@HOST/DATABASE` URL.
-        existing: refuse a file that is not there, and create none: for whoever only looks things up.
+        existing: refuse a file that is not there, and create none. For callers that only look things up.
 
     Raises:
         StorageError: it cannot be reached or read, is no store, has a newer schema, or its driver is missing.
@@ -45,7 +45,7 @@ def open_storage(url: str | None = None, *, existing: bool = False) -> Storage:
 
 
 def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> str:
-    """Take the store at `url` back to an older schema and return its place; see `migrate.take_back`.
+    """Take the store at `url` back to an older schema and return its place. See `migrate.take_back`.
 
     Raises:
         StorageError: it cannot be reached or written, has no such older schema, or would lose something without `lose`.
@@ -59,19 +59,19 @@ def downgrade_storage(url: str | None, schema: str, *, lose: bool = False) -> st
 class Storage:
     """Studies with trials and decisions, rulings and explanations, shared between processes, threads and forks.
 
-    Each method is one transaction: when it returns, what it wrote survives `kill -9` and a power cut; when it
-    raises, nothing of it was written. A store that may not be written can be read. A server that is lost in between
-    is waited for, some minutes long (`outage`), with a message to the log.
+    Each method is one transaction. When it returns, its changes survive `kill -9` and a power cut. When it raises, it
+    has written nothing. A store without write permission can be read. If a server is lost in between, methods wait for
+    it, some minutes long (`outage`), with a message to the log.
 
-    A process claims a trial before it runs it, keeps the claim by a heartbeat, and finishes or releases it. A plan
-    has one trial per study at most, so that no two processes try the same one; whose owner has died is reclaimed.
+    A process claims a trial before it runs it, keeps the claim by a heartbeat, and finishes or releases it. A plan has
+    one trial per study at most, so that no two processes try the same one. A trial whose owner has died is reclaimed.
 
-    Every method raises `StorageError` where the database cannot be reached, stays locked or is damaged, where a
-    study is asked for that there is not, and where a row to be read is of another format.
+    Every method raises `StorageError` if the database cannot be reached, stays locked or is damaged. It also does so if
+    a requested study does not exist, or a row to be read has another format.
     """
 
     def __init__(self, database: Database) -> None:
-        """Use a database that is at the schema of this version; `open_storage` sees to that."""
+        """Use a database that is at the schema of this version. `open_storage` ensures that."""
         self._database = database
         database.leaves_tokens = True
 
@@ -91,10 +91,10 @@ class Storage:
         return None if study_id is None else self.get_study(study_id, target)
 
     def create_study(self, key: StudyKey, study: Study) -> Study:
-        """Return the study under `key`, created from `study` where there is none yet.
+        """Return the study under `key`, created from `study` if there is none yet.
 
-        Of processes that call this at the same time one creates and all get the same. The id of `study`, its
-        trials and its decision are not taken: the store gives the id, `finish_trial` and `conclude` the rest.
+        If processes call this at the same time, one creates the study and all get the same. The id of `study`, its
+        trials and its decision are not taken. The store gives the id, and `finish_trial` and `conclude` the rest.
         """
         try:
             study_id = self._database.write(lambda c: studies.find_or_add(c, key, study))
@@ -106,7 +106,7 @@ class Storage:
         return self.get_study(study_id)
 
     def import_study(self, study: Study) -> Study:
-        """Add a study from elsewhere with its finished trials and its decision; return it with its new id.
+        """Add a study from elsewhere with its finished trials and its decision, and return it with its new id.
 
         Raises:
             StorageError: the store holds a study under the same key, or the trials repeat a plan or a number.
@@ -127,8 +127,8 @@ class Storage:
 
         Args:
             study_id: the study.
-            target: whose decision, workload and state are wanted; by default the last decision, and those of what was
-                asked last.
+            target: the target whose decision, workload and state are returned. By default, the last decision, with the
+                workload and state of the last request.
         """
         return self._database.read(lambda c: studies.get(c, study_id, target))
 
@@ -136,33 +136,33 @@ class Storage:
         """List all studies, or those of `target`, newest first, without reading their samples.
 
         Args:
-            target: only studies that were asked for this one, each with its decision for it and how that search ended.
-            limit: at most so many.
+            target: only studies with requests for this target, each with the decision and the search's state for it.
+            limit: maximum number of studies.
         """
         return self._database.read(lambda c: studies.summaries(c, target, limit))
 
     def latest_study(self) -> Study | None:
-        """Return the study that was decided last, the newest where none is decided, or None where there is no study."""
+        """Return the study that was decided last, or the newest if none is decided, or None if there is no study."""
         study_id = self._database.read(studies.latest)
         return None if study_id is None else self.get_study(study_id)
 
     def claim_trial(
         self, study_id: int, plan: Plan, reason: str, owner: Owner, *, again: Trial | None = None
     ) -> Trial | None:
-        """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None where there is nothing to do.
+        """Return a RUNNING trial of `plan` that belongs to `owner` alone, or None if there is nothing to do.
 
-        None says that the plan is finished, or RUNNING by an owner that lives, this one included. The number is
-        the next one; a dead owner's trial is taken over under its own. So is `again`, a finished one
-        that was stopped early, failed or was held up, unless another process had it again meanwhile: what it found is
-        given up.
+        None means that the plan is finished, or RUNNING by a living owner, this one included. The number is the next
+        one, but a dead owner's trial is taken over under its own number. The same holds for `again`, a finished trial
+        that was stopped early, failed or was disturbed. Its results are given up. It is not taken over if another
+        process repeated it meanwhile.
         """
         return self._database.write(lambda c: claims.claim(c, study_id, plan, reason, owner, again=again))
 
     def finish_trial(self, study_id: int, trial: Trial) -> None:
         """Store a finished trial in the place of its claim.
 
-        Where the plan has a finished trial already, that one stays. Where the claim was taken away, as from a
-        machine that slept, the trial is stored all the same, under another number if need be.
+        If the plan already has a finished trial, that one stays. If the claim was taken away, as from a machine that
+        slept, the trial is still stored, under another number if need be.
         """
         if not trial.state.is_finished:
             raise StorageError(f"trial {trial.number} is {trial.state}, but must be complete, pruned or fail to finish")
@@ -170,40 +170,40 @@ class Storage:
         self._database.write(lambda c: claims.finish(c, study_id, trial, record))
 
     def keep_duel(self, study_id: int, plan: Plan, duel: Duel) -> Duel:
-        """Add a duel to the finished trial of a plan, where there is such a trial.
+        """Add a duel to the finished trial of a plan, if there is such a trial.
 
         Returns:
-            The duel that counts: the one that the trial had already, where another process held it meanwhile.
+            The duel that counts: the trial's own duel, if another process added one meanwhile.
         """
         return self._database.write(lambda c: claims.keep_duel(c, study_id, plan, duel))
 
     def keep_repeat(self, study_id: int, plan: Plan, found: Measurement | Failure) -> Trial | None:
-        """Add what a further process found of a plan to its finished trial.
+        """Add a further process's result for a plan to its finished trial.
 
         Returns:
-            The trial with all its measurements, failed where that process did; None where there is no such trial.
+            The trial with all its measurements, failed if that process failed, or None if there is no such trial.
         """
         return self._database.write(lambda c: claims.keep_repeat(c, study_id, plan, found))
 
     def release_trial(self, study_id: int, number: int) -> None:
         """Take a claim back, as when its run was interrupted: the plan is as if never claimed.
 
-        A finished trial stays, and that there is no such trial is no error.
+        A finished trial stays, and it is no error if there is no such trial.
         """
         self._database.write(lambda c: claims.release(c, study_id, number))
 
     def reclaim(self, study_id: int) -> list[Plan]:
         """Take back the claims of owners that have died and return their plans, so that they are tried again.
 
-        An owner on this host is dead when its process is gone; one on another host when its heartbeat is older
+        An owner on this host is dead when its process is gone. One on another host is dead when its heartbeat is older
         than 10 minutes.
         """
         return self._database.write(lambda c: claims.reclaim(c, study_id))
 
     def heartbeat(self, owner: Owner) -> None:
-        """Say that `owner` lives, for all its RUNNING trials; to be called about once a minute.
+        """Record that `owner` lives, for all its RUNNING trials. Call it about once a minute.
 
-        A server that cannot be reached at the moment is no error: the next call says it, and is early enough.
+        It is no error if a server cannot be reached at the moment: the next call records it, and is early enough.
         """
         with contextlib.suppress(UnreachableError):
             self._database.write(lambda c: claims.touch(c, owner), patient=False)
@@ -218,15 +218,15 @@ class Storage:
         seconds: float,
         asked: tuple[WorkloadSpec, str] | None = None,
     ) -> None:
-        """Store where a search has come to.
+        """Store the state of a search.
 
         Args:
             study_id: the study.
             state: replaces the stored one, and goes with the decision.
-            decision: replaces the stored one for its target; None keeps it.
+            decision: replaces the stored one for its target, or None to keep it.
             excluded: replaces the stored list.
-            seconds: time spent since the last call; added to what is stored.
-            asked: the workload and the effort asked for by now; they replace the stored ones. None keeps those.
+            seconds: time spent since the last call, added to the stored time.
+            asked: the current workload and effort of the request, to replace the stored ones, or None to keep those.
         """
         self._database.write(lambda c: studies.conclude(c, study_id, state, decision, excluded, seconds, asked))
 
@@ -239,9 +239,9 @@ class Storage:
         self._database.write(lambda c: studies.remove(c, study_id))
 
     def rule(self, ruling: Ruling) -> None:
-        """Store what somebody decided about a plan, in the place of what was decided about it before.
+        """Store somebody's ruling on a plan, in the place of an earlier one on it.
 
-        A target has one pin at most for a mode and a kind of hardware: by a new one the older becomes an approval. A
+        A target has one pin at most for a mode and a kind of hardware. With a new one, the older becomes an approval. A
         ruling without a time gets that of the store.
         """
         self._database.write(lambda c: rulings.put(c, ruling))
@@ -255,12 +255,12 @@ class Storage:
         return self._database.read(lambda c: rulings.read(c, target, mode, hardware))
 
     def keep_explanation(self, explanation: Explanation) -> int:
-        """Store an explanation and return its id; it replaces the one of the same target, mode, machine and plan."""
+        """Store an explanation and return its id. It replaces the one of the same target, mode, machine and plan."""
         row = explanations.row_of(explanation)
         return self._database.write(lambda c: explanations.keep(c, row))
 
     def explanations(self, target: str | None = None, limit: int | None = None) -> list[ExplanationSummary]:
-        """List the explanations of `target`, or all, newest first, and at most `limit`; no record is read."""
+        """List the explanations of `target`, or all, newest first, and at most `limit`. No record is read."""
         return self._database.read(lambda c: explanations.summaries(c, target, limit))
 
     def get_explanation(self, explanation_id: int) -> Explanation:
@@ -272,15 +272,15 @@ class Storage:
         return self._database.read(lambda c: explanations.get(c, explanation_id))
 
     def size(self) -> tuple[int, int]:
-        """Return how many studies and how many trials there are, running ones included."""
+        """Return the numbers of studies and of trials, running ones included."""
         return self._database.read(studies.count)
 
     def copy_to(self, other: Storage) -> Iterator[Copied]:
-        """Copy every study with its finished trials and its decisions, oldest first, and yield what was done for each.
+        """Copy every study with its finished trials and decisions, oldest first, and yield the result for each.
 
-        Each study is one transaction. What `other` holds already stays, so that a copy that was broken off, or that
-        lies some time back, is gone on with by copying again. Of a study that both have, the trials are put together
-        and the later decision for each target counts. Rulings and explanations come last, of one plan the later.
+        Each study is one transaction. Existing data of `other` stay. So an interrupted or an old copy is continued by
+        copying again. If both stores have a study, its trials are merged, and the later decision for each target
+        counts. Rulings and explanations come last, and the later one of each plan counts.
         """
         for study_id in self._database.read(copying.ids):
             if (found := self._database.read(partial(copying.read, study_id=study_id))) is not None:
@@ -288,7 +288,7 @@ class Storage:
         copying.write_others(self._database, other._database)
 
     def close(self) -> None:
-        """Give back what the store holds open; it must not be used afterwards."""
+        """Release the store's resources. It must not be used afterwards."""
         self._database.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The statements behind `Storage` that concern studies and decisions; each runs in the caller's transaction."""
+"""The statements behind `Storage` that concern studies and decisions. Each runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find(connection: Connection, key: StudyKey) -> int | None:
 
 
 def find_or_add(connection: Connection, key: StudyKey, study: Study) -> int:
-    """Return the id of the study under `key`, inserted without its trials and decision where there is none."""
+    """Return the id of the study under `key`, inserted without its trials and decision if there is none."""
     found = find(connection, key)
     if found is not None:
         return found
@@ -67,7 +67,7 @@ def add_whole(connection: Connection, study: Study, records: Sequence[dict[str, 
 
 
 def get(connection: Connection, study_id: int, target: str | None = None) -> Study:
-    """Read a study with its trials, and with its last decision, or with that for `target` and how that search ended."""
+    """Read a study with its trials, and the last decision, or `target`'s decision and search state."""
     require(connection, study_id)
     row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
     study = replace(
@@ -105,7 +105,7 @@ def _last_target(study_id: Any) -> Any:
 def summaries(connection: Connection, target: str | None, limit: int | None) -> list[StudySummary]:
     """List studies, newest first, by their columns alone: no record is read.
 
-    With `target` those that were last asked for it or decided for it, and its decisions.
+    With `target`, list those whose last request or a decision was for it, with the decisions for it.
     """
     count = select(func.count()).where(trials.c.study_id == studies.c.id).scalar_subquery()
     which = _last_target(studies.c.id) if target is None else literal(target)
@@ -136,7 +136,7 @@ def summaries(connection: Connection, target: str | None, limit: int | None) -> 
 
 
 def latest(connection: Connection) -> int | None:
-    """Return the id of the study that was decided last; of those without a decision, which come behind, the newest."""
+    """Return the id of the study that was decided last, or of the newest if none has a decision."""
     decided_at = select(func.max(decisions.c.decided_at)).where(decisions.c.study_id == studies.c.id).scalar_subquery()
     # 0 for none, as SQLite and PostgreSQL sort NULL to different ends.
     query = select(studies.c.id).order_by(
@@ -175,7 +175,7 @@ def conclude(
     seconds: float,
     asked: tuple[WorkloadSpec, str] | None = None,
 ) -> None:
-    """Set what a search changes; `seconds` is added, and no decision keeps the stored one."""
+    """Set the fields that a search changes. `seconds` is added, and without a decision the stored one stays."""
     require(connection, study_id, lock=True)
     if asked is not None:
         _ask(connection, study_id, *asked)
@@ -186,7 +186,7 @@ def conclude(
 
 
 def _ask(connection: Connection, study_id: int, workload: WorkloadSpec, effort: str) -> None:
-    """Let the study say what was asked of it last: its target, calls, restarts and effort are not in its key."""
+    """Record the study's last request: its target, calls, restarts and effort are not in its key."""
     row = connection.execute(select(studies).where(studies.c.id == study_id)).one()
     study = load(row.record, Study, row=f"study {study_id}", written=row.format, known=STUDY_FORMAT)
     changed = {"target": workload.target, "record": dump(replace(study, workload=workload, effort=effort))}
@@ -233,6 +233,6 @@ def _read_decision(row: Any) -> Decision:
 
 
 def remove(connection: Connection, study_id: int) -> None:
-    """Delete a study; its trials and its decisions go with it."""
+    """Delete a study, along with its trials and its decisions."""
     require(connection, study_id, lock=True)
     connection.execute(delete(studies).where(studies.c.id == study_id))

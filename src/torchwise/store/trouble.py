@@ -1,4 +1,4 @@
-"""What a database's complaint means to the user: the store, what is wrong with it, and the way out."""
+"""Database errors explained to the user: the store, the problem, and the solution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEANINGS = (
     (("disk is full", "disk i/o"), "cannot be written: the disk is full or failing"),
 )
 
-# By PostgreSQL's codes, as its words are those of the server's language: a code or the class that it begins with.
+# By PostgreSQL's codes, since its words are in the server's language: a code or the class that it begins with.
 _CODES = (
     (("42501",), "denies this user what it needs; have its owner GRANT it (making the tables needs CREATE)"),
     (("25006",), "is read-only, as a replica is, but this writes; give the URL of the server that takes writes"),
@@ -29,7 +29,7 @@ _CODES = (
     (("0A000", "42883"), "is on a server that lacks what is needed: it must be PostgreSQL 13 or later"),
 )
 
-# A refused connection has no code, only words. These it will say again, however long one waits.
+# A refused connection has no code, only words. Waiting does not change these answers.
 _REFUSALS = (
     (
         ("authentication failed", "no password supplied", "no pg_hba.conf entry", 'role "'),
@@ -40,9 +40,9 @@ _REFUSALS = (
 
 _BUSY = ("database is locked", "database table is locked")
 _BUSY_CODES = ("40001", "40P01", "55P03")  # serialisation failure, deadlock, a lock not had in time
-# The connection broke; the server stops, crashed, starts or has no connection left; it took us for dead.
+# The connection broke. Or the server stops, crashed, starts or has no connection left. Or it took us for dead.
 _LOST_CODES = ("08", "57P01", "57P02", "57P03", "53300", "25P03")
-_UNANSWERED = ("OperationalError", "ConnectionTimeout")  # psycopg's, where no server gave a code
+_UNANSWERED = ("OperationalError", "ConnectionTimeout")  # psycopg's, if no server gave a code
 
 
 class UnreachableError(StorageError):
@@ -55,7 +55,7 @@ def is_busy(error: BaseException) -> bool:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection to a server was lost, or is not to be had at present."""
+    """Whether the connection to a server was lost, or cannot be had at present."""
     raised = getattr(error, "orig", None)
     if not hasattr(raised, "sqlstate"):  # a file's: nothing to connect to
         return False
@@ -88,5 +88,5 @@ def _refusal(said: str) -> str | None:
 
 
 def _code(error: BaseException) -> str:
-    """Return PostgreSQL's code for an error, "" where it has none."""
+    """Return PostgreSQL's code for an error, or "" if it has none."""
     return getattr(getattr(error, "orig", None), "sqlstate", None) or ""

@@ -1,7 +1,7 @@
-"""Whether a transaction was committed whose connection broke before the server could say so: each leaves a token.
+"""Tokens that tell whether a transaction was committed if its connection broke before the server could say so.
 
-PostgreSQL's own number of a transaction does not tell. Where a crash lost all of it before anything was on disk, its
-number is given again, to another's transaction.
+PostgreSQL's own number of a transaction does not tell. If a crash lost all of it before anything was on disk, its
+number is given again, to another transaction.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torchwise.store.clock import now
 from torchwise.store.schema import writes
 
 KEPT_S = 86_400.0
-"""A process deletes its own tokens once it knows that they were committed; those of a dead one go after a day."""
+"""A process deletes its own tokens once it knows that they were committed. Those of a dead process go after a day."""
 
 
 def is_new(connection: Connection, token: str, known: Sequence[str]) -> bool:
-    """Leave a token, which goes with the transaction, and delete those in `known`; say whether it was not there yet.
+    """Leave a token with the transaction, and delete those in `known`. Return whether it was not there yet.
 
-    Where the transaction that left it is still being committed, its end is waited for.
+    If the transaction that left it is still being committed, wait for its end.
     """
     at = now(connection)
     connection.execute(delete(writes).where(or_(writes.c.token.in_(known), writes.c.at < at - KEPT_S)))
