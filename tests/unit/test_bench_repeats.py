@@ -88,6 +88,7 @@ def test_wrong_answers_and_other_classes_are_no_rivals(change: dict[str, Any]) -
 
 def test_eager_and_what_cannot_be_run_again_have_no_more_processes() -> None:
     assert next_repeat(the_scale(a_row("eager", 1.0)), STANDARD, ALL) is None
+    assert next_repeat(the_scale(meeting(1.0, 1.0, repeats=(), plan=EAGER, rival="eager")), STANDARD, ALL) is None
     assert next_repeat(the_scale(in_processes("default", 1.5)), STANDARD, ["eager"]) is None
 
 
@@ -203,7 +204,7 @@ def test_a_contender_that_fails_in_another_process_is_no_right_answer() -> None:
     workers = Workers(contends={"default": alone(3.0)}, warm=HANG)
     rows = run(workers, "eager", "default", warm=False)
     assert (rows["default"].state, rows["default"].is_right) == (RowState.FAILED, False)
-    assert rows["default"].reason == f"from warm caches: {HANG}"
+    assert rows["default"].reason == f"in another process: {HANG}"
 
 
 def test_a_spent_budget_starts_no_further_process() -> None:

@@ -12,7 +12,8 @@ from torchwise.errors import UnsupportedError
 from torchwise.plan import Plan
 from torchwise.trial.candidate import _Tryout
 from torchwise.trial.job import EFFORTS, Job
-from torchwise.workload import WorkloadSpec
+from torchwise.trial.plain_call import run_plainly
+from torchwise.workload import Example, Workload, WorkloadSpec
 
 pytestmark = pytest.mark.usefixtures("dynamo_afresh", "only_traced")
 
@@ -101,3 +102,30 @@ def test_a_static_plan_names_what_grows_and_the_way_out(factory: Any) -> None:
 @pytest.mark.parametrize("factory", PLACES)
 def test_a_dynamic_plan_settles(factory: Any) -> None:
     settle(factory, "dynamic")
+
+
+class Window(nn.Module):
+    """Keeps the last inputs, up to a number of them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.seen = torch.zeros(1, 1, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, x], 1)[:, -self.size :]
+        return self.seen.mean(1) + x
+
+
+@pytest.mark.parametrize(("size", "grows"), [(2, False), (4, False), (16, False), (100, True)])
+def test_a_window_of_the_last_inputs_is_full_after_a_few_calls(size: int, grows: bool) -> None:
+    model = Window(size).eval()
+    once = run_plainly(Workload(model, (Example((torch.rand(1, 1, WIDTH),)),)), "inference")
+    assert once.grows is grows
+    assert model.seen.shape[1] == 2, "all calls but the first are undone"
+
+
+@pytest.mark.parametrize("factory", PLACES)
+def test_other_state_grows_for_ever(factory: Any) -> None:
+    model, args = factory()
+    assert run_plainly(Workload(model, (Example(args),)), "inference").grows

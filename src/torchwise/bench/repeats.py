@@ -42,7 +42,7 @@ def next_repeat(scale: Scale, effort: Effort, able: Collection[str]) -> Row | No
         effort: sets the required width of an interval and the maximum numbers of rows and processes.
         able: contenders that can run again.
     """
-    right = [one for one in scale.rows if one.row.is_right and one.row.contender != EAGER]
+    right = [one for one in scale.rows if one.row.is_right and not _is_eager(one.row)]
     for precision in dict.fromkeys(one.row.precision for one in right):  # ratios never mix precisions
         of_class = [one for one in right if one.row.precision == precision]
         leader, *others = sorted(of_class, key=lambda one: -one.speedup.mid)
@@ -53,6 +53,11 @@ def next_repeat(scale: Scale, effort: Effort, able: Collection[str]) -> Row | No
         if waiting:
             return min(waiting, key=_processes).row
     return None
+
+
+def _is_eager(row: Row) -> bool:
+    """Return whether a row is eager's own, or of a decision to stay with it: both would be timed beside themselves."""
+    return row.contender == EAGER or (row.plan is not None and row.plan.is_eager)
 
 
 def _may_have_more(one: Scaled, effort: Effort) -> bool:

@@ -254,7 +254,8 @@ class _Loop:
             return row
         answer = self._ask(_at("warm", contest))
         if isinstance(answer, Failure):
-            return replace(row, state=RowState.FAILED, failure=answer, reason=f"from warm caches: {answer}")
+            which = "from warm caches" if keeps_seconds else "in another process"
+            return replace(row, state=RowState.FAILED, failure=answer, reason=f"{which}: {answer}")
         found, performance = codec.from_json(answer, Restart), row.performance
         if keeps_seconds:
             performance = replace(performance, costs=replace(performance.costs, warm_s=found.warm_s))

@@ -125,8 +125,8 @@ def compare(a: Benchmark, b: Benchmark, threshold: float = THRESHOLD) -> Compari
 
 
 def _causes(*benchmarks: Benchmark) -> list[str]:
-    measured = [row.performance.measurement for one in benchmarks for row in one.rows if row.performance]
-    return find_disturbances(note for one in measured for note in one.notes)
+    rows = (row for benchmark in benchmarks for row in benchmark.rows)
+    return find_disturbances(note for row in rows for one in row.measurements for note in one.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from torchwise.workload.identity import describe_example
 from torchwise.workload.loss import loss_of
 from torchwise.workload.state import State
 
+MAX_WINDOW = 16
+"""Calls after which a window of the last ones counts as full. A longer one counts as state that grows."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch normalisation that training writes and does not read."""
 
@@ -101,7 +103,7 @@ def _moves_on(
     Changes by the first call alone are made for good, such as a cache of positions, and stay. If a second call fails,
     as the first one filled a cache, its changes are undone.
     """
-    moved, grown = _moves(workload, given, first), first.grown()
+    moved, grown = _moves(workload, given, first), bool(first.grown())
     if not moved:
         return {}, False
     second = State.of(None if workload.step else call, given.args, given.kwargs)
@@ -110,9 +112,26 @@ def _moves_on(
     except Exception:  # a model may raise anything, and may allow only one call
         first.restore()
     else:
-        moved, grown = _moves(workload, given, second), second.grown()
+        moved, grown = _moves(workload, given, second), bool(second.grown())
+        if moved and grown:
+            grown = _still_grows(workload, call, given)
         second.restore()
-    return dict.fromkeys(moved), bool(moved and grown)
+    return dict.fromkeys(moved), bool(moved) and grown
+
+
+def _still_grows(workload: Workload, call: Callable[..., Any], given: Example) -> bool:
+    """Call on, and return whether the last call still gave the state another shape.
+
+    A window, such as the last four calls, is full after a few. Calls that fail meanwhile did grow so far.
+    """
+    try:
+        for _ in range(MAX_WINDOW):
+            call(*given.args, **given.kwargs)
+        before = State.of(None if workload.step else call, given.args, given.kwargs)
+        call(*given.args, **given.kwargs)
+    except Exception:  # a model may raise anything, such as where a cache is full
+        return True
+    return bool(before.grown())
 
 
 def _moves(workload: Workload, given: Example, state: State) -> list[str]:
