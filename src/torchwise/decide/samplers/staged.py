@@ -81,8 +81,8 @@ class _Option:
         dearer = self.overhead_s - history.overhead_of(leader)  # the leader need not be compiled then
         if saved < dearer + self.trial_s:
             return (
-                f"over {history.workload.calls:,} calls it is counted on to save {_about(saved)}; "
-                f"compiling takes about {_about(dearer)} more than the leader's, and the trial {_about(self.trial_s)}"
+                f"it would save about {_about(saved)} over {history.workload.calls:,} calls, which is less than "
+                f"{_about(dearer)} of extra compile time plus {_about(self.trial_s)} for the trial"
             )
         return None
 
