@@ -43,7 +43,7 @@ def a_batch(size: int, growth: float = 0.3, speedup: float = 1.4) -> Batch:
 
 
 def an_analysis(plan: Plan | None = None, speedup: float | None = 1.5, **changes: Any) -> Analysis:
-    """Return the analysis of a plan this much faster than eager; without a speed-up it was not timed."""
+    """Return the analysis of a plan this much faster than eager. Without a speed-up, the plan was not timed."""
     trial = a_trial(0, plan or a_plan(), speedup, verdict=PASSED if speedup else WRONG)
     fields: dict[str, Any] = {
         "workload": WorkloadSpec("zoo:vision.resnet50", device="cuda"),
@@ -65,10 +65,10 @@ class Workers:
     """A launcher whose workers answer as told.
 
     Attributes:
-        cold: what the try finds.
-        steady: what the look finds.
-        found: what the search for the batch dimension finds, or how it ends.
-        batches: what becomes of batch sizes; 1.4 times otherwise.
+        cold: the result of the try.
+        steady: the result of the look.
+        found: the result of the search for the batch dimension, or how it ends.
+        batches: the results by batch size. A size that is not named gets 1.4 times.
         jobs: a word for each job, in order.
         folders: the compile caches of each job.
     """

@@ -15,7 +15,7 @@ from torchwise.workload import Roofline, WorkloadSpec
 
 PEAKS = Peaks(4e12, {"float32": 5e13, "bfloat16": 8e14})
 ROOFLINE = Roofline(flops=1e9, bytes=1.24e9)
-"""0.31 ms of copying on `PEAKS`: 2.5 % of what eager takes."""
+"""0.31 ms of copying on `PEAKS`: 2.5 % of eager's time."""
 PROCESSES = 5
 CRASH = Failure(FailureKind.DIED, "compile", "SIGSEGV")
 HANG = Failure(FailureKind.TIMED_OUT, "compile", "passed its limit of 300 s")
@@ -26,7 +26,7 @@ def a_spec(target: str = "zoo:tutorial.fusion_demo@small", **changes: Any) -> Wo
 
 
 def a_performance(speedup: float = 1.5, *, seed: int = 0, slowness: float = 1.0, **changes: Any) -> Performance:
-    """Return what five workers found: this much faster than eager, on a machine `slowness` times as slow."""
+    """Return the findings of five workers: this much faster than eager, on a machine `slowness` times as slow."""
     measurement, *repeats = [
         Measurement(samples(EAGER_S * slowness / speedup, seed=place), samples(EAGER_S * slowness, seed=place + 1))
         for place in range(seed + 1, seed + 1 + PROCESSES)
@@ -44,7 +44,7 @@ def a_performance(speedup: float = 1.5, *, seed: int = 0, slowness: float = 1.0,
 
 
 def a_row(contender: str = "default", speedup: float | None = 1.5, *, target: str = "", **changes: Any) -> Row:
-    """Return a timed row; changes that a performance takes go there. Without a speed-up it has none."""
+    """Return a timed row. `changes` may name fields of the performance, too. Without a speed-up, the row has none."""
     inner = {key: changes.pop(key) for key in (*Performance.__slots__, "seed", "slowness") if key in changes}
     spec = changes.pop("workload", None) or (a_spec(target) if target else a_spec())
     performance = None if speedup is None else a_performance(speedup, **inner)
@@ -89,12 +89,12 @@ Answer = str | Failure | BaseException
 
 @dataclass
 class Workers:
-    """A launcher whose workers answer from `contends`, by contender or by (target, contender); 1.5 times otherwise.
+    """A launcher whose workers answer from `contends`, by contender or (target, contender), or else 1.5 times.
 
     Attributes:
-        contends: what a contest finds.
-        plain: what the inspection of a target ends with, where it ends with no inspection.
-        duels: what a duel finds, by the rival; `duel` otherwise.
+        contends: the results of contests.
+        plain: the answer or error for a target whose inspection fails.
+        duels: the results of duels by rival, for rivals whose result is not `duel`.
         jobs: a word for each job that was run, in order.
         after: called after each job.
     """
@@ -134,7 +134,7 @@ class Workers:
         return f"{task} {target} {name}" + (f" {job.rival}" if job.rival else ""), answer
 
     def _again(self, name: str) -> Measurement:
-        """Return what another process measures of a contender."""
+        """Return another process's measurements of a contender."""
         found = self.contends.get(name)
         return found.measurement if isinstance(found, Performance) else a_performance().measurement
 

@@ -1,4 +1,4 @@
-"""Records as a real study leaves them, drawn from a seed: what reports, stores and commands are tested with."""
+"""Records as a real study leaves them, drawn from a seed, for the tests of reports, stores and commands."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HERE = Environment(
 
 
 def a_plan(**changes: Any) -> Plan:
-    """Return a plan; "inductor" unless a backend is given."""
+    """Return a plan, of "inductor" unless a backend is given."""
     return Plan(**{"backend": "inductor", **changes})
 
 
@@ -86,7 +86,7 @@ def a_measurement(speedup: float = 1.5, rounds: int = 60, *, seed: int = 0, **ch
 
 
 def a_trial(number: int = 0, plan: Plan | None = None, speedup: float | None = 1.5, **changes: Any) -> Trial:
-    """Return a finished trial, proven unless changed; one without a speed-up was not timed."""
+    """Return a finished trial, verified unless changed. A trial without a speed-up was not timed."""
     fields: dict[str, Any] = {
         "state": TrialState.COMPLETE,
         "reason": f"proven, {speedup}× eager's speed",
@@ -109,7 +109,7 @@ def a_failure(kind: FailureKind = FailureKind.DIED, number: int = 0, plan: Plan 
 
 
 def an_inspection(**changes: Any) -> Inspection:
-    """Return what a plain ResNet-like model looks like."""
+    """Return the description of a plain ResNet-like model."""
     fields: dict[str, Any] = {
         "identity": "5f2d0c9a81b3",
         "structure": "a0b1c2d3e4f5",
@@ -126,7 +126,7 @@ def an_inspection(**changes: Any) -> Inspection:
 
 
 def a_decision(trial: Trial | None = None, workload: WorkloadSpec | None = None, **changes: Any) -> Decision:
-    """Return the decision for a trial's plan; for eager where there is none."""
+    """Return the decision for a trial's plan, or for eager without a trial."""
     found = trial.speedup if trial else None
     costs = trial.costs if trial and trial.costs else Costs(0.0)
     workload = workload or WorkloadSpec("zoo:vision.resnet50", device="cuda")
@@ -154,7 +154,7 @@ def a_decision(trial: Trial | None = None, workload: WorkloadSpec | None = None,
 
 
 def some_trials() -> tuple[Trial, ...]:
-    """Return one trial for each way in which a plan can win or lose; number 3 is the best."""
+    """Return one trial for each way in which a plan can win or lose. Number 3 is the best."""
     inductor = a_plan()
     slow = Costs(512.0, 18.0, 350 << 20, 280 << 20, 41 << 20)
     return (
@@ -194,7 +194,7 @@ def a_study(
 ) -> Study:
     """Return a study of `trials` (by default one of each kind), decided for the trial of that number.
 
-    Where no trial has that number the decision is for eager; with None there is no decision.
+    If no trial has that number, the decision is for eager. With None there is no decision.
     """
     trials = some_trials() if trials is None else tuple(trials)
     workload = workload or WorkloadSpec("zoo:vision.resnet50", device="cuda")

@@ -1,4 +1,4 @@
-"""Its being here puts this folder on the path: what several test folders share lies beside it."""
+"""Puts this folder on the path, where helpers lie that several test folders share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import programs
 from postgres_server import PostgresServer, find_programs, running_server
 
 # For each instruction set of the CPU, Inductor compiles and loads a small library, in every process whose cache is
-# empty: seven seconds of CPU for each candidate of a study. That the compiler works is seen by what it then compiles.
+# empty: seven seconds of CPU for each candidate of a study. Compiling real code shows that the compiler works.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 MAIN = sys.modules["__main__"]
@@ -80,7 +80,7 @@ def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """Start a PostgreSQL server, one for each process of tests; whoever stops it starts it again."""
+    """Start a PostgreSQL server, one for each process of tests. A test that stops it starts it again."""
     if find_programs() is None:
         programs.skip_without("PostgreSQL server")
     with running_server() as server:
@@ -108,7 +108,7 @@ def spent_clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """Register a backend "counting" that compiles nothing; each graph it is given is listed by its operators."""
+    """Register a backend "counting" that compiles nothing, and lists the operators of each graph it is given."""
     import torch
 
     from torchwise.realize.backends import BACKENDS

@@ -1,6 +1,6 @@
-"""Whether the figures of one output agree: read back from the text, JSON and HTML that people and programs get.
+"""Checks that the figures of one output agree, read back from the text, JSON and HTML that people and programs get.
 
-Each `check_…` takes a record with what was rendered from it, and raises AssertionError that names the figures.
+Each `check_…` takes a record and its rendered output, and raises AssertionError that names the figures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 ROUNDING = 0.011
 """Relative difference that two figures of three digits each may show when they are multiplied."""
 SAME = 0.006
-"""Relative difference of a figure of three digits from what it was rounded from."""
+"""Largest relative difference between a figure of three digits and the unrounded figure."""
 DURATION = r"(?:-?[\d,.]+ (?:ns|µs|ms|s|min|h|days)\b(?: \d+ (?:s|min)\b)?)"
 
 
@@ -46,13 +46,13 @@ def read_size(text: str) -> float:
 
 
 def read_ratio(text: str) -> float | None:
-    """Read a factor as outputs write it, "1.52× [1.49, 1.56]"; None where the ends alone are told, "1.91× to 5.73×"."""
+    """Read a factor as outputs write it, "1.52× [1.49, 1.56]", or None if only the ends are told, "1.91× to 5.73×"."""
     found = re.match(r"([\d,.]+)×(?! to )", text)
     return float(found[1].replace(",", "")) if found else None
 
 
 def agree(one: float, other: float, what: str, tolerance: float = ROUNDING) -> None:
-    """Raise AssertionError unless two figures are equal within the rounding of what was printed."""
+    """Raise AssertionError unless two printed figures are equal within their rounding."""
     assert math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12), f"{what}: {one:.6g} and {other:.6g} disagree"
 
 
@@ -198,10 +198,10 @@ def _check_decision(study: Study, words: str) -> None:
 
 
 def check_cold(timed: Sequence[tuple[Interval | None, Sequence[Measurement]]], shown: Figures) -> None:
-    """Hold what is said of cold caches against the samples, and against the figure with hot ones.
+    """Check an output's words on cold caches against the samples, and against the figure with hot caches.
 
     Args:
-        timed: what an output may name both figures of, in order: the speed-up that it shows, and what it rests on.
+        timed: the speed-ups for which an output may name both figures, in order, each with its measurements.
         shown: the output.
     """
     cold = [(hot, [m for m in processes if m.cold_candidate_s]) for hot, processes in timed]
@@ -308,7 +308,7 @@ def _prices(record: Explanation) -> Iterator[tuple[str, Price]]:
 
 
 def _check_order(record: Explanation) -> None:
-    """Largest saving first, and what is not known last."""
+    """Largest saving first, unknown savings last."""
     calls = record.workload.calls
     known = [one.price is not None and one.price.is_ranked for one in record.findings]
     assert known == sorted(known, reverse=True), "a finding whose saving is not known stands before one that is"

@@ -40,7 +40,7 @@ def check_benchmark(benchmark: Benchmark, text: str, markdown: str, page: str) -
         _check_duel(row, benchmark, text)
     scaled = [scale_of(benchmark, row.workload).of(row) for row in benchmark.rows]
     timed = [(one.speedup, one.row.performance.processes) for one in scaled if one and one.row.performance]
-    unfolded = re.sub(r"<summary>.*?</summary>", " ", page)  # which repeat what they open
+    unfolded = re.sub(r"<summary>.*?</summary>", " ", page)  # summaries repeat the details below them
     for where, said in (("the terminal", text), ("Markdown", markdown.replace("\\", "")), ("the page", unfolded)):
         check_cold(timed, Figures(where, said))
     assert "mean of 1 " not in text + markdown + page, "a geometric mean of one row is none"
@@ -106,7 +106,7 @@ def _check_duel(row: Row, benchmark: Benchmark, text: str) -> None:
 
 
 def check_comparison(comparison: Comparison, text: str) -> None:
-    """Hold a comparison's terminal (300 columns) against itself: ratios, counts, and what may be called the same."""
+    """Check a comparison's terminal output (300 columns) against itself: ratios, counts, and rows called the same."""
     lines = text.splitlines()
     assert comparison.trust is not None
     assert lines[0].strip() == comparison.trust.sentence, "the terminal does not begin with how far to trust it"
@@ -127,7 +127,7 @@ def check_comparison(comparison: Comparison, text: str) -> None:
 
 
 def check_lock_check(check: Check, text: str) -> None:
-    """Hold a check's terminal against itself: what is as locked must be told."""
+    """Check a check's terminal output against itself: it must name the targets that are as locked."""
     if check.trust is not None:
         assert text.strip().startswith(check.trust.sentence), "the terminal does not begin with how far to trust it"
     pattern = r"([\d,.]+)× \[[^]]*\] eager's speed now, ([\d,.]+)× \[[^]]*\] locked: ([\d,.]+)×"
@@ -146,7 +146,10 @@ def check_lock_check(check: Check, text: str) -> None:
 
 
 def check_analysis(analysis: Analysis, text: str, page: str = "") -> None:
-    """Hold an analysis' terminal (300 columns), and its page, against themselves: one baseline, and what follows."""
+    """Check an analysis' terminal output (300 columns) and page against themselves.
+
+    All figures must follow from one baseline.
+    """
     trust = analysis.judge_trust().sentence
     assert text.startswith(trust), f"the terminal does not begin with {trust!r}"
     assert not page or trust in unescape(page), f"the page does not say {trust!r}"
@@ -176,7 +179,7 @@ def check_analysis(analysis: Analysis, text: str, page: str = "") -> None:
 def _check_plan_of(
     analysis: Analysis, facts: Cells, tables: dict[str, tuple[tuple[str, ...], ...]], eager_s: float
 ) -> None:
-    """Check what the plan takes, saves, and after how many calls that pays."""
+    """Check the plan's costs, its savings, and the number of calls after which it pays."""
     ratio = read_ratio(facts.get("Speed-up over eager", ""))
     if ratio is None:
         assert "Saved a call" not in facts, "a saving is told as a figure where the speed-up is none"

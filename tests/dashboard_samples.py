@@ -18,7 +18,7 @@ SPEEDS = {"2.11.0+cu130": 1.60, "2.13.0+cu130": 1.75, "2.15.0+cu130": 1.40}
 
 
 def a_version(torch: str, speed: float, month: int = 0, **changes: object) -> Study:
-    """Return the decided study of `TARGET` with one version of torch; the decided plan is `LAST`."""
+    """Return the decided study of `TARGET` with one version of torch. The decided plan is `LAST`."""
     environment = replace(HERE, torch=torch)
     trials = (
         a_trial(0, PLAIN, speed - 0.1, repeats=some_processes(speed - 0.1)),
@@ -30,12 +30,12 @@ def a_version(torch: str, speed: float, month: int = 0, **changes: object) -> St
 
 
 def some_processes(speed: float) -> tuple[Measurement, ...]:
-    """Return what further processes measured, which agree: an interval of one process alone is wide."""
+    """Return agreeing measurements of further processes. An interval of a single process is wide."""
     return tuple(a_measurement(speed, seed=60 + number) for number in range(4))
 
 
 def a_filled_store(path: Path) -> str:
-    """Fill a store with studies 1 to 5, of which 5 runs, and one explanation; return its URL."""
+    """Fill a store with studies 1 to 5, of which 5 runs, and one explanation. Return its URL."""
     with open_storage(str(path)) as storage:
         for month, (torch, speed) in enumerate(SPEEDS.items()):
             storage.import_study(a_version(torch, speed, month))

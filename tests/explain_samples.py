@@ -60,7 +60,7 @@ def evidence(**changes: Any) -> Evidence:
 
 
 class FixedPrices:
-    """Every mend saves what it was told; what was asked for is kept."""
+    """Gives every fix the saving it was told, and keeps the questions."""
 
     def __init__(
         self,

@@ -17,7 +17,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: Callable[[int], list[str]], seconds: float = 30) -> Iterator[tuple[int, int]]:
-    """Run what `command` returns for a port, until the end; yield the port, once it answers, and the process's id."""
+    """Run the command that `command` returns for a port, until the end.
+
+    Once it answers, yield the port and process id.
+    """
     port = free_port()
     with subprocess.Popen(command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

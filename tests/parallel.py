@@ -1,4 +1,4 @@
-"""On how many processes the tests run, and which stay together."""
+"""The number of processes that the tests run on, and which tests stay together."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class GpuTogether(LoadFileScheduling):  # type: ignore[misc]
 
 
 def scheduler(config: Any, log: Any) -> GpuTogether | None:
-    """Return the scheduler for `--dist loadfile`; None for another, which xdist has itself."""
+    """Return the scheduler for `--dist loadfile`, or None for another, which xdist has itself."""
     return GpuTogether(config, log) if config.getoption("dist") == "loadfile" else None

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server in a folder of its own, for as long as the tests need it; no network, a socket alone."""
+"""A real PostgreSQL server in a folder of its own, for as long as the tests need it, on a socket without network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PostgresServer:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers; after a kill its former children may need a moment to end."""
+        """Start it, and wait until it answers. After a kill its former children may need a moment to end."""
         for _ in range(100):
             if self._process is None or self._process.poll() is not None:
                 settings = ["-c", "fsync=off", "-c", "listen_addresses=", "-k", str(self._folder)]
@@ -117,10 +117,10 @@ def find_programs() -> Path | None:
 
 @contextmanager
 def running_server() -> Iterator[PostgresServer]:
-    """Start a server, which must be installed; at the end it is gone, and so is all that it held."""
+    """Start a server, which must be installed. At the end it is gone, and so is all that it held."""
     programs = find_programs()
     assert programs is not None
-    # Not below pytest's folder, which other users may not enter; short, as a socket's path has 107 characters.
+    # Not below pytest's folder, which other users may not enter, and short: a socket's path has 107 characters.
     with tempfile.TemporaryDirectory(prefix="tw-pg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         server = PostgresServer(programs, Path(folder))
         try:

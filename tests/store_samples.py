@@ -1,6 +1,6 @@
-"""Records to store, and what other processes do with a store. No torch here, so that a process starts quickly.
+"""Records to store, and the jobs of other processes with a store. No torch here, so that a process starts quickly.
 
-`python tests/store_samples.py > tests/fixtures/store_v<N>.sql` dumps a store of the present schema; an old dump stays.
+`python tests/store_samples.py > tests/fixtures/store_v<N>.sql` dumps a store of the present schema. Old dumps stay.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ def claim(storage: Storage, study_id: int, plan: Plan = INDUCTOR, owner: Owner |
     return trial
 
 
-# What other processes do; each says over `pipe` how far it is and is killed, or ends.
+# The jobs of other processes. Each says over `pipe` how far it is and is killed, or ends.
 
 
 def take_part(path: str, barrier: Barrier, pipe: Connection, plans: list[Plan], seed: int) -> None:
-    """Open, create and work through the plans together with others; send what was claimed."""
+    """Open, create and work through the plans together with others. Send the claimed numbers."""
     barrier.wait(30)
     random.Random(seed).shuffle(plans)
     claimed = []
@@ -157,7 +157,10 @@ def take_part(path: str, barrier: Barrier, pipe: Connection, plans: list[Plan], 
 
 
 def all_at_once(path: str, count: int, pipe: Connection, plans: list[Plan]) -> None:
-    """Have `count` processes take part; send what each claimed. They are forked, so as to start at the same time."""
+    """Have `count` processes take part.
+
+    Send the numbers that each claimed. They are forked, so as to start at the same time.
+    """
     fork = multiprocessing.get_context("fork")  # safe here: this process has one thread, and no torch
     create_engine(locate(path))  # loads the driver, once for all
     barrier, ends = fork.Barrier(count), [fork.Pipe() for _ in range(count)]

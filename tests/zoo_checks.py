@@ -10,14 +10,14 @@ from torchwise.zoo import Entry
 
 
 def run(workload: Workload, seed: int = 0) -> list[torch.Tensor]:
-    """Call it on a copy of each example; `seed` is that of the noise which a stochastic workload adds by itself."""
+    """Call it on a copy of each example. `seed` is for the noise that a stochastic workload adds by itself."""
     torch.manual_seed(seed)
     with torch.no_grad():
         return [t for e in workload.examples for t in trees.tensors(workload.call(*e.clone().args, **e.kwargs))]
 
 
 def losses(workload: Workload, steps: int) -> list[float]:
-    """Take training steps on the first batch; return their losses."""
+    """Take training steps on the first batch. Return their losses."""
     torch.manual_seed(0)
     return [float(workload.call(*workload.examples[0].args)) for _ in range(steps)]
 
@@ -37,7 +37,7 @@ def continuous(found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def worst_error(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> float:
-    """Return the largest error over the largest value, of the worst tensor; whole numbers and masks must be equal."""
+    """Return the largest error over the largest value, of the worst tensor. Whole numbers and masks must be equal."""
     worst = 0.0
     for mine, right in zip(ours, reference, strict=True):
         if continuous([right]):

@@ -46,7 +46,7 @@ class Served:
 
 @dataclass
 class Seen:
-    """What a browser did while it showed a page."""
+    """Events in a browser while it showed a page."""
 
     page: Any
     outside: list[str] = field(default_factory=list)
@@ -169,7 +169,7 @@ def test_a_plan_is_pinned_by_keys_alone(served: Served, browser: Any) -> None:
 
 
 def reach(page: Any, name: str) -> None:
-    """Press Tab until what has this name has the focus."""
+    """Press Tab until the element with this name has the focus."""
     names = (
         "(e => ['MAIN', 'BODY'].includes(e.tagName) ? []"
         " : [e.getAttribute('aria-label'), e.innerText, e.closest('label')?.innerText])(document.activeElement)"

@@ -123,7 +123,7 @@ CONTRASTS = """() => {
 
 @dataclass
 class Visit:
-    """A page that is open, and what the browser had to say about it."""
+    """An open page, with the browser's messages about it."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)
@@ -140,7 +140,7 @@ def files(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def visit(browser: Any, files: dict[str, Path], folder: Path) -> Any:
-    """Open a page by name, at a width and in a colour scheme, with every part of it unfolded; once for all tests."""
+    """Open a page by name, width and colour scheme, with every part of it unfolded, once for all tests."""
     opened = []
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""What every storage keeps to: a new database inherits `StorageContract` and gives it a URL."""
+"""The contract of every storage: a new database inherits `StorageContract` and gives it a URL."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ class StorageContract:
             (other, app, ended, [ended, stopped, ended]),
             (mine, mine.workload, ended, [ended, ended, ended]),
             (other, app, stopped, [stopped, ended, stopped]),
-            (None, mine.workload, stopped, [stopped, ended, stopped]),  # which left what was decided before
+            (None, mine.workload, stopped, [stopped, ended, stopped]),  # it left the earlier decision
         ):
             asked = (workload, "quick")
             storage.conclude(study.id, state=state, decision=decision, excluded=[], seconds=0, asked=asked)

@@ -1,4 +1,4 @@
-"""The pages that are read by users, and what stands in their code blocks."""
+"""The pages that are read by users, and the content of their code blocks."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def changed(function: Callable[..., Any], changes: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function with these keywords in place of what it is given."""
+    """Return the function with these keywords in place of the given ones."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def changed(function: Callable[..., Any], changes: dict[str, Any]) -> Callable[.
 
 
 def names(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what a page takes for granted."""
+    """Return the names that a page takes for granted."""
     torch.manual_seed(0)
     common = {
         "torch": torch,
@@ -65,7 +65,7 @@ def small() -> nn.Module:
 
 
 class Masked(nn.Module):
-    """The mean of what tokens mean, where the mask says that they are there."""
+    """The mean of the embeddings of all tokens that the mask keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def of_shapes(_monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def of_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setenv("TORCHWISE_DISABLE", "1")  # plain code: what parts search for is tested elsewhere
+    monkeypatch.setenv("TORCHWISE_DISABLE", "1")  # plain code: the search for parts is tested elsewhere
 
     class Program(nn.Module):
         def __init__(self) -> None:
@@ -98,7 +98,7 @@ def of_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def of_training(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    # Two studies and a batch: loss curves that compare nothing surely, and times that say little, are enough.
+    # Two studies and a batch suffice: loss curves that give no sure comparison, and times that say little.
     monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], measure_s=0.2, extra_draws=0, noise_s=0.2))
     return {}
 

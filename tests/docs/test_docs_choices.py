@@ -1,4 +1,4 @@
-"""The page of what is tried names every choice as the search knows it."""
+"""The page of choices names every choice as the search knows it."""
 
 from __future__ import annotations
 

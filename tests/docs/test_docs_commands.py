@@ -37,7 +37,7 @@ ONLY_READ = {
     "torchwise sweep": "searches for minutes; run with three plans by tests/unit/test_cluster_ray.py",
     "torchwise tune": "searches for minutes; run with one plan below",
 }
-"""How a command begins that is not run, and why. What it is given must be understood all the same."""
+"""How a command begins that is not run, and why. Its arguments must be valid all the same."""
 
 COMMANDS = [
     (f"{page}:{line}", text.removeprefix("$ "))
@@ -64,7 +64,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(words: list[str], environment: dict[str, str], folder: Path) -> str:
-    """Run a command with the Torchwise that is tested, and return what it prints."""
+    """Run a command with the Torchwise under test, and return its output."""
     words = [str(Path(sys.executable).with_name("torchwise")), *words[1:]] if words[0] == "torchwise" else words
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     # Whether a busy machine can tell is not the command's fault, and no test of it.

@@ -32,7 +32,7 @@ MODULES = {"torchwise": "torchwise", "tw": "torchwise", "artefact": "torchwise.a
 
 
 class Runner:
-    """Runs the Python blocks of a page, and holds what they print against the text that follows, in how-to pages."""
+    """Runs the Python blocks of a page. In how-to pages, it compares their output with the text that follows."""
 
     def __init__(self, page: str) -> None:
         self.page = page
@@ -54,10 +54,10 @@ class Runner:
 
 @pytest.fixture
 def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder and a store of its own; searches that try one plan which compiles nothing.
+    """A folder and a store of its own, in which searches try one plan that compiles nothing.
 
-    Not a TMPDIR of its own: the server of workers, which lives as long as this process of tests, would keep it, and the
-    workers of later tests would take their turns in a folder where nobody else does.
+    It sets no TMPDIR of its own. The server of workers lives as long as this process of tests, and would keep it. The
+    workers of later tests would then take their turns in a folder that nobody else uses.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHWISE_STORE", str(tmp_path / "store.db"))
@@ -92,7 +92,11 @@ def test_each_name_and_keyword_of_torchwise_exists(page: str, line: int, source:
 
 
 def found(node: ast.expr) -> Any:
-    """Return what `torchwise.…` means, None for another expression; raise AttributeError where there is none such."""
+    """Return the object that `torchwise.…` names, or None for another expression.
+
+    Raises:
+        AttributeError: if there is no such object.
+    """
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)

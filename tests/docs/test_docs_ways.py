@@ -23,7 +23,7 @@ PLACE = "postgresql://tuner@localhost/torchwise"
 
 
 def session(page: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands of a page, each with what it prints there."""
+    """Yield the commands of a page, each with its output there."""
     for _line, block in blocks(page, "console"):
         for entry in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, printed = entry.partition("\n")

@@ -1,4 +1,4 @@
-"""Every kind of file that is read: samples of it, its reader, and what of it was read."""
+"""Every kind of file that is read: samples of it, its reader, and the data that was read."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Kind:
         name: of it.
         samples: whole files.
         read: its reader.
-        told: what was read, as plain data, of which everything in the file must be part; None where that is not to be
-            had. It is given what was read.
+        told: gives the data that was read in plain form, in which everything in the file must be found. None if that
+            is not to be had.
         plain: the plain data in a file, by a reader of Python's own.
         written: a file with given plain data.
         of_python: whether a program gives it, and no file: a message may then repeat all that was given.
@@ -70,7 +70,7 @@ class Kind:
 
 
 def kinds(folder: Path) -> list[Kind]:
-    """Return all kinds; `folder` takes the files of readers that read from a disk."""
+    """Return all kinds. `folder` takes the files of readers that read from a disk."""
     documents = [_document(kind, *samples) for kind, samples in _documents().items()]
     return [
         _plan(), *documents, _study(), _benchmark_file(folder), _lock(folder), _manifest(folder), _suite(folder),
@@ -297,7 +297,7 @@ def _artefact() -> Kind:
             return {name: json.loads(archive.read(f"{name}.json")) for name in ("manifest", "decision")}
 
     def written(data: Any) -> bytes:
-        """Pack what was changed, and tell its true size and digest."""
+        """Pack the changed data, and tell its true size and digest."""
         decision = json.dumps(data.get("decision")).encode(errors="surrogatepass")
         manifest = data.get("manifest")
         members = manifest.get("members") if isinstance(manifest, dict) else None

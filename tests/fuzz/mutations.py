@@ -1,4 +1,4 @@
-"""What befalls files: bytes that flip, halves, splices, and the slips of people who edit them by hand."""
+"""Damage to files: bytes that flip, halves, splices, and the slips of people who edit them by hand."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LONGEST = 2000
 
 @dataclass
 class Found:
-    """What became of the mutated files of one kind."""
+    """The results of the mutated files of one kind."""
 
     read: int = 0
     refused: int = 0
@@ -57,7 +57,7 @@ class Found:
 
 
 def fuzz(kind: Kind, others: list[bytes], each: int, seed: int) -> Found:
-    """Read so many mutated files; the same seed mutates them in the same way everywhere."""
+    """Read so many mutated files. The same seed mutates them in the same way everywhere."""
     draw, found, start = random.Random(f"{kind.name} {seed}"), Found(), time.process_time()
     plain = [kind.plain(sample) for sample in kind.samples]
     for _ in range(each):
@@ -68,7 +68,7 @@ def fuzz(kind: Kind, others: list[bytes], each: int, seed: int) -> Found:
             found.refused += 1
             if problem := bad_message(str(error), of_python=kind.of_python):
                 found.wrong.append(f"{problem}: {str(error)[:200]!r} for {data[:300]!r}")
-        except BaseException as error:  # which is what is looked for
+        except BaseException as error:  # the fault that is looked for
             if isinstance(error, KeyboardInterrupt):
                 raise
             found.wrong.append(f"{type(error).__name__}: {error!s:.200} for {data[:3000]!r}")
@@ -99,7 +99,7 @@ def mutated(kind: Kind, plain: list[Any], others: list[bytes], draw: random.Rand
 
 
 def judge(kind: Kind, data: bytes) -> str:
-    """Read a file; return what of it is not in what was read."""
+    """Read a file. Return the parts of it that are missing in the data that was read."""
     made = kind.read(data)
     if kind.told is None:
         return ""
@@ -114,7 +114,7 @@ def judge(kind: Kind, data: bytes) -> str:
 
 
 def differences(plain: Any, told: Any, place: str) -> Iterator[str]:
-    """Yield what stands in a file and is not, or is otherwise, in what was read of it."""
+    """Yield the parts of a file that are missing, or differ, in the data that was read of it."""
     if isinstance(told, (set, frozenset)):
         told = sorted(told)
         plain = sorted(plain) if isinstance(plain, list) and all(isinstance(item, str) for item in plain) else plain
@@ -151,7 +151,7 @@ def _is_same(plain: Any, told: Any, place: str) -> bool:
 
 
 def bad_message(text: str, *, of_python: bool = False) -> str:
-    """Return what is the matter with a message; nothing where it can be shown."""
+    """Return the fault of a message, or nothing if it can be shown."""
     if not text.strip():
         return "an empty message"
     if len(text) > LONGEST and not of_python:
@@ -174,7 +174,7 @@ def _part(given: tuple[str, int, int]) -> tuple[str, Found]:
 
 
 def main() -> int:
-    """Fuzz every kind, in several processes, and print what became of each."""
+    """Fuzz every kind, in several processes, and print the result of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=100_000, help="mutated files of each kind")
     parser.add_argument("--seed", type=int, default=0)

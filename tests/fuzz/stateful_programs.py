@@ -50,7 +50,7 @@ PLANS = {
     "channels_last": tw.Plan(backend="inductor", memory_format="channels_last"),
 }
 LAID_OUT = ("strides", "memory", "structure at")
-"""What a verdict says of answers that lie otherwise in memory, which values do not show."""
+"""The verdict's words on answers that lie otherwise in memory, which values do not show."""
 CALLS = 6
 """Calls that are served, after which the state is reset, and as many once more."""
 
@@ -181,7 +181,7 @@ RESETS = [
 
 
 def write_program(seed: int) -> str:
-    """Write a program as Python; the same for the same seed."""
+    """Write a program as Python. The same seed gives the same program."""
     draw = random.Random(seed)
     four = draw.random() < 0.4
     shape, layer = ("1, 4, 3, 3", "nn.Conv2d(4, 4, 1)") if four else ("2, 4", "nn.Linear(4, 4)")
@@ -193,7 +193,7 @@ def write_program(seed: int) -> str:
 
 
 def load_program(seed: int) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Compile a program; return its names, and the shape of its input."""
+    """Compile a program. Return its names, and the shape of its input."""
     source, name = write_program(seed), f"<program {seed}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     names: dict[str, Any] = {"__name__": f"program_{seed}"}
@@ -217,7 +217,7 @@ class Failed(Exception):
 
 
 def check_program(seed: int, plan: tw.Plan) -> str:
-    """Run one program under one plan; return "right", or why the plan was refused.
+    """Run one program under one plan. Return "right", or why the plan was refused.
 
     Raises:
         Failed: saying what is wrong.
@@ -253,7 +253,7 @@ def _check_that_it_is_not_random(workload: Workload) -> None:
 
 
 def _verdict(workload: Workload, plan: tw.Plan, *, stateful: bool) -> Verdict | None:
-    """Judge a plan; None where it raises, as it does where it cannot be compiled."""
+    """Judge a plan. Return None if it raises, as a plan does that cannot be compiled."""
     try:
         realized = realize(workload.call, plan, workload.examples[0], device="cpu", mode="inference")
         return verify(Subject(workload, realized.call, workload.call, stateful=stateful), extra_draws=1)
@@ -262,7 +262,7 @@ def _verdict(workload: Workload, plan: tw.Plan, *, stateful: bool) -> Verdict | 
 
 
 def _serve(names: dict[str, Any], model: Any, example: Example, plan: tw.Plan, seed: int) -> str | None:
-    """Serve calls beside a plain copy; return the first difference."""
+    """Serve calls beside a plain copy. Return the first difference."""
     draw = random.Random(seed)
     plain = copy.deepcopy(model)
     decision = dataclasses.replace(decided(model, plan), inputs=(describe_example(example),))
@@ -330,7 +330,7 @@ def check_seed(task: tuple[int, str, str]) -> tuple[int, str, str]:
         return seed, name, check_program(seed, PLANS[name])
     except Failed as error:
         return seed, name, f"FAILED {error}"
-    except Exception as error:  # whatever else is raised is a fault of ours, too
+    except Exception as error:  # any other error is a fault of ours, too
         where = traceback.extract_tb(error.__traceback__)[-1]
         return seed, name, f"FAILED {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
 
@@ -342,7 +342,7 @@ def tasks_of(first: int, count: int, compiler: str) -> Iterator[tuple[int, str, 
 
 
 def main(run: Callable[..., Any] = check_seed) -> int:
-    """Run as the module docstring says; the exit code is 1 where a program failed."""
+    """Run as the module docstring says. The exit code is 1 if a program failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000, help="programs in all")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -374,7 +374,7 @@ def main(run: Callable[..., Any] = check_seed) -> int:
 
 
 def _counts_before(told: dict[str, Any], made_of: dict[str, Any]) -> collections.Counter[str]:
-    """Return what an earlier run counted."""
+    """Return the counts of an earlier run."""
     other = {name: told.get(name) for name in made_of if told.get(name) != made_of[name]}
     if other:
         raise SystemExit(f"the file is of another run ({other}, and not {made_of}): name another file")

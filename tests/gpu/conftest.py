@@ -1,4 +1,4 @@
-"""Tests that need a GPU say so where there is none; asked for by `-m gpu`, they run, and fail there."""
+"""Tests that need a GPU say so where there is none. With `-m gpu` they run all the same, and fail there."""
 
 from __future__ import annotations
 

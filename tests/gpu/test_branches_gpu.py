@@ -34,7 +34,7 @@ def captured_by(call: Callable[..., Any], *args: torch.Tensor, capture: str = "b
 
 
 class Asks(torch.nn.Module):
-    """Doubles or halves what a layer gives."""
+    """Doubles or halves the output of a layer."""
 
     def __init__(self) -> None:
         super().__init__()

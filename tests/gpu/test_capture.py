@@ -1,4 +1,4 @@
-"""Every hazard of replaying a CUDA graph, on a real GPU; each test fails when its protection is taken out."""
+"""Every hazard of replaying a CUDA graph, on a real GPU. Each test fails when its protection is taken out."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_batch_norm_statistics_move_once_per_call() -> None:
 
 
 def test_threads_take_turns(net: torch.nn.Module) -> None:
-    """Threads replay and record graphs beside eager calls: which of the two is wrong is seen by what was there before.
+    """Threads replay and record graphs beside eager calls. Answers from before show which of the two is wrong.
 
     On one CPU core one call of 200 once differed (H200, torch 2.11), with no word of which side was wrong.
     """
@@ -168,10 +168,10 @@ def test_threads_take_turns(net: torch.nn.Module) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["all", "one"])
 def test_recording_leaves_products_of_other_threads_alone(core: str) -> None:
-    """Products that are split along the inner dimension keep partial sums in a workspace, one for a thread and stream.
+    """Products that are split along the inner dimension keep partial sums in a workspace of one thread and stream.
 
-    A recording needs one that stays, but must not clear everybody's for that, as PyTorch's own do: a product that is
-    under way in another thread would lose what it computes in.
+    A recording needs a workspace that stays. PyTorch's own recordings clear everybody's workspaces for that, but a
+    recording here must not: a product under way in another thread would lose its partial sums.
     """
     a, b = torch.randn(64, 1 << 16, device="cuda"), torch.randn(1 << 16, 64, device="cuda")
     expected = a @ b

@@ -193,7 +193,7 @@ def test_borrowed_outputs_are_right_until_the_next_call() -> None:
 def test_weights_that_an_outer_autocast_has_cast_are_cast_in_the_graph() -> None:
     model, given = net(), x()
     call = captured(model, given)
-    for _ in range(3):  # each leaves the context, which frees what it has cast
+    for _ in range(3):  # leaving the context frees its casts
         with torch.autocast("cuda", torch.bfloat16):
             for _ in range(4):
                 answer, right = call(given), model(given)

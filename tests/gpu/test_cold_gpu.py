@@ -20,7 +20,7 @@ from torchwise.workload import WorkloadSpec  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 SLEEP_CYCLES = 200_000
-"""Some 0.1 ms of the GPU, in which the host enqueues what is to be timed: no launch is in the kernel's time then."""
+"""Some 0.1 ms of GPU time, in which the host enqueues the timed kernel, so that its time holds no launch."""
 TIMES = 60
 
 

@@ -1,4 +1,4 @@
-"""Explaining on a real GPU: kernels by the device's own clock, the roofline, waits, gaps; if one graph holds it."""
+"""Explaining on a real GPU: kernels by the device's own clock, the roofline, waits, gaps, and fit for one graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 class Small(torch.nn.Module):
-    """Many launches and little work: the host is what it waits for."""
+    """Many launches and little work: the GPU waits for the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Waiting(Small):
     """The same, and a number that the host waits for."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale by what is read from the device."""
+        """Scale by a number that is read from the device."""
         y = super().forward(x)
         return y / y.abs().mean().item()
 
@@ -43,7 +43,7 @@ class Asking(Small):
     """The same, and a question that the host waits for."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Double what is above 0 in the mean."""
+        """Double the output if its mean is above 0."""
         y = super().forward(x)
         return y * 2 if y.mean() > 0 else y
 

@@ -83,7 +83,10 @@ KERNEL = re.compile(r"async_compile\.triton\('\w+', '''(.*?)'''", re.DOTALL)
 
 
 def between(x: Any, index: Any) -> Any:
-    """Sum rows into places: what fills those with zeros runs between the kernel that sums and the one that adds."""
+    """Sum rows into places.
+
+    A kernel that fills them with zeros runs between the one that sums and the one that adds.
+    """
     summed = torch.softmax(x, dim=1).square().sum(1)
     return x.new_zeros(1000).index_add(0, index, summed * summed.max())
 
@@ -99,7 +102,7 @@ def test_a_kernel_that_loads_nothing_waits_as_the_others_do() -> None:
         _, [code] = run_and_get_code(made.call, *examples[0].args)
         right = [between(example.args[0].double(), index) for example in examples]
         for number in range(200):
-            which = number % 2  # so that what is read too soon is the other's
+            which = number % 2  # so that a value read too soon is the other's
             torch.testing.assert_close(made.call(*examples[which].args).double(), right[which], rtol=1e-4, atol=0)
         made.close()
     bodies = [text.split("@triton.jit")[1] for text in KERNEL.findall(code)]

@@ -90,7 +90,7 @@ def test_a_decoding_step_with_a_cache_of_ones_own(plan: Plan) -> None:
 
 
 def _apart(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """List what differs between two objects by more than rounding."""
+    """List the differences between two objects beyond rounding."""
     one, other = (State(things).leaves() for things in (ours, theirs))
     assert one.keys() == other.keys()
     tensors = [path for path in one if isinstance(one[path], torch.Tensor)]
@@ -188,7 +188,7 @@ def test_state_of_a_model_is_served_right_whatever_the_plan_makes_of_it(
     for ours, theirs, *_ in held:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert model.calls == plain.calls
-    if kind is Streaming:  # what the program kept of the state stays what it was
+    if kind is Streaming:  # the state that the program kept stays the same
         assert all(torch.equal(kept, values) for *_, kept, _, values in held)
 
 

@@ -1,4 +1,4 @@
-"""Training steps by a plan on a real GPU: capture, equality, proof, scaling, and what is put back."""
+"""Training steps by a plan on a real GPU: capture, equality, verification, scaling, and the state that is put back."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_step_that_overflows_is_skipped_as_in_eager(plan: Plan) -> None:
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
 
 
-# ---- the proof
+# ---- the verification
 
 
 def judged(step: torchwise.TrainStep, plan: Plan, spoil: Callable[[Any], None] = lambda _: None) -> Verdict:

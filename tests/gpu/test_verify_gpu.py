@@ -40,7 +40,7 @@ def test_a_verdict_says_where_it_is_eager_that_is_wrong() -> None:
     off = float((gradients[1].cpu() - gradients[0]).norm() / gradients[0].norm())
     verdict = verify(Subject(Workload(model, (Example((there,)),)), torch.compile(model), model, training=True))
     told = [check.detail for check in verdict.checks if check.outcome is Outcome.FAIL]
-    if off < 1e-3:  # a PyTorch in which that is mended
+    if off < 1e-3:  # a PyTorch in which that is fixed
         assert verdict.passed, told
     else:
         assert len(told) == 1, (off, verdict)
