@@ -1,4 +1,4 @@
-"""What is locked in tests: studies of this machine and of another one; and a worker that answers from a table."""
+"""Locked targets for tests: studies of this machine and of another one, and a worker that answers from a table."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def a_study(
 
 
 def an_entry(target: str = TARGET, plan: Plan = INDUCTOR, **options: Any) -> Entry:
-    """Return what is locked of `a_study`."""
+    """Return the locked part of `a_study`."""
     return entry_of(a_study(target, plan, **options))
 
 

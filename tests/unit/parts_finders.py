@@ -1,4 +1,4 @@
-"""Ways to find a plan for a part that need no search: what parts are tested with."""
+"""Ways to find a plan for a part without a search, for the tests of parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREADS = Plan(threads=torch.get_num_threads() + 1)
 
 
 class Finder:
-    """Decides for one plan at once, and remembers what it was asked."""
+    """Decides for one plan at once, and remembers the questions."""
 
     def __init__(self, plan: Plan = THREADS, speedup: float = 2.0) -> None:
         self.plan, self.speedup = plan, speedup

@@ -43,7 +43,7 @@ def measured(low: float, high: float | None = None, **changes: Any) -> Measureme
 def agreeing(low: float, high: float | None = None) -> list[Measurement]:
     """Return measurements of five processes, whose speed-up across them is [low, high], with their geometric mean.
 
-    Two of them lie off the middle, by what makes their spread that of the interval.
+    Two of them lie off the middle, just so far that their spread is that of the interval.
     """
     high = low if high is None else high
     mid = math.sqrt(low * high)
@@ -62,7 +62,7 @@ def a_trial(
     eager_peak: int | None = None,
     **changes: Any,
 ) -> Trial:
-    """Return a proven trial of `plan` with the speed-up [low, high], as five processes agree on it."""
+    """Return a verified trial of `plan` with the speed-up [low, high], as five processes agree on it."""
     first, *others = agreeing(low, high)
     fields: dict[str, Any] = {
         "number": 0,
@@ -91,6 +91,6 @@ def an_inspection(baseline_s: float = 1.0, **changes: Any) -> Inspection:
 
 
 def a_history(*trials: Trial, baseline_s: float = 1.0, inspection: Inspection | None = None, **asked: Any) -> History:
-    """Return what is known after `trials` of a model that takes `baseline_s` seconds a call."""
+    """Return the knowledge after `trials` of a model that takes `baseline_s` seconds a call."""
     workload = WorkloadSpec(**{"target": "zoo:tutorial.fusion_demo", "calls": 1000, **asked})
     return History(workload, inspection or an_inspection(baseline_s), trials)

@@ -1,7 +1,7 @@
 """A made-up machine that can time any plan at once, so that a whole search runs in milliseconds.
 
-A call is matrix products, pointwise work and gaps between kernels, and every choice stretches or shrinks some of them,
-never by more than it promises (`Choice.keeps`). What a choice does depends on the seed; that is all there is to know.
+A call is matrix products, pointwise work and gaps between kernels. Every choice stretches or shrinks some of them,
+never by more than it promises (`Choice.keeps`). The effect of a choice depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Machine:
 
     Attributes:
         seed: of everything.
-        device: "cpu" or "cuda"; only with the latter are the gaps between kernels long, and measured.
+        device: "cpu" or "cuda". Only with "cuda" the gaps between kernels are long, and measured.
         baseline_s: seconds per call of eager.
         failing: share of the compiled plans that die.
         wrong: share of the plans that give a wrong answer.
@@ -175,7 +175,7 @@ class Search:
         return self.history
 
     def cost(self, plan: Plan) -> float:
-        """Return what a plan truly costs over all calls and restarts."""
+        """Return the true cost of a plan over all calls and restarts."""
         return self.machine.overhead(plan, self.restarts) + self.calls * self.machine.seconds(plan)
 
     def best(self) -> Plan:

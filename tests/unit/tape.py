@@ -1,7 +1,7 @@
 """CUDA graphs without CUDA: operators are taped with the memory they used, and run on that memory again.
 
-As with a real graph, recording computes nothing that lasts and draws no random numbers, the results of a replay lie
-where those of the recording did, and Python does not run.
+Recording computes nothing that lasts and draws no random numbers, as with a real graph. The results of a replay lie
+in the places of the recording's results, and Python does not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stream:
 
 
 class Tape(TorchDispatchMode):
-    """Keeps the operators that run within, and what they overwrite."""
+    """Keeps the operators that run within, and the tensors they overwrite."""
 
     def __init__(self) -> None:
         super().__init__()

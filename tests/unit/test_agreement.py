@@ -1,4 +1,4 @@
-"""Decisions on a busy machine are judged by what a quiet one measured."""
+"""Decisions on a busy machine are judged by measurements on a quiet one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ COMPLEX = Plan(backend="inductor", transforms=("complex_to_real",))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Code]]:
-    """Return what one other process compiled, by the name of the case."""
+    """Return everything that one other process compiled, by the name of the case."""
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(HERE))
         import ahead_models

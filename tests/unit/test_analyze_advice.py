@@ -64,7 +64,7 @@ def test_a_slower_plan_a_sure_tie_and_an_unclear_one_are_told_apart() -> None:
     for record in (tie, an_analysis(trial=a_trial(measurement=wide), steady=None)):
         assert advice.use(record).startswith("Inconclusive: it cannot be told whether inductor pays")
         assert record.answer is Answer.INCONCLUSIVE
-        assert [one.rule for one in advise(record)] == ["use"]  # nothing follows from what is not told
+        assert [one.rule for one in advise(record)] == ["use"]  # nothing follows from untold figures
 
 
 def test_two_processes_that_disagree_decide_nothing() -> None:
@@ -178,7 +178,7 @@ def test_batches_at_which_the_plan_loses_are_named() -> None:
     assert advice.batches_lost(mixed).startswith("At some batch sizes the plan is slower than eager: 1 (0.70")
     assert advice.batches_lost(an_analysis(batches=(a_batch(1), a_batch(2)))) == ""
     all_slow = (a_batch(1, speedup=0.7), a_batch(2, speedup=0.7))
-    assert advice.batches_lost(an_analysis(batches=all_slow)) == ""  # what `use` says already
+    assert advice.batches_lost(an_analysis(batches=all_slow)) == ""  # `use` says so already
 
 
 def test_advice_is_in_the_order_of_the_rules_and_nothing_is_said_twice() -> None:

@@ -1,4 +1,4 @@
-"""`torchwise analyze` and `torchwise.analyze`: what is asked reaches the phases; what is found is shown and kept."""
+"""`torchwise analyze` and `torchwise.analyze`: requests reach the phases, and findings are shown and kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ app.command()(analyze)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Have every analysis answered by a sample, and return what was asked."""
+    """Have every analysis answered by a sample, and return the requests."""
     found: list[Any] = []
 
     def run(request: Any, launcher: Any, listener: Any) -> Analysis:

@@ -1,4 +1,4 @@
-"""The phases: what each worker is told, what becomes of its answer, and that nothing a worker does ends the whole."""
+"""The phases: the job of each worker, the use of its answer, and that nothing a worker does ends the whole."""
 
 from __future__ import annotations
 

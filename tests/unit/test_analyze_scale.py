@@ -1,4 +1,4 @@
-"""Batch sizes: which dimension is the batch, what is no batch, and what inputs become."""
+"""Batch sizes: which dimension is the batch, which is none, and how inputs of other sizes are made."""
 
 from __future__ import annotations
 

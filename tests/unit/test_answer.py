@@ -1,4 +1,4 @@
-"""Three answers: yes, no, and that it cannot be told; and one sentence about trust."""
+"""Three answers: yes, no, and that it cannot be told. One sentence speaks of trust."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python interface on real processes; plans that compile nothing keep it quick."""
+"""The Python interface on real processes. Plans that compile nothing keep it quick."""
 
 from __future__ import annotations
 

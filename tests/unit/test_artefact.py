@@ -1,4 +1,4 @@
-"""An artefact is taken as a whole or refused before anything of it is used; a good one needs no compiler."""
+"""An artifact is taken as a whole or refused before anything of it is used. A good one needs no compiler."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rewritten(
     manifest: Callable[[dict[str, Any]], object] = lambda manifest: None,
     attributes: int = 0,
 ) -> Path:
-    """Change an artefact as one could who knows the format, but not what it was made from."""
+    """Change an artifact as somebody could who knows the format, but not the sources."""
     with zipfile.ZipFile(file) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)
@@ -101,7 +101,7 @@ def rewritten(
 
 
 def named(name: str, data: bytes = b"code") -> Callable[[Path], Path]:
-    """Return what puts one more file in an artefact, properly described."""
+    """Return a function that puts one more file in an artifact, properly described."""
     described = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return lambda file: rewritten(
         file, lambda members: members.update({name: data}), lambda m: m["members"].update({name: described})

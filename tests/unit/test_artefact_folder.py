@@ -1,4 +1,4 @@
-"""One folder for a fleet: each machine finds its own, whole or not at all, and a limit removes what nobody uses."""
+"""One folder for a fleet: each machine finds its own files, whole or not at all, and a limit removes unused ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def packed(decision: Decision, code: bytes = b"code") -> bytes:
 
 
 def put(url: str, decision: Decision, code: bytes = b"code") -> str:
-    """Put an artefact in a folder as `save` does, without a compiler."""
+    """Put an artifact in a folder as `save` does, without a compiler."""
     return Folder(url).save(decision, packed(decision, code))
 
 
@@ -212,7 +212,7 @@ def test_readers_beside_two_writers_see_one_or_the_other_and_whole(url: str) -> 
 
 
 class Slow(LocalFileSystem):
-    """A store that shows halves where the line is cut, and remembers what it listed."""
+    """A store that shows halves if the line is cut, and remembers the names that it listed."""
 
     protocol = "slow"
     cut = False

@@ -1,4 +1,4 @@
-"""Who answers what Python asks of tensors, and what is left of it."""
+"""Which handler answers when Python reads a tensor, and that none is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning beside a program that serves: what is promoted, what is not, and that no call is ever wrong or fails."""
+"""Tuning beside a program that serves: which plans are promoted, which are not, and that no call is wrong or fails."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ COMPILED, CAPTURED = Plan(backend="inductor"), Plan(capture="call")
 
 
 def prepared(workers: Workers, best: Interval | None = None) -> tuple[News | None, list[News]]:
-    """Prepare what a study found in which `COMPILED` leads and `CAPTURED` follows."""
+    """Prepare the results of a study in which `COMPILED` leads and `CAPTURED` follows."""
     study = a_study((a_trial(0, COMPILED, 3.0), a_trial(1, CAPTURED, 2.0)), decided=0)
     told: list[News] = []
     request = Request(WorkloadSpec("live:m"), effort="quick")

@@ -1,4 +1,4 @@
-"""Contenders with cold processor caches: who is timed so, and what tables say of it."""
+"""Contenders with cold processor caches: which ones are timed so, and how tables tell of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchwise bench`: what is asked for reaches the loop, rows are kept as they come, and files are what they say."""
+"""`torchwise bench`: options reach the loop, rows are kept as they come, and files hold the promised content."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ TARGET = "zoo:tutorial.fusion_demo@small"
 
 @dataclass
 class Loop:
-    """Stands in for `run_benchmark`: says each row of `rows`, and remembers what it was asked.
+    """Stands in for `run_benchmark`: says each row of `rows`, and remembers the requests.
 
     Attributes:
-        then: called after each row with their number; it may raise.
+        then: called after each row with their number. It may raise.
     """
 
     rows: tuple[Any, ...] = field(default_factory=some_rows)

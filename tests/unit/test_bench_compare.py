@@ -161,7 +161,7 @@ def test_benchmarks_that_share_nothing_are_refused() -> None:
         compare(a_benchmark((a_row(),)), a_benchmark((a_row(target="zoo:a.b"),)))
 
 
-# What is shown, and the command.
+# The output, and the command.
 
 
 def shown(a: Benchmark, b: Benchmark) -> str:

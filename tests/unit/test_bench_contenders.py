@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, for real: what one of them does costs its row and nothing else."""
+"""Contenders in processes of their own, for real: a failing one costs its row and nothing else."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_an_unknown_contender_is_answered_with_near_misses() -> None:
 
 def test_torchwise_is_not_credited_with_the_originals_time() -> None:
     workload = load("zoo:tutorial.fusion_demo@small")
-    elsewhere = decided(workload.call, Plan(precision="bf16"), torch.randn(2, 3, 512))  # proven on another shape
+    elsewhere = decided(workload.call, Plan(precision="bf16"), torch.randn(2, 3, 512))  # verified on another shape
     setting = Setting("cpu", "inference", elsewhere.to_json())
     call = Torchwise().build(workload, setting)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The page of a benchmark: what it comes to first, every row of every target, plots with their figures; no surprise."""
+"""The page of a benchmark: the conclusion first, every row of every target, and plots with their figures."""
 
 from __future__ import annotations
 

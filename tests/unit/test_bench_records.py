@@ -1,4 +1,4 @@
-"""Rows, peaks and benchmarks as records: JSON both ways, what is right, what is the rival, what share is reached."""
+"""Rows, peaks and benchmarks as records: JSON both ways, which rows are right, the rival, and the share of the peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be the fastest is timed in more processes, and they are in its interval."""
+"""Rows that may be the fastest are timed in more processes, and their interval includes them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_processes(contender: str, *speedups: float, **changes: Any) -> Row:
 
 
 def alone(speedup: float, **changes: Any) -> Performance:
-    """Return what a single worker found."""
+    """Return the findings of a single worker."""
     return a_performance(speedup, repeats=(), **changes)
 
 

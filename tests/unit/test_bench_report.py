@@ -126,7 +126,7 @@ GARBAGE = a_row("eager", measurement=Measurement((1.0,) * 12, (0.256,) * 12))
         ((a_row("eager", 1.0), a_row("x", 0.9)), ["eager ★"]),
         ((a_row("eager", 1.0), a_row("x", 1.2)), ["x ★"]),
         ((a_row("eager", 1.0), a_row("x", 0.9), UNSURE), []),  # which may be the fastest
-        ((a_row("eager", 1.0), a_row("x", 2.5), UNSURE), ["x ★"]),  # which is not, whatever it is
+        ((a_row("eager", 1.0), a_row("x", 2.5), UNSURE), ["x ★"]),  # it cannot be the fastest
         ((a_row("eager", 1.0), a_row("x", 1.2), UNSURE), []),
         ((UNSURE,), []),
         ((GARBAGE, a_row("x", 0.9)), []),  # eager at a quarter of its own speed

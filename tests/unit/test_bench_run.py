@@ -1,4 +1,4 @@
-"""The loop of a benchmark, with workers that answer at once: whatever a contender does costs one row."""
+"""The loop of a benchmark, with workers that answer at once: a failing contender costs one row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ THREE = ("eager", "default", "max-autotune")
 
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what comes once all rows of a target are done: `test_bench_repeats.py` has it."""
+    """Leave out the steps after all rows of a target are done: `test_bench_repeats.py` has them."""
     monkeypatch.setattr(bench_run, "EFFORTS", {"quick": replace(EFFORTS["quick"], processes=1)})
 
 

@@ -1,4 +1,4 @@
-"""Contenders on a whole training step: each takes the step its own way, is proven to train, and is timed."""
+"""Contenders on a whole training step: each takes the step its own way, is verified to train, and is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of docs/benchmarks/ are made with: several results as one, of which only what is complete counts."""
+"""The script behind the pages of docs/benchmarks/ joins several results, and counts only complete ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search by itself: what workers would answer is made up here, so that nothing is compiled."""
+"""The search by itself: the answers of workers are made up here, so that nothing is compiled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Rehearsed:
         answer = RIGHT if job.stage == "eager" else self._rule(job)
         if isinstance(answer, Failure):
             return answer
-        # What is left out is named as well: PyTorch asks about it all the same.
+        # Excluded names are listed as well: PyTorch asks about them all the same.
         return codec.to_json(Seen(answer, {"post_grad_passes": PASSES, "lowerings": NAMES, "decomposition": NAMES}))
 
 

@@ -25,14 +25,14 @@ def found_in(name: str, tmp_path: Path, **options: object) -> Bisection:
 
 
 def confirmed(found: Bisection) -> str:
-    """Check that the repro showed the fault when it was run; return its text."""
+    """Check that the repro showed the fault when it was run. Return its text."""
     assert found.repro is not None
     assert found.repro.confirmed
     return Path(found.repro.file).read_text()
 
 
 def shown_again(found: Bisection) -> str:
-    """Check that the repro shows the fault once more, from another folder; return its text."""
+    """Check that the repro shows the fault once more, from another folder. Return its text."""
     text = confirmed(found)
     assert found.repro is not None
     done = subprocess.run([sys.executable, found.repro.file], cwd="/", capture_output=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""Repros by themselves: what was reduced to operators is a program that needs torch alone."""
+"""Repros by themselves: a fault reduced to operators is a program that needs torch alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def order(target: str, **more: Any) -> Look:
 
 
 def ends(*files: Path) -> list[str]:
-    """Run programs where there is no Torchwise; return how each ended."""
+    """Run programs where there is no Torchwise. Return how each ended."""
     command = [sys.executable, "-c", ALONE, *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]

@@ -1,4 +1,4 @@
-"""Valid programs are looked at whatever they do, and an error of ours is never put down to the model."""
+"""Every valid program is examined, and an error of ours is never put down to the model."""
 
 from __future__ import annotations
 

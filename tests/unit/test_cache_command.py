@@ -1,4 +1,4 @@
-"""`torchwise cache`: what it prints, and what it refuses."""
+"""`torchwise cache`: its output, and the requests that it refuses."""
 
 from __future__ import annotations
 

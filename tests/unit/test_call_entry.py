@@ -1,4 +1,4 @@
-"""What stands between a user's call and `forward`: it runs under a plan, too, and a change to it is noticed."""
+"""Code between a user's call and `forward`: it runs under a plan, too, and a change to it is noticed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ MADE: dict[str, Callable[[], nn.Module]] = {
 
 
 def traced(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
-    """Stand in for a compiler: what Dynamo makes of a call, which is all that can go wrong here."""
+    """Stand in for a compiler: only Dynamo's tracing can go wrong here."""
     compiled: Callable[..., Any] = torch.compile(call, backend="eager")
     return compiled
 

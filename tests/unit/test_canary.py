@@ -1,4 +1,4 @@
-"""A canary: a plan that answers otherwise than the original is found and given up; the caller gets what is right."""
+"""A canary: a plan that answers unlike the original is found and given up, and the caller gets the right answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = torch.arange(12.0).reshape(3, 4)
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return what serves a model by another function in its plan's place."""
+    """Return a function that serves a model by another function in its plan's place."""
 
     def serve(model: Any, plan: Any, *args: torch.Tensor, **options: Any) -> Any:
         made = Realized(PLAN, plan, lambda _args, _kwargs: plan, lambda: None)
@@ -96,14 +96,14 @@ def test_the_error_of_the_proof_is_granted(serve: Callable[..., Any], monkeypatc
 
 
 def vanishing(x: torch.Tensor) -> torch.Tensor:
-    """What should be zero, and is rounding."""
+    """A sum that should be zero, and is rounding."""
     return x * 0.1 + x * 0.2 - x * 0.3
 
 
 @pytest.mark.parametrize(
     ("model", "plan", "error", "mismatched"),
     [
-        (double, lambda x: x * 0.6, 0.7, 1),  # no rounding of this model is as large as the error in its proof
+        (double, lambda x: x * 0.6, 0.7, 1),  # no rounding of this model is as large as the error in its verification
         (double, lambda x: x * 2.1, 0.1, 0),
         (vanishing, lambda x: 0.3 * x - (0.2 * x + 0.1 * x), 1e8, 0),  # here it is
         (vanishing, lambda x: vanishing(x) + 1e-3, 1e8, 1),

@@ -43,7 +43,7 @@ def series(x: torch.Tensor) -> Generator[torch.Tensor, bool, torch.Tensor]:
 
 
 def way_of(program: Program, x: torch.Tensor) -> tuple[list[bool], torch.Tensor]:
-    """Return the answers that a call is given, and what it returns."""
+    """Return the answers to the questions of a call, and its result."""
     answers: list[bool] = []
     running = program(x)
     question = next(running)
@@ -339,7 +339,7 @@ class Stream:
 
 
 class Gpu:
-    """Graphs that note where they begin and end; what runs in them is computed at once, as on a CPU."""
+    """Graphs that note where they begin and end. Work inside them is computed at once, as on a CPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
@@ -470,7 +470,7 @@ def test_a_recording_ends_also_where_the_model_leaves_another_stream_current(boo
 
 @pytest.fixture
 def plan(books: Gpu, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Branches]:
-    """Return what makes the branches of a call, as a plan does on its first call; warm-ups are counted."""
+    """Return a function that makes the branches of a call, as a plan does on its first call. Warm-ups are counted."""
     warmed: list[int] = []
     monkeypatch.setattr(branches_file, "warm_up", lambda *_: warmed.append(1))
     monkeypatch.setattr(branches_file, "static_inputs", lambda args, kwargs: (args, kwargs, list(args)))

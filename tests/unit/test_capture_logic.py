@@ -43,7 +43,7 @@ class Stream:
 
 
 class Machine:
-    """Stands in for CUDA: a replay computes what was recorded once more, and everything is counted."""
+    """Stands in for CUDA: a replay computes the recorded work once more, and everything is counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded, self.in_place, self.replayed, self.copied_nothing = 0, 0, 0, 0
@@ -83,7 +83,7 @@ class Machine:
         return Graph(replay, inputs, outputs, written)
 
     def empty_like(self, like: torch.Tensor) -> torch.Tensor:
-        """Hand out again what nobody holds any more, as PyTorch's allocator on the GPU does."""
+        """Hand out again the memory that nobody holds any more, as PyTorch's allocator on the GPU does."""
         free = [i for i, (kept, held) in enumerate(self._memory) if held() is None and kept.shape == like.shape]
         kept = self._memory.pop(free[-1])[0] if free else torch.empty(like.shape, dtype=like.dtype)
         given = kept.detach()
@@ -313,7 +313,7 @@ def test_what_comes_from_the_same_place_again_is_read_and_written_there(
 
 def test_answers_that_are_held_stay_as_they_are(machine: Machine) -> None:
     captured, x = of(torch.sin), torch.randn(64, 64)
-    for _ in range(6):  # so that what is freed comes again
+    for _ in range(6):  # so that freed memory comes again
         captured(x)
     assert machine.in_place
     held = []

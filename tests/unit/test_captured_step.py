@@ -1,4 +1,4 @@
-"""Training steps: equality with steps as written, and what is seen to change, with graphs that need no GPU."""
+"""Training steps with graphs that need no GPU: equality with steps as written, and the changes that are noticed."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def check_alike(ours: Any, theirs: Any, given: tuple[torch.Tensor, ...]) -> None
     assert equal(everything(*ours[:2]), everything(*theirs[:2]))
 
 
-# ---- equality, whatever becomes of the gradients
+# ---- equality, with any handling of gradients
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -231,7 +231,7 @@ def test_nested_batches_and_outputs_are_copied(machine: Machine) -> None:
     assert all(answer["parts"][0] == 2 * answer["loss"] for answer in answers)
 
 
-# ---- what the user does between the calls
+# ---- changes by the user between the calls
 
 
 def steps_outside(ours: Any, theirs: Any, given: tuple[torch.Tensor, ...], act: Callable[[Any, Any], object]) -> None:
@@ -363,7 +363,7 @@ def test_a_number_that_changes_on_every_step_is_named_and_costs_no_recordings(
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
-# ---- what cannot be captured leaves everything as it was
+# ---- a failed capture leaves everything as it was
 
 
 def broken(model: Net, optimizer: torch.optim.Optimizer, spoil: Callable[[torch.Tensor], Any]) -> Step:
@@ -528,7 +528,7 @@ def test_state_that_comes_into_being_late_is_refused(machine: Machine) -> None:
         step(*batch())
 
 
-# ---- what is refused at once, and the CPU
+# ---- steps that are refused at once, and the CPU
 
 
 def test_an_optimizer_that_is_not_capturable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""A sweep whose store's server is killed: at its beginning, and where a study begins; test_cluster_ray has the rest."""
+"""A sweep whose store's server is killed: at its beginning, and when a study begins.
+
+`test_cluster_ray.py` has the other cases.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
 
 
 def test_a_study_that_begins_while_the_server_is_away_waits_for_it(server: PostgresServer) -> None:
-    """What `torchwise sweep` begins its processes with, and the quickest command that reads a store."""
+    """The command that `torchwise sweep` begins its processes with, and the quickest one that reads a store."""
     url = server.store()
     server.kill()
     words = [*command._command(), "store", "info"]

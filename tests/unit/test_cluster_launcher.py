@@ -1,4 +1,4 @@
-"""Which device of a cluster a study holds, and what becomes of a job whose device is lost: with a made-up Ray."""
+"""Which device of a cluster a study holds, and where a job goes whose device is lost, with a made-up Ray."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RayTaskError(RayError):
 
 @dataclass
 class FakeRay:
-    """A cluster whose seats answer by a script: for each seat what `hear` returns, or what is raised."""
+    """A cluster whose seats answer by a script: for each seat the return values of `hear`, or the errors it raises."""
 
     kinds: dict[str, Environment]
     scripts: list[Any] = field(default_factory=list)

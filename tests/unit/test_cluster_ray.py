@@ -1,4 +1,4 @@
-"""Trials on a real Ray cluster of several nodes: what a lost worker, node or driver costs, and what it does not."""
+"""Trials on a real Ray cluster of several nodes: the costs of a lost worker, node or driver."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_sweep_whose_driver_and_then_database_are_killed_loses_no_trial_and_de
 
 @contextmanager
 def ended(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command whose end is seen to, and keep what it says."""
+    """Run a command whose end is seen to, and keep its output."""
     with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out) as process:
         try:
             yield process

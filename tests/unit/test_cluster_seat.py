@@ -1,4 +1,4 @@
-"""What the node's side of a cluster does with a job, without Ray."""
+"""The node's side of a cluster: how it runs a job, without Ray."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_number_of_threads_is_the_administrators_and_not_rays(
     chosen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OMP_NUM_THREADS", "TORCH_LOGS"):
-        monkeypatch.setenv(name, "1")  # what a seat makes of them is undone with this
+        monkeypatch.setenv(name, "1")  # undoes the seat's changes to it, too
     raylet = {} if chosen is None else {"OMP_NUM_THREADS": chosen}
     monkeypatch.setattr(module.psutil.Process, "environ", lambda process: raylet)
     Seat("/no/such/folder", {"TORCH_LOGS": "+dynamo"})

@@ -332,7 +332,7 @@ def test_a_write_to_one_part_has_no_other_looked_at() -> None:
 
 
 def traced(call: Callable[..., Any], _plan: Plan) -> Callable[..., Any]:
-    """Stand in for a compiler: what Dynamo makes of a call, which is all that can go wrong here."""
+    """Stand in for a compiler: only Dynamo's tracing can go wrong here."""
     compiled: Callable[..., Any] = torch.compile(call, backend="eager")
     return compiled
 

@@ -43,7 +43,7 @@ FAST = Plan(backend="inductor")
 
 
 class Time:
-    """Passes only where something is done, and remembers what was."""
+    """Passes only while something is done, and remembers each deed."""
 
     def __init__(self) -> None:
         self.now, self.done = 0.0, [""]
@@ -119,7 +119,7 @@ def buffers(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 def caches_of(folder: Path, cpu: int, **sizes: str) -> None:
-    """Write what Linux tells of the caches of a CPU: the size and who shares it, by level."""
+    """Write Linux's description of the caches of a CPU: the size and who shares it, by level."""
     for place, (level, told) in enumerate(sizes.items()):
         index = folder / f"cpu{cpu}" / "cache" / f"index{place}"
         index.mkdir(parents=True)
@@ -317,7 +317,7 @@ class Machine:
     """Answers for workers: a plan is 2.0 times as fast as eager, and so many times with cold caches.
 
     Attributes:
-        cold: that speed-up; None where caches cannot be emptied.
+        cold: that speed-up, or None if caches cannot be emptied.
         ran: task of each job, and whether it asked for cold caches.
     """
 
@@ -421,7 +421,7 @@ def test_a_search_that_ends_with_time_left_does_not_blame_the_budget(store: Any,
     assert not any("budget" in text for text in study.excluded)
 
 
-# ---- what is shown
+# ---- the output
 
 
 def decided_study(*cold: float) -> Study:

@@ -1,4 +1,4 @@
-"""Every command that measures writes what it found as JSON of its own schema, whole."""
+"""Every command that measures writes its findings as JSON of its own schema, whole."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ COMMANDS: dict[str, tuple[Callable[..., None], Any, str, Callable[[], Any]]] = {
     "torchwise.bisection/1": (bisect, torchwise.diagnose.bisect, "run_bisection", a_bisection),
     "torchwise.bench/1": (bench, torchwise.bench, "run_benchmark", a_benchmark),
 }
-"""By schema: the command, what does its work, and an answer in place of that."""
+"""By schema: the command, the function that does its work, and an answer in place of that."""
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], Any]:
-    """Run the command of a schema, with an answer in place of its work and what it writes in `tmp_path`."""
+    """Run the command of a schema, with an answer in place of its work, and its files in `tmp_path`."""
 
     def run(schema: str, file: str) -> Any:
         command, module, name, answer = COMMANDS[schema]

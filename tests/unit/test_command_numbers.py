@@ -1,4 +1,4 @@
-"""What is refused as no number is named on the command line, whatever Typer says of it by itself."""
+"""A value that is refused as no number is named on the command line, unlike in Typer's own messages."""
 
 from __future__ import annotations
 
