@@ -1,4 +1,4 @@
-"""Complex → real and memory: what is read before a write, whose memory outputs lie in, and what reads memory itself."""
+"""Complex → real and memory: reads before a write, outputs that share memory, and operators that read memory itself."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def check(function: Callable[..., Any], *given: torch.Tensor) -> None:
 
 
 EVERYTHING = torch.__version__ < (2, 14)
-"""Whether all that a program computes reaches us: later versions take `x * 1` for x before, also where it is returned,
-so that what `torch.compile` returns may be an input (which a proof refuses)."""
+"""Whether every computation of a program reaches us.
+
+Later versions take `x * 1` for x before, also if it is returned. The answer of `torch.compile` may then be an input,
+which a verification refuses.
+"""
 
 
 def shared_untouched(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:

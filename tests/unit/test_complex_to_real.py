@@ -52,7 +52,7 @@ def graph_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphMod
 
 
 def rewritten(fn: Callable[..., Any], *args: Any) -> tuple[Rewriting, list[Any]]:
-    """Rewrite and run `fn`, uncompiled; no complex operator may be left but views at the edge."""
+    """Rewrite and run `fn`, uncompiled. No complex operator may be left but views at the edge."""
     rewriting = rewrite(graph_of(fn, args), args)
     places = rewriting.complex_inputs, rewriting.complex_outputs
     with torch.no_grad():
@@ -189,7 +189,7 @@ EDGE = torch.tensor([complex(a, b) for a in PARTS for b in PARTS], dtype=C64)
 
 
 def relative(our: torch.Tensor, their: torch.Tensor) -> torch.Tensor:
-    """The distance over the modulus, both in complex128; 0 where both are 0."""
+    """The distance over the modulus, both in complex128, and 0 if both are 0."""
     our, their = our.to(C128), their.to(C128)
     return (our - their).abs() / their.abs().clamp_min(1e-45)
 
@@ -754,7 +754,7 @@ def test_a_missing_name_is_told_with_the_version(monkeypatch: pytest.MonkeyPatch
 def test_what_only_code_for_another_process_needs_is_looked_up_before_that_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend_for((("never", 2),))  # loads Inductor, which itself needs what is taken away
+    backend_for((("never", 2),))  # loads Inductor, which itself needs the parts that are taken away
     monkeypatch.delitem(sys.modules, f"{backend_for.__module__.rpartition('.')[0]}.ahead", raising=False)
     monkeypatch.delattr("torch._inductor.codecache.FxGraphCache")
     with pytest.raises(UnsupportedError, match=r"codecache\.FxGraphCache, which torch"):

@@ -1,6 +1,6 @@
-"""Benchmarks, comparisons, checks and analyses: no two figures of an output disagree, and what is not told is said so.
+"""No two figures of a benchmark, comparison, check or analysis disagree, and untold figures are said to be so.
 
-The noisy records are of the kinds that were seen where other programs ran: processes that contradict each other, and
+The noisy records are of the kinds seen beside other programs: processes that contradict each other, and
 measurements without a figure.
 """
 

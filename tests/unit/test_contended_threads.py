@@ -1,4 +1,4 @@
-"""A search while another program holds one core: the number of threads decides, whatever else the machine does."""
+"""A search while another program holds one core: the number of threads decides, at any load of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of whatever models, steps and inputs hold: what `copy.deepcopy` refuses, and what it takes apart."""
+"""Copies of everything that models, steps and inputs hold, even things that `copy.deepcopy` refuses or takes apart."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_so_do_those_of_other_dtypes_and_conjugates() -> None:
 
 
 class Holder(nn.Module):
-    """Holds what models hold: a tie, results of its last call, and what is no state at all."""
+    """Holds the things that models hold: a tie, results of its last call, and an object that is no state at all."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who has the cores: control groups and counters of made-up systems, whole and broken, and what follows from them."""
+"""Who has the cores: control groups and counters of made-up systems, whole and broken, and the resulting notes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_program_that_computes_is_seen_and_this_one_is_not() -> None:
     assert found.others * 4 * SHORTEST_S > used / 2  # other programs may well have computed, too
 
 
-# ---- what follows
+# ---- conclusions
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_note_says_what_other_processes_used() -> None:
     assert _load(FREE) == _load(None) == _load(replace(HELD, others=None)) == []
 
 
-# ---- what eager takes
+# ---- eager's own use of cores
 
 
 def taking(seconds: float, cores: CoreUse = FREE) -> Measurement:

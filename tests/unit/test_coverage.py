@@ -1,4 +1,4 @@
-"""The experiment on coverage: what it makes of pools of processes whose truth is known."""
+"""The experiment on coverage: its results for pools of processes whose truth is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the dashboard, drawn without a browser: what they choose, show, keep live, and store."""
+"""The pages of the dashboard, drawn without a browser: their choices, content, live updates, and storage."""
 
 from __future__ import annotations
 

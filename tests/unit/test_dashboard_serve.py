@@ -1,4 +1,4 @@
-"""`torchwise dashboard`: where it listens, who may write, what Streamlit is told, and what is refused."""
+"""`torchwise dashboard`: where it listens, who may write, the options for Streamlit, and refused requests."""
 
 from __future__ import annotations
 

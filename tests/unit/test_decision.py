@@ -1,4 +1,4 @@
-"""From trials to one decision: what is chosen, what never is, and what the sentence says."""
+"""From trials to one decision: the chosen plan, plans that are never chosen, and the sentence about the choice."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_ties_go_to_the_simpler_plan() -> None:
 def test_a_clear_lead_is_no_tie() -> None:
     simple = a_trial(INDUCTOR, 1.98, 2.02, cold_s=1.0)
     frozen = Plan(backend="inductor", options=(("freezing", True),))
-    # Apart by more than 2 %, though the intervals overlap; and close, but with intervals apart.
+    # Apart by more than 2 %, though the intervals overlap. Then close, but with intervals apart.
     assert decided(simple, a_trial(frozen, 2.0, 2.2, cold_s=1.0)).plan == frozen
     assert decided(replace(simple, measurement=measured(2.0)), a_trial(frozen, 2.03, cold_s=1.0)).plan == frozen
 
@@ -262,7 +262,7 @@ def test_the_sentence_for_eager_speaks_of_memory_where_that_was_asked() -> None:
 
 
 def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
-    # Pays after 2,000 calls in the middle of its interval, which is well below those expected; but it may never.
+    # Pays after 2,000 calls in the middle of its interval, well below the expected number. But it may never pay.
     decision = decided(a_trial(INDUCTOR, 1.000001, 1.01, cold_s=10.0), calls=100_000)
     assert decision.plan == EAGER
     assert decision.reason.endswith("pays back after 2,015 calls, at worst after 10,000,000, and 100,000 are expected.")
@@ -278,7 +278,7 @@ def test_eager_that_was_held_up_when_it_was_looked_at_is_not_what_a_plan_saves_f
 
 
 def test_the_sentence_for_a_tie_says_that_it_is_one() -> None:
-    # A compiled plan that is a little faster still, and never pays: it is not what eager was preferred to.
+    # A compiled plan that is a little faster still, and never pays: eager was not preferred to this one.
     quick, slow = a_trial(CAPTURE, 1.012, 1.02, cold_s=0.0), a_trial(INDUCTOR, 1.0001, 1.04, cold_s=10.0)
     for trials in ((quick, slow), (slow, quick)):
         decision = decided(*trials, calls=1000)

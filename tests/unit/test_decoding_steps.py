@@ -1,4 +1,4 @@
-"""One decoding step of a language model with the library's own cache objects, proven and served step by step."""
+"""One decoding step of a language model with the library's own cache objects, verified and served step by step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def t5() -> Any:
 
 
 def prompted(model: Any, kind: str, length: int) -> dict[str, Any]:
-    """Return what every step of a conversation is given, after a prompt of some length: its cache above all."""
+    """Return the inputs of every step of a conversation, above all its cache, after a prompt of some length."""
     is_encoder_decoder = model.config.is_encoder_decoder
     config = model.config.get_text_config(decoder=True)
     static = kind == "static"
@@ -96,7 +96,7 @@ def test_a_step_is_proven_and_served(model: Any, kind: str) -> None:
     assert any("the float64 reference" in check.detail for check in verdict.checks)
     plain = copy.deepcopy(model)
     fast = torchwise.apply(model, dataclasses.replace(decided(model, plan), inputs=(describe_example(example),)))
-    same_lengths = kind == "static" and model.config.is_encoder_decoder  # what the encoder found is an input, too
+    same_lengths = kind == "static" and model.config.is_encoder_decoder  # the encoder's output is an input, too
     for length in (5, 5 if same_lengths else 7):  # a new prompt, with a cache of its own
         ours, theirs = prompted(plain, kind, length), prompted(plain, kind, length)
         for token in range(5):

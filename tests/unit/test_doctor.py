@@ -1,4 +1,4 @@
-"""Each check against a healthy machine and against a sick one; and the looking itself."""
+"""Each check against a healthy machine and against a sick one, and the examination itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchwise.errors import InputError
 
 
 def threads_cost(two_s: float, **cores: float) -> Step:
-    """Return what the probe tells of a small model on two threads, and on one, which takes 105 µs a call."""
+    """Return the probe's answer for a small model on two threads, and on one, which takes 105 µs a call."""
     return Step(json.dumps({"cores": {"cpus": 2, "threads": 2, **cores}, "seconds": {"2": two_s, "1": 1.05e-4}}))
 
 
@@ -251,7 +251,7 @@ def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(findings) == 1 + len(judge(GOOD)) - 1
 
 
-# What follows looks at this very machine.
+# The following tests examine this very machine.
 
 
 def test_the_compiler_here_is_tried_for_real(tmp_path: Path) -> None:

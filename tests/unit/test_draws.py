@@ -1,4 +1,4 @@
-"""Further inputs to verify on: of the same kind, with other values where that is safe, whatever tensors they hold."""
+"""Further inputs to verify on: of the same kind, with other values if that is safe, for tensors of every sort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that trials cannot tell apart: when a duel between them is worth its time, and what it decides."""
+"""Plans that trials cannot tell apart: when a duel between them is worth its time, and how it decides."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_duels_end_at_a_limit_failed_ones_counted() -> None:
     assert next_duel(a_history(leader, *elsewhere, third, calls=MANY), 1) is not None, "those of other leaders"
 
 
-# ---- what it decides
+# ---- the outcome
 
 
 def test_a_duel_counts_for_more_than_trials() -> None:
@@ -149,7 +149,7 @@ def test_a_tie_goes_to_the_simpler_whichever_compiles_a_little_sooner() -> None:
 
 
 def test_a_sure_duel_is_not_overruled_by_the_chain_that_it_is_in() -> None:
-    """The second is as fast as the first, and surely slower than the third, which may be as fast as the first."""
+    """The second is as fast as the first, and clearly slower than the third, which may be as fast as the first."""
     first, second = a_trial(INDUCTOR, 2.3, 2.6), a_trial(FROZEN, 2.3, 2.6)
     third = met(a_trial(WRAPPED, 2.3, 2.6), FROZEN, 1.005, 1.025)
     assert decided(first, met(second, first, 0.98, 1.02), third).plan == INDUCTOR, "the simplest of those within 2 %"
@@ -197,7 +197,7 @@ def test_a_duel_with_a_plan_that_is_not_asked_about_decides_nothing(calls: int) 
     assert decided(other, a_trial(INDUCTOR, 2.0, 2.05), calls=calls).plan == expected
 
 
-# ---- what is said of it
+# ---- the words for it
 
 
 def test_the_reason_names_who_came_closest() -> None:

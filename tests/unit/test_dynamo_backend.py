@@ -1,4 +1,4 @@
-"""The backend for `torch.compile`: what it makes of a decision, and of graphs that have none; nothing is compiled."""
+"""The backend for `torch.compile`: its use of a decision, and of graphs that have none, with nothing compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THREADS = Plan(threads=torch.get_num_threads() + 1)
 
 
 class Bench:
-    """Decides by itself, and keeps what it was asked."""
+    """Decides by itself, and keeps the requests."""
 
     def __init__(self) -> None:
         self.plan = EAGER

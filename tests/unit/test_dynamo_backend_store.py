@@ -1,4 +1,4 @@
-"""The backend's decisions: made in real workers, found again in the store; and graphs that travel."""
+"""The backend's decisions, made in real workers and found again in the store, and graphs that travel."""
 
 from __future__ import annotations
 

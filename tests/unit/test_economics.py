@@ -1,4 +1,4 @@
-"""What a plan costs over its life, against figures worked out by hand."""
+"""The cost of a plan over its life, against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_restart_pays_the_warm_compile(restarts: int, warm_s: float | None
 
 
 def test_cost_by_hand() -> None:
-    # 2 s a call for eager, a speed-up of 1.6 to 2.5: 2/2.5 to 2/1.6 s a call; 100 calls; 10 + 2 * 1 s of compiling.
+    # 2 s a call for eager, a speed-up of 1.6 to 2.5: 2/2.5 to 2/1.6 s a call. 100 calls, 10 + 2 * 1 s of compiling.
     economics = Economics(baseline_s=2.0, calls=100, restarts=3)
     trial = a_trial(INDUCTOR, 1.6, 2.5, cold_s=10.0, warm_s=1.0)
     each = economics.seconds_per_call(trial)
@@ -49,7 +49,7 @@ def test_cost_by_hand() -> None:
 
 
 def test_break_even_by_hand() -> None:
-    # 12 s of compiling; each call saves 0.75 s at the slow end, 1 s in the middle, 1.2 s at the fast end.
+    # 12 s of compiling. Each call saves 0.75 s at the slow end, 1 s in the middle, 1.2 s at the fast end.
     economics = Economics(baseline_s=2.0, calls=100, restarts=3)
     found = economics.break_even_calls(a_trial(INDUCTOR, 1.6, 2.5, cold_s=10.0, warm_s=1.0))
     assert found is not None
@@ -93,7 +93,7 @@ def test_restarts_can_undo_a_gain() -> None:
     assert not Economics(1.0, 100, 9).surely_pays(trial)  # 50 + 50
 
 
-# ---- what the history derives from it
+# ---- the figures that the history derives from it
 
 
 def test_the_history_takes_calls_restarts_and_baseline_from_the_study() -> None:

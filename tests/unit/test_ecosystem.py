@@ -116,7 +116,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_it_works_in_the_workers_of_a_data_loader(start: str, tmp_path: Path) -> None:
-    """In a program of its own, as spawned workers begin by running what their parent began with."""
+    """Runs in a program of its own, as spawned workers begin by running the script of their parent."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]

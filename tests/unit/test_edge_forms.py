@@ -1,4 +1,4 @@
-"""What a plan in another precision or layout returns for each kind of call: the form that the original's answer has."""
+"""The form of answers: a plan in another precision or layout returns the original's form for each kind of call."""
 
 from __future__ import annotations
 

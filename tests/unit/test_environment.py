@@ -1,4 +1,4 @@
-"""The fingerprint of a machine: what enters it, what never does, and how it is taken without torch or CUDA."""
+"""The fingerprint of a machine: its fields, facts that never enter, and how it is taken without torch or CUDA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FACTORS = [field.name for field in fields(Environment) if field.name != "hostnam
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Forget what was detected, before and after."""
+    """Forget the detected facts, before and after."""
     cached = (environment.detect_gpu, environment._torch_version_field, environment._cpu_name)
     for function in cached:
         function.cache_clear()
@@ -35,7 +35,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Put an `nvidia-smi` on the path that prints what is given; return where it writes its arguments."""
+    """Put an `nvidia-smi` on the path that prints the given text. Return the file in which it writes its arguments."""
 
     def install(output: str, code: int = 0) -> Path:
         called = tmp_path / "arguments"

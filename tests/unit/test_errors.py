@@ -96,7 +96,7 @@ def test_the_command_line_says_it_and_exits_with_its_code(error, monkeypatch, ca
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    """Run the command line in this process; return its exit code."""
+    """Run the command line in this process. Return its exit code."""
     monkeypatch.setattr(sys, "argv", ["torchwise", *arguments])
     with pytest.raises(SystemExit) as left:
         cli.main()

@@ -1,4 +1,4 @@
-"""The example service as it stands in `examples/`: it answers, refuses, and tells what it does."""
+"""The example service as it stands in `examples/`: it answers, refuses, and reports on itself."""
 
 from __future__ import annotations
 

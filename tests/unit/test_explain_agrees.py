@@ -1,4 +1,4 @@
-"""No two figures of an explanation disagree, whatever the machine was doing while it was made."""
+"""No two figures of an explanation disagree, however busy the machine was while it was made."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_saving_is_on_the_scale_of_the_call_that_is_shown() -> None:
 
 
 def noise(seed: int, low_s: float, factor: float) -> Measurement:
-    """Return what a machine measures that other programs hold up: both sides take anything up to `factor` as long."""
+    """Return measurements beside busy programs: both sides take anything up to `factor` as long."""
     rng = np.random.default_rng(seed)
     sides = low_s * np.exp(rng.uniform(0, np.log(factor), (2, 40)))
     return Measurement(tuple(sides[0].tolist()), tuple(sides[1].tolist()), notes=("eager's own time varies by 862%",))

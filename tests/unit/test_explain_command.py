@@ -1,4 +1,4 @@
-"""The command and `explain`: what they refuse, what they tell the worker, and what becomes of its answer."""
+"""The command and `explain`: the requests they refuse, the job of the worker, and the use of its answer."""
 
 from __future__ import annotations
 

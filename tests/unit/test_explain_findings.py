@@ -1,4 +1,4 @@
-"""Each finder finds its own fault, where it is, with its price; and nothing where there is none."""
+"""Each finder finds its own fault, where it is, with its potential saving, and nothing where there is none."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Arena:
 
 
 def run(arena: Arena) -> tuple[list[Fix], Evidence]:
-    """Run a model as it is; return what may help the first function that is compiled again, and what was seen."""
+    """Run a model as it is. Return the fixes that may help the first recompiled function, and the evidence."""
     with Trace() as trace:
         calls = arena.runners(torch.compile(arena.workload.call))
         for _ in range(7):
@@ -139,7 +139,7 @@ def _where(model: torch.nn.Module) -> Frame:
 
 
 def test_every_line_of_code_that_is_recommended_runs_as_it_is_printed() -> None:
-    """Settings, marks and buffers, each in a program of its own that has what it names."""
+    """Settings, marks and buffers, each in a program of its own that has the names they use."""
     model = storms.Counts()
     arena, inputs = Arena(model, [(storms.X,)]), storms.one_by_one(lambda _: 4)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""FLOPs of operators, fused and composite ones included; and none where they are unknown."""
+"""FLOPs of operators, fused and composite ones included, and none if they are unknown."""
 
 from __future__ import annotations
 

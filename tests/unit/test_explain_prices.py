@@ -1,4 +1,4 @@
-"""What a mend saves: asked once, on every example, within a budget; and a mend that fails has no price."""
+"""The potential saving of a fix: asked once, on every example, within a budget. A fix that fails has none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 class Stub:
-    """An arena that runs nothing: a mend takes 60 µs of the run's 100."""
+    """An arena that runs nothing: a fix takes 60 µs of the run's 100."""
 
     device, mode = "cpu", "inference"
     workload = Workload(double, (Example((torch.ones(1),)), Example((torch.ones(2),))))
@@ -53,7 +53,7 @@ def prices(arena: Stub, budget_s: float = 60.0) -> PairedPrices:
 
 @pytest.mark.parametrize(
     ("ask", "compiled"),
-    # Guards are priced between two that are compiled as a user would; other mends over the run.
+    # Guards are timed between two that are compiled as a user would, and other fixes over the run.
     [(lambda p: p.without_module_guards(), 2), (lambda p: p.under(SETTING), 1)],
     ids=["guards", "setting"],
 )

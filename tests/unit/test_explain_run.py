@@ -1,4 +1,4 @@
-"""Real runs, from the model to the explanation: a graph break, found where it is, with a price; figures that agree."""
+"""Real runs, from the model to the explanation: a graph break, found at its place, with its potential saving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchwise.report.explain import render_explanation, render_explanation_html
 
 
 def check(told: Explanation) -> None:
-    """Hold what is shown to the record, however busy the machine was."""
+    """Check the output against the record, however busy the machine was."""
     assert Explanation.from_json(told.to_json()) == told
     out = StringIO()
     Console(file=out, width=200, no_color=True).print(render_explanation(told))
@@ -83,7 +83,7 @@ def test_what_is_given_up_comes_first_with_a_fix_that_was_seen_to_help() -> None
     if is_quiet(told):
         assert told.findings[0] is found
         assert found.price.answer is Answer.YES
-        # What is left of a call under the fix is a small part of it.
+        # A small part of a call is left under the fix.
         assert found.price.per_call_s.mid > told.measurement.candidate_time.mid / 4
         assert "allow_unspec_int_on_nn_module = True" in found.mend
         assert found.tried[0].helps

@@ -1,4 +1,4 @@
-"""What is read from spans, generated code and a profile: seconds by stage, bytes of kernels, waits and work."""
+"""The data of spans, generated code and a profile: seconds by stage, bytes of kernels, waits and work."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_the_outermost_operators_are_a_cpus_kernels(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_kernel_and_no_sum_of_kernels_is_longer_than_the_call(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """The profiler was held up where the clock was not: 411 ms in a kernel, in a call of 10.8 ms."""
+    """Other programs slowed the profiled call, but not the timed ones: 411 ms in a kernel, in a call of 10.8 ms."""
     work = [event("aten::exp", 200e3, 1e3, device="CPU"), event("aten::mul", 211e3, 201e3, device="CPU")]
     if device == "cuda":
         work = [event(one.name, one.time_range.elapsed_us(), one.time_range.start, device="CUDA") for one in work]

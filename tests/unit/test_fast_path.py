@@ -1,4 +1,4 @@
-"""After a change the shortest way into compiled code is found again, and what the code never reads is no change."""
+"""After a change the shortest way into compiled code is found again, and values that code never reads are no change."""
 
 from __future__ import annotations
 

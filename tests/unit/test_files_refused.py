@@ -33,7 +33,7 @@ MANIFEST = Manifest("0.1.0", detect("cpu"), {"decision.json": Member(3, "ab")}, 
 
 
 def changed(text: str, path: str, change: Callable[[Any], Any] | None) -> str:
-    """Return JSON with what stands at a path changed, or taken out."""
+    """Return JSON with the value at a path changed, or taken out."""
     data = json.loads(text)
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     holder = data

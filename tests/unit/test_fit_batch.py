@@ -1,4 +1,4 @@
-"""`torchwise.fit_batch`: doubling, the gap halved, what ends it, and what is best."""
+"""`torchwise.fit_batch`: doubling, the gap halved, the reasons to end, and the best batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ X = torch.randn(4, 8)
 
 
 class Device:
-    """A launcher that needs a KiB a sample, holds 100 of them, and does each batch in 1 ms and 10 µs a sample."""
+    """A launcher that needs a KiB a sample, and holds 100 samples.
+
+    Each batch takes 1 ms, and 10 µs a sample.
+    """
 
     def __init__(self, holds: int = 100) -> None:
         self.holds = holds

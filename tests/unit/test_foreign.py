@@ -183,7 +183,7 @@ def test_the_work_of_gpt2_is_what_one_counts_by_hand() -> None:
     attention = layers * 4 * length * width
     assert workload.roofline is not None
     assert workload.roofline.flops == batch * length * (2 * products + attention)
-    weights = products + layers * 13 * width + 2 * width  # positions are looked up; tokens are also the last layer
+    weights = products + layers * 13 * width + 2 * width  # positions are looked up, tokens are also the last layer
     activations = batch * length * (vocabulary + layers * 2 * width)
     assert workload.roofline.bytes == 4 * (weights + activations) + 8 * batch * length
 
@@ -211,7 +211,7 @@ FIGURES = {
     "hf:tinyllama-1.1b": 1_100_048_384,
     "diffusers:unet": 859_520_964,
     "diffusers:vae": 49_490_199,
-    "diffusers:dit": 749_826_464,  # 675 million in the paper; the library gives each block an embedding of its own
+    "diffusers:dit": 749_826_464,  # 675 million in the paper: here each block has its own embedding
 }
 
 
@@ -308,7 +308,7 @@ class Residual(nn.Module):
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
-    """Put modules with the interfaces that are used in the place of timm and torchvision; list what they are asked."""
+    """Put stand-ins for timm and torchvision in place, with the interfaces that are used. List the requests."""
     asked: list[tuple[str, dict[str, object]]] = []
 
     def make(name: str, **keywords: object) -> nn.Module:

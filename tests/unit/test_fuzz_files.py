@@ -1,4 +1,4 @@
-"""Some hundreds of mutated files of every kind that is read; `tests/fuzz/run.py` tries as many as one likes."""
+"""Some hundreds of mutated files of every kind that is read. `tests/fuzz/run.py` tries as many as one likes."""
 
 from __future__ import annotations
 

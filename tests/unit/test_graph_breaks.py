@@ -1,4 +1,4 @@
-"""Graph breaks: each told of once, at the line that breaks, with a mend that takes it away."""
+"""Graph breaks: each told of once, at the line that breaks, with a fix that takes it away."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seen(call: Callable[[Tensor], Any]) -> Trace:
 
 
 def marked(functions: list[Callable[..., Any]]) -> dict[int, str]:
-    """The lines of functions that say that they break, and the class of their mend."""
+    """The lines of functions that say that they break, and the class of their fix."""
     found = {}
     for function in functions:
         lines, first = inspect.getsourcelines(inspect.unwrap(function))

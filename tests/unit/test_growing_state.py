@@ -1,4 +1,4 @@
-"""State that grows on each call: a static plan compiles each call anew and says so; a dynamic one compiles once."""
+"""State that grows on each call: a static plan compiles each call anew and says so. A dynamic one compiles once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cache:
 
 
 class Keeping(nn.Module):
-    """Keeps what it saw in what it is given."""
+    """Keeps the inputs of all calls in an object that it is given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Keeping(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Keeps what it saw in an attribute."""
+    """Keeps the inputs of all calls in an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Remembering(nn.Module):
 
 
 class Buffered(nn.Module):
-    """Keeps what it saw in a buffer."""
+    """Keeps the inputs of all calls in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

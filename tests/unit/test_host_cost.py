@@ -1,4 +1,4 @@
-"""The gate on what Torchwise costs the host: it holds for this checkout, and would see that more is done on a call."""
+"""The gate on Torchwise's cost on the host: it holds for this checkout, and would see more work on a call."""
 
 from __future__ import annotations
 

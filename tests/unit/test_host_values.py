@@ -1,4 +1,7 @@
-"""What a call brings over from the CPU: noted while it warms up, answered while it is recorded; with no GPU at all."""
+"""Values that a call brings over from the CPU: noted while it warms up, and answered while it is recorded.
+
+No GPU needed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from torchwise.realize.capture.operators import known_of, reads_numbers, waits, 
 
 aten = torch.ops.aten
 ELSEWHERE = "meta"
-"""In the GPU's place: what lies there has no values, so that all that are seen came from the CPU."""
+"""Stands in for the GPU: tensors there have no values, so that all values that are seen came from the CPU."""
 
 
 def there(*shape: int) -> torch.Tensor:
@@ -138,7 +141,7 @@ def test_what_was_recorded_stays_in_memory_when_another_way_is_noted() -> None:
         torch.tensor(0.3).to(ELSEWHERE)
 
 
-# ---- what is the same on every call; the CPU stands in the GPU's place, so that there are values
+# ---- values that are the same on every call. The CPU stands in for the GPU, so that there are values
 
 TOLD: dict[str, tuple[Callable[[torch.Tensor], Any], list[Any]]] = {
     "a number": (lambda x: torch.tensor([3.0, 4.0])[1].item(), [4.0]),

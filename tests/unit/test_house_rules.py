@@ -32,7 +32,7 @@ for found in pkgutil.walk_packages(getattr(package, "__path__", []), package.__n
 
 
 def names(node: ast.expr | None) -> list[str]:
-    """Return the names that a handler catches; a bare `except:` catches everything."""
+    """Return the names that a handler catches. A bare `except:` catches everything."""
     if node is None:
         return ["BaseException"]
     parts = node.elts if isinstance(node, ast.Tuple) else [node]

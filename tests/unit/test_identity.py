@@ -1,4 +1,4 @@
-"""What makes two workloads the same: what changes the identity, and what never does."""
+"""The identity of workloads: changes that give another one, and changes that never do."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def of(call: Any, *args: Any, mode: str = "inference", weight: float = 1.0, name
     return identity(Workload(call, (Example(args or (torch.ones(2, 4),), kwargs, weight),), name=name), mode)
 
 
-# ---- what never changes it
+# ---- changes that keep it
 
 
 def test_it_is_16_hex_digits(net) -> None:
@@ -107,7 +107,7 @@ def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
     assert len(set(found[0].split())) == 3
 
 
-# ---- what always does
+# ---- changes that always give another
 
 
 def test_the_mode(net) -> None:
@@ -293,7 +293,7 @@ def test_a_structure_taken_elsewhere_replaces_the_callables(net) -> None:
     assert identity(workload, "inference", "elsewhere") != identity(workload, "inference")
 
 
-# ---- code without a source file, and what hangs on code
+# ---- code without a source file, and objects attached to code
 
 
 def typed(text: str) -> Any:
@@ -373,7 +373,7 @@ def test_copying_leaves_no_trace() -> None:
     thing = names["Callable_"]()
     before = structure(thing)
     copy.deepcopy(thing)
-    assert "__slotnames__" in vars(names["Callable_"])  # what copying left on the class
+    assert "__slotnames__" in vars(names["Callable_"])  # a leftover of copying on the class
     assert structure(thing) == before
 
 

@@ -113,7 +113,7 @@ def test_freezing_really_freezes_and_knows_when_it_is_stale() -> None:
 
 def copies_in_code() -> int:
     """Count the weights that Inductor's modules hold."""
-    for _ in range(2):  # the modules are let go of when what calls them is collected
+    for _ in range(2):  # modules are let go of when their callers are collected
         gc.collect()
     spaces = [held for held in gc.get_objects() if type(held) is dict and "extern_kernels" in held]
     return sum(name.startswith("_frozen_param") for space in spaces for name in space)

@@ -1,4 +1,4 @@
-"""Ctrl-C, whenever it comes, ends a command with one line and exit code 130, and what it had started with it."""
+"""Ctrl-C, at any moment, ends a command and its children with one line and exit code 130."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse, nested and quantized tensors are copied, compared, written and sized by what they consist of."""
+"""Sparse, nested and quantized tensors are copied, compared, written and sized by their parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check, with a worker that answers from a table: stale, wrong, lost, slower, not checked; and its exit code."""
+"""A check, with a worker that answers from a table: stale, wrong, lost, slower, not checked, and its exit code."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_the_ratio_holds_the_true_one_about_95_times_in_100() -> None:
     assert np.mean([interval.low <= 1.25 <= interval.high for interval in found]) >= 0.9
 
 
-# Other hardware, and what cannot be checked.
+# Other hardware, and targets that cannot be checked.
 
 
 def test_a_section_of_other_hardware_is_listed_and_not_run() -> None:
@@ -315,7 +315,7 @@ def test_a_request_that_means_nothing_is_refused(options: dict[str, float], why:
         CheckRequest(**options)  # type: ignore[arg-type]
 
 
-# What is told.
+# The report.
 
 
 def test_what_to_type_is_what_was_asked_before_and_anew_where_nothing_changed() -> None:

@@ -41,7 +41,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage
 
 
 def ran(*words: str) -> tuple[int, str]:
-    """Run a command; return its exit code and what it prints. Its errors are raised."""
+    """Run a command. Return its exit code and its output. Its errors are raised."""
     done = CliRunner().invoke(cli.app, list(words))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -55,7 +55,7 @@ def locked(*words: str) -> str:
 
 
 def stored(storage: Storage, study: Study, **changes: Any) -> Study:
-    """Store a study; as of another model, where it is not the first of its kind."""
+    """Store a study, as of another model unless it is the first of its kind."""
     inspection = replace(study.inspection, identity=changes.pop("identity", study.inspection.identity))
     return storage.import_study(replace(study, inspection=inspection, **changes))
 
@@ -280,7 +280,7 @@ def test_a_plan_is_locked_checked_and_served_and_a_wrong_one_is_found(storage: S
     assert study.decision is not None
     timed = study.trials[0].measurement
     assert timed is not None
-    # On a machine of one core one thread is no plan that pays: what is locked is not what this test is about.
+    # On a machine of one core one thread is no plan that pays. This test is not about the locked content.
     decided = replace(study.decision, plan=right, speedup=timed.speedup, error=1e-9)
     storage.conclude(study.id, state=StudyState.DECIDED, decision=decided, excluded=(), seconds=0.0)
     locked(target)

@@ -1,4 +1,4 @@
-"""The lock file: what is written is read, the same bytes every time, and nothing edited or malformed is taken."""
+"""The lock file: it is read as it was written, the same bytes every time, and nothing edited or malformed is taken."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_toml_does_not_have_is_refused() -> None:
         toml.pair("a", None)
 
 
-# What is written.
+# Writing.
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_reading_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
     assert done.stdout == f"{INDUCTOR}\n", done.stderr
 
 
-# What is refused.
+# Refused files.
 
 
 def changed(folder: Path, old: str, new: str, *entries: Entry) -> Path:
@@ -248,7 +248,7 @@ def test_the_line_is_that_of_the_edited_section(tmp_path: Path) -> None:
 
 
 def forged(folder: Path, **changes: object) -> Path:
-    """Write a section with a digest that fits what was changed, as who means it would."""
+    """Write a section with a digest that fits the changed data, as a forger would."""
     from torchwise.lock import section
 
     entry = an_entry()

@@ -1,4 +1,4 @@
-"""Machine instructions that are counted: those of one time around the longest loop, past what is jumped over."""
+"""Counting machine instructions: those of one time around the longest loop, without the ones jumped over."""
 
 from __future__ import annotations
 

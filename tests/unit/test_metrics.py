@@ -1,4 +1,4 @@
-"""Latency of a served plan, what is promised of it, and all counts for Prometheus."""
+"""Latency of a served plan, the speed promised of it, and all counts for Prometheus."""
 
 from __future__ import annotations
 

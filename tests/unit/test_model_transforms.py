@@ -33,7 +33,7 @@ def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
 
 
 class Tagger(nn.Module):
-    """Work before and after an RNN, in one function: what Dynamo breaks at the mention of the RNN."""
+    """Work before and after an RNN, in one function, which Dynamo breaks at the mention of the RNN."""
 
     def __init__(self, kind: type[nn.RNNBase] = nn.GRU, dropout: float = 0.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Numbers that stay where they are: to the model they are what Python's would be, or else they are refused."""
+"""Numbers that stay on the GPU: to the model they are as Python's would be, or else they are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The list of GPU jobs: what runs beside what, what is left out, and what is ended when the time is up.
+"""The list of GPU jobs: jobs that run side by side, jobs that are left out, and jobs that run out of time.
 
-And how a suite that is run on several GPUs divides the CPU's cores.
+Also, how a suite that is run on several GPUs divides the CPU's cores.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def test_each_lane_has_cores_of_its_own_where_there_are_two_for_each(run_suite: 
     ("gpus", "cores", "beside", "begun_with"),
     [
         (["0", "1"], 11, 3, None),  # too few
-        (["0", "1"], 12, 3, 6),  # it goes on with what was begun with all cores of a GPU
+        (["0", "1"], 12, 3, 6),  # jobs begun with all cores of a GPU go on with them
         (["0", "1"], 12, 1, None),
-        ([""], 12, 3, None),  # on the CPU they are what is measured
+        ([""], 12, 3, None),  # on the CPU the cores are measured
     ],
 )
 def test_else_those_on_one_gpu_share_its_cores(
@@ -142,7 +142,7 @@ def test_a_lane_is_told_its_gpu_and_whether_its_cores_are_its_own(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # nproc tells that number, where it is set
-    monkeypatch.setenv("TORCHWISE_OWN_CORES", "1")  # what was said of this process does not hold for its lanes
+    monkeypatch.setenv("TORCHWISE_OWN_CORES", "1")  # words about this process do not hold for its lanes
     core = max(os.sched_getaffinity(0))
     told, python = tmp_path / "told", tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES $TORCHWISE_OWN_CORES $(nproc) >{told}\n")

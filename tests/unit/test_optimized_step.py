@@ -1,4 +1,4 @@
-"""A training step in production: the plan answers, and whatever fails, the step is taken, once, as written."""
+"""A training step in production: the plan answers, and on any failure the step is taken, once, as written."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def optimized(step: TrainStep, plan: Plan = FUSED) -> OptimizedStep:
 
 
 def run(step: Any, count: int = 4, rows: int = 8) -> list[Any]:
-    """Take some steps; return their losses, all state, and the generator's."""
+    """Take some steps. Return their losses, all state, and the generator's."""
     torch.manual_seed(1)
     losses = [step(*given) for given in batches(count, rows)]
     return [*losses, *everything(step), torch.get_rng_state()]
@@ -385,7 +385,7 @@ def test_ranks_that_try_a_plan_leave_the_batch_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in step.state_dict()["model"].items())
 
 
-# ---- what is not used at all
+# ---- plans that are not used at all
 
 
 def test_a_stale_decision_is_told_and_the_step_goes_as_written() -> None:
@@ -424,7 +424,7 @@ def test_a_canary_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "global"])
 def test_a_hook_that_is_registered_later_runs(kind: str) -> None:
-    """The plan may enter below the call that runs hooks; steps are taken as written for as long as there is one."""
+    """The plan may enter below the call that runs hooks. While there is a hook, steps are taken as written."""
 
     def add(step: TrainStep) -> Any:
         if kind == "backward":

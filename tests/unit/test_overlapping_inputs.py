@@ -1,4 +1,4 @@
-"""Inputs that share memory, with each other or with the model, where a plan was proven on others."""
+"""Inputs that share memory, with each other or with the model, for a plan that was verified on others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def served(call: Any, *examples: Example, plan: Plan = PLAN) -> Dispatcher:
 
 
 def agree(fast: Any, call: Any, make: Callable[[], tuple[torch.Tensor, ...]]) -> bool:
-    """Whether answers are equal, and what is left in the inputs."""
+    """Whether the answers are equal, and so are the inputs afterwards."""
     ours, theirs = make(), make()
     answers = fast(*ours), call(*theirs)
     return torch.allclose(*answers) and all(map(torch.allclose, ours, theirs))
