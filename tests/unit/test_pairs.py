@@ -131,7 +131,7 @@ def test_what_can_no_longer_lead_is_stopped() -> None:
 def test_what_held_up_the_baseline_alone_does_not_count(
     slow: int, speedup: float, measured: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan takes twice as long as eager; while something holds eager up, it seems to be twice as fast."""
+    """The plan takes twice as long as eager. While another program slows eager, the plan seems to be twice as fast."""
     begun: list[float] = []
     monkeypatch.setattr(pairs, "Watch", lambda device: begun.append(0.0) or Watch(device))
     monkeypatch.setattr(pairs, "PAUSE_S", 0.0)

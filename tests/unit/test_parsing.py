@@ -1,4 +1,4 @@
-"""Text to plain data, strictly; what is refused is named with its place, and the file that it stands in."""
+"""Text to plain data, strictly: refused text is named with its place, and its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a program: when a plan is sought, when it answers, and what becomes of failures."""
+"""Parts of a program: when a plan is sought, when it answers, and how failures end."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_parts_may_come_and_go_while_others_look() -> None:
         while time.monotonic() < until and not failed:
             try:
                 manager.statistics()
-            except Exception as error:  # which is what is looked for
+            except Exception as error:  # the error that is looked for
                 failed.append(error)
     finally:
         sys.setswitchinterval(interval)
@@ -441,7 +441,7 @@ def test_parts_run_under_the_autocast_that_is_asked_for() -> None:
         assert call(X).dtype == torch.bfloat16
     assert call(X).dtype == torch.bfloat16
     assert manager.parts[product.__qualname__].statistics.optimized == 2
-    assert find.asked[0][0](X).dtype == torch.bfloat16  # what was tuned
+    assert find.asked[0][0](X).dtype == torch.bfloat16  # the tuned function
     assert product(X).dtype == torch.float32
 
 

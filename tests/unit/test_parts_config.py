@@ -1,4 +1,4 @@
-"""What can be asked for of parts, and what is refused."""
+"""The options of parts, and the values that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts in their places: modules stay what they are, classes register what they make, copies are plain."""
+"""Parts in their places: modules keep their type, classes register their instances, and copies are plain."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_function_is_tuned_by_workers_and_then_answers_compiled(
     call, x = (
         manager.register(many, "many"),
         torch.randn(512),
-    )  # too few for threads: what is compiled takes a tenth of eager
+    )  # too few for threads: compiled code takes a tenth of eager
     for _ in range(3):
         torch.testing.assert_close(call(x), many(x))
     found = manager.statistics()["many"]

@@ -55,7 +55,7 @@ def made(call: Any, plan: Plan, *args: Any, mode: str = "inference") -> Any:
     [
         (nn.Conv1d(3, 5, 4, 4), (2, 3, 12)),
         (nn.Conv2d(3, 5, (4, 2), (4, 2)), (2, 3, 8, 6)),
-        (nn.Conv2d(3, 5, (4, 2), (4, 2)), (2, 3, 11, 7)),  # what is left over is not read
+        (nn.Conv2d(3, 5, (4, 2), (4, 2)), (2, 3, 11, 7)),  # the remainder is not read
         (nn.Conv2d(3, 5, 4, 4, bias=False), (3, 8, 8)),  # without a batch
         (nn.Conv2d(1, 1, (1, 2), (1, 2), padding="valid"), (2, 1, 3, 4)),
         (nn.Conv3d(2, 4, (2, 3, 4), (2, 3, 4)), (2, 2, 4, 7, 8)),

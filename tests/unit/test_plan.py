@@ -69,7 +69,7 @@ IDS = [
 
 
 def every_name_known() -> Any:
-    """Read plans that name what nobody registered, as these here do."""
+    """Read plans that name unregistered things, as the plans here do."""
     return patch.object(the_module, "check_known")
 
 
@@ -163,7 +163,7 @@ def test_the_order_of_transforms_means_something() -> None:
 def test_a_plan_is_frozen_hashable_and_copies_to_an_equal() -> None:
     with pytest.raises(FrozenInstanceError):
         FULL.backend = "eager"  # type: ignore[misc]
-    assert FULL.id  # which is remembered, and must not enter what follows
+    assert FULL.id  # it is remembered, and must not enter the copies
     assert copy.deepcopy(FULL) == FULL
     assert pickle.loads(pickle.dumps(FULL)) == FULL
     assert len({FULL, copy.copy(FULL), EAGER}) == 2
@@ -266,7 +266,7 @@ def test_a_plan_in_a_few_words(plan: Plan, words: str) -> None:
     assert str(plan) == words
 
 
-# ---- what it may not be
+# ---- plans that are refused
 
 INDUCTOR = {"backend": "inductor"}
 
@@ -487,7 +487,7 @@ def test_field_names_of_any_type_are_refused() -> None:
         Plan.from_dict({"schema": SCHEMA, 1: 2, "other": 3, None: 4})
 
 
-# ---- legality
+# ---- numerics
 
 
 def test_levels_are_ordered_from_harmless_to_lossy() -> None:

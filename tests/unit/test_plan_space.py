@@ -1,4 +1,4 @@
-"""Which plans are open for a workload: what is excluded and why, and what lies one choice away."""
+"""Which plans are open for a workload: the excluded ones and why, and those that are one choice away."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def reachable(space: PlanSpace) -> set[Plan]:
     return found
 
 
-# ---- what is open
+# ---- open choices
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_what_a_choice_stands_on_is_not_taken_away(device: str) -> None:
             assert all(getattr(plan, field) == value for field, value in choice.on), str(plan)
 
 
-# ---- what a plan is made of
+# ---- choices that make up a plan
 
 
 def test_eager_is_exact_simple_and_compiles_nothing() -> None:

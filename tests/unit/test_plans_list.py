@@ -1,4 +1,4 @@
-"""`torchwise plans list`: whole words wherever it is read, and what it says where nothing is found."""
+"""`torchwise plans list`: whole words in every kind of output, and its message if nothing is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what on a PostgreSQL server, what is said where he may not, and by whose clock time passes."""
+"""Permissions on a PostgreSQL server: who may do which things, the refusals, and whose clock counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that is stopped, killed or broken off from: what was finished stays, and is done once."""
+"""A PostgreSQL server that is stopped, killed or broken off from: finished work stays, and is done once."""
 
 from __future__ import annotations
 

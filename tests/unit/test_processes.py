@@ -1,4 +1,4 @@
-"""The speed-up across processes: what its interval covers, and what contradictions and single processes make of it."""
+"""The speed-up across processes: the coverage of its interval, contradictions, and the claim of a single process."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_a_float_can_hardly_hold_has_an_interval_in_order(mids: tuple[float
 
 def test_one_process_may_say_no_by_itself_but_not_yes() -> None:
     for ends, answer in (
-        ((0.95, 0.96), Answer.NO),  # surely lower
+        ((0.95, 0.96), Answer.NO),  # clearly lower
         ((0.99, 1.01), Answer.NO),  # the same
         ((0.6, 0.99), Answer.INCONCLUSIVE),  # lower, on a machine that was too busy to tell
         ((1.08, 1.09), Answer.INCONCLUSIVE),  # higher by less than processes differ

@@ -79,7 +79,7 @@ def test_what_keeps_the_memory_limit_is_to_be_beaten_where_time_counts() -> None
 
 
 def test_a_leader_that_is_unsure_of_itself_stops_only_what_it_surely_beats() -> None:
-    """It is stopped by what leads at the slow end of its interval, which another plan may do than the leader."""
+    """Trials are stopped by the plan that leads at the slow end of its interval, perhaps another than the leader."""
     noisy, sure = a_trial(FROZEN, 1.73, 7.28, cold_s=0.0), a_trial(INDUCTOR, 1.4, 1.5, cold_s=0.0)
     assert a_history(sure, noisy).incumbent() == FROZEN
     assert prune_below(a_history(noisy)) == pytest.approx(MARGIN * 1.73)

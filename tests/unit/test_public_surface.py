@@ -1,4 +1,4 @@
-"""What `import torchwise` promises: these names, and no cost."""
+"""The promises of `import torchwise`: these names, and no cost."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_copy_shares_plain_attributes_and_hooks_that_hold_no_module_and_no_wei
 
 
 class Remembering(torch.nn.Module):
-    """Keeps what it was given in a list."""
+    """Keeps its inputs in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -514,7 +514,7 @@ def test_signatures_take_plain_data_by_value_and_objects_by_type() -> None:
             return 1
 
     one, other = Same(), Same()
-    # Which object it is says nothing of what is in it, and would fill tables with as many entries as there are objects.
+    # The identity of an object tells nothing of its content. It would fill tables with as many entries as objects.
     assert signature_of((one,), {}) == signature_of((other,), {})
     assert signature_of((one,), {}) != signature_of((object(),), {})
     assert signature_of((torch.float32, b"x"), {}) == signature_of((torch.float32, b"x"), {})
@@ -540,7 +540,7 @@ def test_a_signature_keeps_no_argument_alive() -> None:
 
 
 def overlapping(first: Callable[[], object], second: Callable[[], object], between: list[threading.Event]) -> None:
-    """Start `first`, and once it is inside `second`; `between` are set by each when it is inside."""
+    """Start `first`, and once it is inside, `second`. Each sets its event of `between` when it is inside."""
     threads = [threading.Thread(target=work) for work in (first, second)]
     for thread, inside in zip(threads, between, strict=True):
         thread.start()
@@ -670,7 +670,7 @@ def test_tf32_beside_pytorchs_new_setting_is_refused(monkeypatch: pytest.MonkeyP
     assert torch.get_float32_matmul_precision() == "highest", "the refused call counts for nothing"
 
 
-# ---- what two calls must share
+# ---- facts that two calls must share
 
 
 def test_signatures_tell_apart_what_compiled_code_would_mix_up() -> None:
@@ -695,7 +695,7 @@ def test_signatures_tell_apart_what_compiled_code_would_mix_up() -> None:
     assert len(keys(*(((t,), {}) for t in layouts), *(((), {"x": t}) for t in layouts))) == 8
 
 
-# ---- what a module looks like
+# ---- facts of a module
 
 
 def a_module() -> torch.nn.Module:
@@ -848,7 +848,7 @@ def test_the_edge_leaves_a_model_with_extra_state_as_it_was() -> None:
 
 
 def test_batch_norm_that_counts_is_not_frozen() -> None:
-    """It would be stale on the second call; what it wrote on the first, nobody could freeze."""
+    """It would be stale on the second call. Nobody could freeze the counts that it wrote on the first."""
     plan, example = Plan(backend="inductor", options=(("freezing", True),)), Example((torch.randn(2, 3, 4),))
     for model, counts in (
         (torch.nn.BatchNorm1d(3), True),

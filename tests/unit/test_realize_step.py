@@ -1,4 +1,4 @@
-"""A plan for a training step: each piece against the step as written, what is put back, and what is refused."""
+"""A plan for a training step: each piece against the step as written, the state that is put back, and refused steps."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_model_that_is_trained_over_ranks_is_called_once_with_all_that_its_cal
         realized(a_step(torch.nn.parallel.DistributedDataParallel(model)), Plan(backend="inductor"))
 
 
-# ---- what is put back, and what checkpoints show meanwhile
+# ---- the state that is put back, and checkpoints meanwhile
 
 
 FORMS = [Plan(optimizer="fused"), Plan(optimizer="foreach")]
@@ -452,7 +452,7 @@ def test_an_optimizer_built_fused_leaves_the_skipping_to_its_kernels_in_copies_t
     assert getattr(optimizer, flag) is True
 
 
-# ---- what an optimizer could be
+# ---- kinds of optimizer
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_hooks_of_parameters_are_known_in_copies_too_and_no_batch_is_cut(kind: s
     assert not a_step().copy().has_hooks
 
 
-# ---- what is refused
+# ---- refused steps
 
 
 @HOOKS
@@ -690,7 +690,7 @@ def test_a_compiled_optimizer_follows_its_scheduler_without_compiling_again(scal
         scale = torch.amp.GradScaler("cpu", init_scale=4.0) if scaler else None
         return a_step(model, scheduler=exponential, scaler=scale)
 
-    # The model runs as written: only what the plan compiles of the optimizer is counted.
+    # The model runs as written: only the compilations of the optimizer by the plan are counted.
     step, written = make(), make()
     for side in (step, written):  # which makes the optimizer's state, for which it would be compiled once more
         side(*batch(seed=9))

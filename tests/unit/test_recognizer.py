@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "in a dict": lambda value: ((X, {"x": value, "y": None}), {}),
     "deep": lambda value: ((), {"past": (([X.clone()], [value]), ())}),
 }
-"""In what a value may be given: positional arguments and named ones."""
+"""The places of a value: positional arguments and named ones."""
 
 
 @pytest.mark.parametrize("way", WAYS)

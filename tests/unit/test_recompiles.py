@@ -1,4 +1,4 @@
-"""What a program sets from call to call: numbers become inputs, and all else is compiled for so often and no more."""
+"""Values that a program sets from call to call: numbers become inputs, and for all else recompiles are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps whose numbers change: they become inputs of what is compiled; all else is bounded, and said."""
+"""Training steps whose numbers change: they become inputs of compiled code. All else is bounded, and said."""
 
 from __future__ import annotations
 

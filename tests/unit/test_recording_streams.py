@@ -18,7 +18,7 @@ from torchwise.realize.capture.recording import RecordingStream
 
 
 class Card:
-    """Counts streams and anchors; a stream is its name, and a pool a number."""
+    """Counts streams and anchors. A stream is its name, and a pool a number."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device, self.waited = 0, 0
@@ -171,7 +171,7 @@ def no_memory() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stream_whose_anchor_fails_is_not_lost(card: Card, first: bool) -> None:
-    """Its pool must stay, too: some of the workspaces may lie there, and what was let go takes no more."""
+    """Its pool must stay, too. Some of the workspaces may lie there, and a pool that was let go takes no more."""
     plan = RecordingStream()
     if not first:
         stream_of(plan)
@@ -187,7 +187,7 @@ def test_a_stream_whose_anchor_fails_is_not_lost(card: Card, first: bool) -> Non
 
 @pytest.mark.parametrize("ends_itself", [False, True])
 def test_a_stream_whose_anchor_breaks_off_goes_on_in_another_pool(card: Card, ends_itself: bool) -> None:
-    """What was recorded before may write to workspaces in the first one, which stays."""
+    """Earlier recordings may write to workspaces in the first pool, which stays."""
     plan = RecordingStream()
     stream_of(plan)
     card.breaks, card.ends_itself = True, ends_itself
@@ -266,7 +266,7 @@ Done = list[tuple[str, ...]]
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> Done:
-    """What a recording asks for, in order, on the CPU: there autograd runs in the calling thread."""
+    """The requests of a recording, in order, on the CPU, where autograd runs in the calling thread."""
     done: Done = []
     current = ["default"]
 
@@ -333,7 +333,7 @@ def test_deterministic_programs_have_both_workspaces_too(done: Done, warn_only: 
 
 
 def test_a_backward_pass_that_looks_for_nan_is_not_recorded(done: Done) -> None:
-    """It asks the GPU after every node, which breaks the recording off; calls without gradients need none."""
+    """It asks the GPU after every node, which breaks the recording off. Calls without gradients need none."""
     with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
         stream_of(RecordingStream())
     assert done == asked(threads=1)

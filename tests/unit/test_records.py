@@ -1,4 +1,4 @@
-"""Records go to JSON and come back as they were; what is no record is refused, with the place; figures are derived."""
+"""Records go to JSON and come back the same. Other text is refused, with the place. Figures are derived."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_records_are_frozen(thing: Any) -> None:
         setattr(thing, next(iter(codec.to_builtins(thing))), None)
 
 
-# ---- what is refused
+# ---- refused text
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_derived_figures_stand_beside_the_samples_and_must_follow_from_them() ->
     assert study_from_dict(data) == STUDY
 
 
-# ---- what is derived
+# ---- derived figures
 
 
 def test_a_measurement_derives_its_figures() -> None:

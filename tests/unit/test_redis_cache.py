@@ -38,7 +38,7 @@ print(up, took < 3, round(answer.item(), 2), *((shared.hit, shared.miss) if shar
 
 
 def compiled(folder: Path, *arguments: object) -> tuple[str, str]:
-    """Compile in a new process with an empty cache of its own; return what it says, and what it logs."""
+    """Compile in a new process with an empty cache of its own. Return its output, and its log."""
     folder.mkdir()
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     command = [sys.executable, "-c", CHILD, *map(str, arguments)]
@@ -49,7 +49,7 @@ def compiled(folder: Path, *arguments: object) -> tuple[str, str]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Start a server; return its URL and the id of its process."""
+    """Start a server. Return its URL and the id of its process."""
     program = shutil.which("redis-server")
     if program is None:
         programs.skip_without("redis-server")

@@ -1,4 +1,4 @@
-"""Complex → real and fusion: what would be lowered over and over is written to memory, and nothing else is."""
+"""Complex → real and fusion: values that would be lowered over and over are written to memory, and no others are."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def counted_evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def lowered(rewriting: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Lower a graph as Inductor does, without code; return the most evaluations that one value took."""
+    """Lower a graph as Inductor does, without code. Return the most evaluations that one value took."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 

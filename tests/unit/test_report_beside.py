@@ -1,4 +1,4 @@
-"""Two studies side by side, and one target's history: what became slower, wrong or was lost, and what only drifted."""
+"""Two studies side by side, and one target's history: plans that became slower, wrong or were lost, and mere drift."""
 
 from __future__ import annotations
 

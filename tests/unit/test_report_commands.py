@@ -201,7 +201,7 @@ def test_every_trial_can_be_repeated() -> None:
 
 
 def called_with(snippet: str, plan: Plan) -> tuple[str, dict[str, Any]]:
-    """Run a snippet with a stand-in for torchwise; return the function it called last, and with which keywords."""
+    """Run a snippet with a stand-in for torchwise. Return the function it called last, and with which keywords."""
     calls: list[tuple[str, dict[str, Any]]] = []
 
     class StandIn:

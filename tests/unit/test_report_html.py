@@ -295,7 +295,7 @@ def test_the_cost_plot_leaves_out_what_is_not_faster_unless_nothing_is() -> None
         return [line[0] for plot in plots(study) if plot.key == "cost" for line in plot.table]
 
     assert "eager + capture call" not in names(a_study())
-    assert "inductor + regional" not in names(a_study())  # pruned, so not proven
+    assert "inductor + regional" not in names(a_study())  # pruned, so not verified
     assert names(a_study([a_trial(0, speedup=0.8)], decided=-1)) == ["eager", "inductor"]
 
 

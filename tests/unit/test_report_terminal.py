@@ -102,7 +102,7 @@ def test_no_color_leaves_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shown(render_study(a_study()), force_terminal=True)
     assert not {f"\x1b[{code}m" for code in (31, 32, 33, 36)} & set(found.split())
     assert "\x1b[32" not in found
-    assert "decided" in found  # what colour said is in words, too
+    assert "decided" in found  # the meaning of colours is in words, too
     assert "failed" in found
 
 

@@ -1,4 +1,4 @@
-"""Rolling: what repeats is found, only what is truly equal is shared, and the answer stays what it was."""
+"""Rolling: repetitions are found, only truly equal ones are shared, and the answer stays the same."""
 
 from __future__ import annotations
 
@@ -125,11 +125,14 @@ def _anew() -> Iterator[None]:
 
 
 def check(function: Callable[..., Any], *args: Any) -> tuple[list[int], Rolled]:
-    """Run a function rolled and as it is; both must do the same to everything. Return the sizes of what is compiled."""
+    """Run a function rolled and as it is, both of which must do the same to everything.
+
+    Return the sizes of the compiled graphs.
+    """
     inner = Counting()
     backend = Rolled(inner)
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
-    for _ in range(2):  # what was compiled, and what is called again
+    for _ in range(2):  # compiling, and calling again
         ours, theirs = copy.deepcopy(args), copy.deepcopy(args)
         state = torch.get_rng_state()
         answer = compiled(*ours)
@@ -322,7 +325,7 @@ def test_the_first_step_may_differ() -> None:
                 x = torch.tanh(one(x))
             return x
 
-        sizes, backend = check(layers, torch.randn(2, 4))  # what comes first needs no gradient
+        sizes, backend = check(layers, torch.randn(2, 4))  # the input of the first layer needs no gradient
         assert backend.rolled == 1
         assert sum(sizes) <= 4
 
@@ -335,7 +338,7 @@ def test_steps_that_mix_up_values_differently_are_not_shared() -> None:
             a, b = (c - d, d * c) if step % 3 else (d - c, c * d)
         return a - b
 
-    # Labels repeat every 4 nodes; what they read does so every 12.
+    # Labels repeat every 4 nodes. Their inputs repeat every 12.
     assert 12 in check(crossed, torch.randn(4), torch.randn(4))[0]
 
 
@@ -370,7 +373,7 @@ def test_constants_that_differ_are_not_shared(constant: Callable[[int], float]) 
 
 
 def reasons(function: Callable[..., Any], *args: Any) -> str:
-    """Return why a function is not rolled; it must answer all the same."""
+    """Return why a function is not rolled. It must answer all the same."""
     _, backend = check(function, *args)
     assert backend.rolled == 0
     return backend.reasons[-1]
@@ -574,7 +577,7 @@ def test_values_are_dropped_after_their_last_use() -> None:
     with torch.no_grad():
         torch.compile(loop, backend=Rolled(inner))(torch.randn(4), 20)
     assert len(alive) == 20
-    assert most <= 2  # what a step takes, and what it gives
+    assert most <= 2  # the input of a step, and its output
 
 
 def test_a_body_that_comes_again_elsewhere_is_compiled_once() -> None:

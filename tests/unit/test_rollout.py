@@ -1,4 +1,4 @@
-"""Simulation loops: what they answer, when they record and when they run step by step, with graphs that need no GPU."""
+"""Simulation loops: their answers, when they record and when they run step by step, with graphs that need no GPU."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-# ---- what is answered, on the CPU
+# ---- answers, on the CPU
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -609,11 +609,11 @@ def test_threads_do_not_wait_for_each_other_forever(machine: Machine) -> None:
     assert all(same(answer, answers[0]) for answer in answers)
 
 
-# ---- what stands in the way, in words
+# ---- obstacles, in words
 
 
 def failing(message: str) -> Exception:
-    """Return what ending a broken capture raises, from what broke it."""
+    """Return the error of ending a broken capture, from the error that broke it."""
     try:
         try:
             raise RuntimeError(message)

@@ -1,4 +1,4 @@
-"""What rulings make of a decision: by whose word which plan is in force, and when none is."""
+"""The effect of approvals on a decision: by whose word which plan is in force, and when none is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def store_study(storage: Storage, study: Study, speeds: dict[Plan, float], decis
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Storage]:
-    """Return a store whose study decided for INDUCTOR, has proven TUNED and SLOW, and saw CAPTURED fail."""
+    """Return a store whose study decided for INDUCTOR, has verified TUNED and SLOW, and saw CAPTURED fail."""
     with open_storage(str(tmp_path / "store.db")) as storage:
         study = store_study(storage, a_study(), {INDUCTOR: 0.25, TUNED: 0.5, SLOW: 2.0}, DECISION)
         storage.finish_trial(study.id, failed(claim(storage, study.id, CAPTURED)))

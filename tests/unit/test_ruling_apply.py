@@ -1,4 +1,4 @@
-"""`apply` heeds rulings: looked up once, held up by nothing, and never at the cost of a call."""
+"""`apply` heeds approvals: looked up once, waiting for nothing, and never at the cost of a call."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_store_is_looked_into_once_and_not_on_calls(store: str, monkeypatch:
 
 
 def test_a_store_that_is_not_there_or_holds_no_ruling_on_the_target_costs_no_import(tmp_path: Path) -> None:
-    """In a process of its own, where nothing else has loaded SQLAlchemy."""
+    """Runs in a process of its own, where nothing else has loaded SQLAlchemy."""
     (tmp_path / "decision.json").write_text(DECISION.to_json())
     code = (
         "import os, sys; from torchwise.records import Decision; from torchwise.study.ruled import Ruled, in_force\n"
@@ -229,7 +229,10 @@ def test_rulings_on_a_server_are_heeded(postgres: PostgresServer) -> None:
 
 
 def searched(store: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[News], list[Plan]]:
-    """Search for NET, whose study is stored, with nothing prepared; return what was told, and what would have been."""
+    """Search for NET, whose study is stored, with nothing prepared.
+
+    Return the news, and the plans asked to be prepared.
+    """
     prepared: list[Plan] = []
     with open_storage(store) as storage:
         study = storage.get_study(1)

@@ -1,4 +1,4 @@
-"""`torchwise plans pin`, `approve`, `reject`, `withdraw`, `rulings`: what they store, say and refuse."""
+"""`torchwise plans pin`, `approve`, `reject`, `withdraw`, `rulings`: their records, output and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rulings are heeded wherever a decision becomes what runs: in buckets, parts, graphs of Dynamo, and training loops."""
+"""Approvals are heeded wherever a decision is run: in buckets, parts, graphs of Dynamo, and training loops."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_gradients_flow_where_the_caller_wants_them(net: Net) -> None:
 
 
 class Fault:
-    """Stands in for what a plan is realised as: raises as long as it is told to, and counts."""
+    """Stands in for a realised plan: raises as long as it is told to, and counts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         self.error: BaseException | None = error
@@ -314,7 +314,7 @@ def test_what_a_call_had_computed_is_freed_before_the_original_runs(
 
 
 class Cycle:
-    """Held by itself, and so until it is collected; then it lets go of what is behind it."""
+    """Held by itself, and so until it is collected. Then it lets go of the object behind it."""
 
     def __init__(self, behind: Any) -> None:
         self.own = self
@@ -673,7 +673,7 @@ def test_unproven_inputs_are_said_once_however_many_there_are(net: Net, caplog: 
 
 
 def plan_of(call: object, *examples: tuple[torch.Tensor, ...], **changes: object) -> object:
-    """Apply plain Inductor as proven on each of the examples."""
+    """Apply plain Inductor as verified on each of the examples."""
     decision = decided(call, Plan(backend="inductor"), *examples[0])
     inputs = tuple(describe_example(Example(example)) for example in examples)
     return torchwise.apply(call, replace(decision, inputs=inputs, **changes), strict=True)  # type: ignore[arg-type]

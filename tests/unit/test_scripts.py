@@ -1,4 +1,4 @@
-"""The scripts of a checkout, and what tests do on a machine that lacks the programs that they start."""
+"""The scripts of a checkout, and the behaviour of tests on a machine that lacks the programs that they start."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bring(machine: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 def installs(machine: Path) -> str:
-    """Return what an apt-get does that installs all that is asked for."""
+    """Return the script of an apt-get that installs everything asked for."""
     makes = "".join(f'echo "#!/bin/sh" >"{machine}/bin/{name}"; chmod +x "{machine}/bin/{name}"; ' for name in SERVERS)
     (machine / "bin/chmod").symlink_to(shutil.which("chmod") or "")
     return f'case "$*" in *install*) {makes};; esac'

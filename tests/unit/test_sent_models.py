@@ -1,4 +1,7 @@
-"""Live models reach a worker whole, with what cloudpickle refuses: locks, references, TorchScript, parametrizations."""
+"""Live models reach a worker whole, with parts that cloudpickle refuses.
+
+These are locks, references, TorchScript and parametrizations.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def sent(call: Any, folder: Path, *args: Any) -> Any:
 
 
 class Busy(nn.Module):
-    """Holds what guards it, and what refers to it."""
+    """Holds locks that guard it, and references to itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def net() -> torch.nn.Module:
 
 @pytest.fixture(params=[EAGER, THREADS, pytest.param(INDUCTOR, marks=pytest.mark.slow)], ids=str)
 def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Captured]]:
-    """Decide for a plan, and keep what it was decided for."""
+    """Decide for a plan, and keep the captured calls."""
     found: list[Captured] = []
 
     def by_plan(captured: Captured, _asked: Options) -> Decision:

@@ -1,4 +1,4 @@
-"""What may go wrong while a plan is served: each call is answered rightly, or by the model's own error."""
+"""Faults while a plan is served: each call is answered rightly, or by the model's own error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL, LARGE = torch.randn(3, 4), torch.randn(7, 4)
 
 @pytest.fixture
 def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have Inductor fail on graphs with an input as long as `LARGE`; its caches would pass the fault by."""
+    """Have Inductor fail on graphs with an input as long as `LARGE`. Its caches would pass the fault by."""
     from torch._functorch import config as functorch
     from torch._inductor import config, graph
 
@@ -97,7 +97,7 @@ def test_eight_threads_that_call_at_once_are_all_answered() -> None:
             for turn in range(50):
                 x = SMALL if (seed + turn) % 2 else LARGE
                 torch.testing.assert_close(fast(x), torch.sin(x))
-        except BaseException as error:  # whatever a thread meets is the test's result
+        except BaseException as error:  # any error in a thread is the test's result
             wrong.append(error)
 
     threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]

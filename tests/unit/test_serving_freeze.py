@@ -1,4 +1,4 @@
-"""A frozen plan compiles and captures nothing, whatever changes: the original answers, counted."""
+"""A frozen plan compiles and captures nothing, after any change: the original answers, counted."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def whole() -> Any:
 
 
 def part() -> Any:
-    """Optimise what the module calls: Lightning's steps go through it."""
+    """Optimise the module that is called: Lightning's steps go through it."""
     model = Scorer().eval()
     model.net = torchwise.apply(model.net, decided(model.net, PLAN, BATCH))
     return model

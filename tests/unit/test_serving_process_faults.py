@@ -1,4 +1,4 @@
-"""Threads and processes around a plan that is served, and what a plan wrote before it failed."""
+"""Threads and processes around a plan that is served, and the effects of a plan before it failed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def frozen_and_unfrozen(dispatcher: dispatch.Dispatcher) -> None:
 def test_eight_threads_are_answered_while_the_plan_is_taken_away(
     event: Callable[[dispatch.Dispatcher], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is closed must not be called any more; a call that is under way may meet it and is answered, too."""
+    """A closed plan must not be called any more. A call that is under way may meet it and is answered, too."""
 
     def realize(*_args: Any, **_options: Any) -> Realized:
         alive = [True]
@@ -71,7 +71,7 @@ def test_eight_threads_are_answered_while_the_plan_is_taken_away(
             barrier.wait()
             for _ in range(300):
                 assert torch.equal(fast(X), -X)
-        except BaseException as error:  # whatever a thread meets is the test's result
+        except BaseException as error:  # any error in a thread is the test's result
             wrong.append(error)
 
     threads = [threading.Thread(target=call) for _ in range(8)]

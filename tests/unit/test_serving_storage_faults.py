@@ -121,7 +121,7 @@ def _until_full(store: str, said: Any) -> None:
             finished_trials += 1
     except TorchwiseError as error:
         said.put((finished_trials, type(error).__name__, str(error)))
-    except BaseException as error:  # what should not come is the test's result
+    except BaseException as error:  # an unexpected error is the test's result
         said.put((finished_trials, repr(error), ""))
 
 
@@ -238,7 +238,7 @@ DISTRUSTED: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("fault", DISTRUSTED)
 @torch.no_grad()
 def test_a_decision_that_reads_well_and_is_wrong_runs_nothing(fault: str) -> None:
-    """Where it holds for something else, or names what does not exist, the original answers."""
+    """If it holds for something else, or names things that do not exist, the original answers."""
     try:
         decision = Decision.from_json(tampered(DISTRUSTED[fault]))
     except InputError:  # refused at once is as good
