@@ -63,7 +63,7 @@ def test_what_are_no_sizes_is_refused(sizes: object, count: int, said: str) -> N
 
 def test_the_share_of_padding() -> None:
     assert padded_share([1, 3, 4], (4,)) == pytest.approx(4 / 12)
-    assert padded_share({4: 1.0, 9: 5.0}, (4,)) == 0  # what is larger is not padded
+    assert padded_share({4: 1.0, 9: 5.0}, (4,)) == 0  # larger sizes are not padded
 
 
 def test_a_few_sizes_are_served_as_they_are() -> None:

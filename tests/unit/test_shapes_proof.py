@@ -1,4 +1,4 @@
-"""A rule for padding is proven or refused: every way in which padded places can leak into an answer is caught."""
+"""A rule for padding is verified or refused: every way in which padded places can leak into an answer is caught."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchwise.shapes import Padding, prove
 
 
 class Attention(torch.nn.Module):
-    """Self-attention; a mask, where it is given, is 1 for a token and 0 for none."""
+    """Self-attention. The optional mask is 1 for a token and 0 for none."""
 
     def __init__(self, penalty: float = float("-inf")) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def test_a_model_that_takes_no_such_size_is_named_with_it() -> None:
 
 
 def test_values_on_one_side_of_their_padding_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A maximum over values above 0 is not changed by zeros: proven for such alone."""
+    """A maximum over values above 0 is not changed by zeros: verified for such alone."""
     rule, positive = Padding({"x": 0}), torch.rand(8, 3) + 0.1
 
     def highest(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Calls of any size through buckets: right answers always, plans where proven, nothing new after a freeze."""
+"""Calls of any size through buckets: right answers always, plans if verified, and nothing new after a freeze."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tup
     mask = torch.ones(8, 1)
     proof = prove(mean, (X, mask), padding=Padding({"x": 0, "mask": 0}), buckets=BUCKETS)
     described = [describe_example(Example((X[:size], *more))) for size in BUCKETS for more in (args, (mask[:size],))]
-    for inputs in (described[1::2], described):  # the plan itself may be proven for more than padding is
+    for inputs in (described[1::2], described):  # the plan itself may be verified for more than padding is
         fast = apply_buckets(mean, replace(decision(mean, THREADS), inputs=tuple(inputs)), proof)
         assert isinstance(fast, BucketedFunction)
         sizes.clear()
@@ -300,7 +300,7 @@ def test_the_models_own_errors_are_the_callers(net: Net) -> None:
 
 @torch.no_grad()
 def test_an_answer_that_cannot_be_cut_is_made_by_the_original() -> None:
-    """As of a model that answers otherwise for some values, which no proof on examples sees."""
+    """As of a model that answers otherwise for some values, which no verification on examples sees."""
 
     def call(x: Tensor) -> Tensor:
         return x * 2 if x[0, 0] < 100 else x[1:] * 2
@@ -466,7 +466,7 @@ class Found:
 
 
 class Tuning:
-    """Stands in for `torchwise.tune`: decides for the threads plan, and keeps what it was asked."""
+    """Stands in for `torchwise.tune`: decides for the threads plan, and keeps the requests."""
 
     def __init__(self) -> None:
         self.asked: list[list[Example]] = []
@@ -574,7 +574,7 @@ def test_inductor_serves_every_size_and_compiles_nothing_after_the_freeze(tmp_pa
         progress=False,
     )
     assert tuned._dispatcher.proof.buckets == (8, 16)
-    # Whether the plan pays depends on the machine; it is served here in any case.
+    # Whether the plan pays depends on the machine. It is served here in any case.
     forced = replace(decided(model, only[0], x), inputs=tuned.decision.inputs)
     fast = apply_buckets(model, forced, tuned._dispatcher.proof)
     warm_up(fast)

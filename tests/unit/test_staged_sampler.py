@@ -1,4 +1,4 @@
-"""The default search: what it proposes, in which order, what it leaves out and why, and how good its end is."""
+"""The default search: its proposals, their order, plans it leaves out and why, and the quality of its result."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_loop_is_rolled_and_rewritten_before_it_is_compiled_whole() -> None:
     while len(asked) < 2:
         proposal = StagedSampler(space).ask(history)
         assert proposal is not None
-        asked += [proposal.plan] if proposal.plan.backend != "eager" else []  # threads come before what is compiled
+        asked += [proposal.plan] if proposal.plan.backend != "eager" else []  # threads come before compiled plans
         history = replace(history, trials=(*history.trials, a_trial(proposal.plan, verdict=FAILED, measurement=None)))
     assert asked == [rewritten, rolled], "alone in case that what it brings along fails"
 
@@ -238,11 +238,11 @@ def test_a_model_that_prints_is_not_captured_and_the_report_says_so() -> None:
     assert "capture call" not in excluded(known(device="cpu"), device="cpu", traits=printing), "it has no graphs anyway"
 
 
-# ---- what can pay
+# ---- plans that can pay
 
 
 COMPILE_S = PLAIN_COMPILE_S["cpu"]
-"""What a compile is taken to last until one was seen; its trial takes `BESIDE_S` more."""
+"""The expected length of a compile until one was seen. Its trial takes `BESIDE_S` more."""
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 1.1, 1000.0])
@@ -267,7 +267,7 @@ def test_restarts_make_compiling_dearer() -> None:
 
 
 def test_an_expensive_choice_waits_for_a_bound_that_can_pay() -> None:
-    # A quarter of the time is matrix products, of which autotuning keeps a share for sure; and the leader, which
+    # A quarter of the time is matrix products, of which autotuning keeps a share for sure. The leader, which
     # halved the rest, compiled for 5 s. Autotuning takes many times that: once in its place, and once for the trial.
     choice = load_choices()["mode", AUTOTUNED.mode]
     bound_s, compile_s = (1 - choice.keeps) * 0.25e-3, choice.compile_factor * 5.0
@@ -395,7 +395,7 @@ def test_the_gaps_of_a_compiled_plan_that_lost_are_still_worth_removing() -> Non
 
 def test_a_plan_that_replaces_the_leader_need_not_pay_the_leaders_compile_again() -> None:
     # The leader compiled for 10 s and halved 1 ms a call. Freezing compiles a little longer, in its place, and takes
-    # a trial; it could save another 0.25 ms a call, which is less than its whole compile and the trial together.
+    # a trial. It could save another 0.25 ms a call, which is less than its whole compile and the trial together.
     compile_s = 10.0 * load_choices()["options", ("freezing", True)].compile_factor
     calls = round((2 * compile_s - 5.0) / (HOPE * 0.25e-3))
     leader = a_trial(INDUCTOR, 2.0, cold_s=10.0, seconds=10.0)
@@ -412,7 +412,7 @@ def test_a_value_that_leads_may_be_exchanged_for_another() -> None:
     assert Plan(precision="bf16", capture="call") in ever_asked(history, allow="reduced")
 
 
-# ---- what carries over
+# ---- knowledge that carries over
 
 
 def test_a_loss_that_carries_over_is_not_repeated() -> None:
@@ -436,7 +436,7 @@ def test_a_loss_of_another_choice_is_tried_again_elsewhere() -> None:
     assert Plan(backend="inductor", memory_format="channels_last") in ever_asked(history)
 
 
-# ---- what takes long
+# ---- plans that take long
 
 LONG = an_inspection(2e-2, traits=frozenset({"floating", "repeats", "long", "complex"}), operators=2200)
 
@@ -487,7 +487,7 @@ def test_a_compile_is_expected_to_take_longer_the_more_operators_there_are(devic
 
 
 def test_what_cannot_end_in_time_comes_after_what_can() -> None:
-    leader = a_trial(AUTOTUNED, 2.0, cold_s=160.0, seconds=162.0)  # so that what builds on it takes as long
+    leader = a_trial(AUTOTUNED, 2.0, cold_s=160.0, seconds=162.0)  # so that plans built on it take as long
     history = known(leader, shares={"gemm": 0.6, "conv": 0.6, "launch": 0.3})
 
     def seconds_of_next(left_s: float) -> float:
@@ -552,7 +552,7 @@ def test_what_took_too_long_is_left_out_and_the_report_says_why() -> None:
     assert found[captured] == "compiling it takes longer than 61 s, as inductor showed"
 
 
-# ---- what changes nothing
+# ---- choices that change nothing
 
 
 def changed_nothing(field: str, value: str, plan: Plan) -> Trial:
@@ -679,7 +679,7 @@ def checked(history: History, plan: Plan) -> None:
 
 
 def within(search: Search) -> float:
-    """Run a search; return how much more its decision costs than the best plan there is."""
+    """Run a search. Return the cost of its decision as a multiple of the best plan's cost."""
     history = search.run(each=checked)
     assert len(history.trials) <= MOST_TRIALS[search.space.effort]
     decision = decide(history, HERE)
@@ -713,7 +713,7 @@ def test_a_whole_search_ends_near_the_best_plan(device: str, allow: str, effort:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("calls", [1000, 30_000, 1_000_000])
 def test_a_search_costs_little_beside_what_it_could_find(device: str, calls: int) -> None:
-    # With fewer calls less can be won, and less is spent on looking for it.
+    # With fewer calls less can be won, and less is spent on the search.
     searches = [Search(Machine(seed, device), a_space(device), calls) for seed in range(6)]
     for search in searches:
         within(search)

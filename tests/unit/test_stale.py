@@ -1,4 +1,4 @@
-"""What libraries leave on a model makes a decision stale only where it changes answers."""
+"""Attributes that libraries leave on a model make a decision stale only if they change answers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_mark_that_was_there_may_be_gone_or_another() -> None:
 
 
 class Scaling:
-    """Holds the model, and reads what it says."""
+    """Holds the model, and reads its attributes."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
@@ -191,7 +191,7 @@ def test_who_answers_once_the_user_compiled_the_model() -> None:
         assert torch.equal(beside(X), net(X))
         fast(X)
         assert (fast.statistics.optimized, seen) == (2, ["beside"])
-        torch._dynamo.reset()  # or what was compiled already serves the next
+        torch._dynamo.reset()  # or earlier compiled code already serves the next
         net.compile(backend=counting("itself"))
         fast(X)
         assert seen == ["beside", "itself"]

@@ -43,7 +43,7 @@ class Slotted:
 
 
 class Stateful(torch.nn.Module):
-    """Adds to whatever `kept` is by `move`, and answers with what it read there before."""
+    """Changes `kept`, of any kind, by `move`, and answers with the value that it read there before."""
 
     seen = 0
 

@@ -1,4 +1,4 @@
-"""A few of the random programs that keep state; `tests/fuzz/stateful_programs.py` runs as many as one likes."""
+"""A few of the random programs that keep state. `tests/fuzz/stateful_programs.py` runs as many as one likes."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_the_interval_scales_with_its_samples() -> None:
 def test_the_interval_holds_the_true_median_about_95_times_in_100(count: int) -> None:
     rng = np.random.default_rng(count)
     studies = 400
-    # Skewed to the right, as times are; the median of exp(normal) is exp(0).
+    # Skewed to the right, as times are. The median of exp(normal) is exp(0).
     held = [i.low <= 1.0 <= i.high for i in (median_interval(rng.lognormal(0, 0.2, count)) for _ in range(studies))]
     assert 0.92 <= np.mean(held) <= 0.985
 

@@ -1,4 +1,4 @@
-"""A copy of a training step shares nothing with it: what a loss closes over, and what an optimizer calls."""
+"""A copy of a training step shares nothing with it, not even the objects behind its loss and its optimizer."""
 
 from __future__ import annotations
 

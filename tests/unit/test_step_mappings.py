@@ -1,4 +1,4 @@
-"""Batches in kinds of dict, such as what a tokenizer returns: looked into, cut and recognised as dicts are."""
+"""Batches in kinds of dict, such as a tokenizer's output: looked into, cut and recognised as dicts are."""
 
 from __future__ import annotations
 

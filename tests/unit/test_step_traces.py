@@ -1,4 +1,4 @@
-"""What a step or a rehearsal changes is put back whole: buffers that are assigned anew, random numbers, counts."""
+"""All changes by a step or a rehearsal are undone: buffers that are assigned anew, random numbers, counts."""
 
 from __future__ import annotations
 

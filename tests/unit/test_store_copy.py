@@ -1,4 +1,4 @@
-"""Studies from one store to another, in all directions: nothing is lost, and copying again copies what is new."""
+"""Studies from one store to another, in all directions: nothing is lost, and copying again copies new ones only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def decide(storage: Storage, study_id: int, plan: Plan = INDUCTOR, **changes: ob
 
 
 def a_full_store(storage: Storage) -> list[Study]:
-    """Fill a store with a decided study, one under way and one without trials; return them, newest first."""
+    """Fill a store with a decided study, one under way and one without trials. Return them, newest first."""
     gone = create(storage, a_study("00" * 8))
     study = create(storage, a_study(created_at=3e9))
     storage.finish_trial(study.id, failed(claim(storage, study.id, Plan(capture="call"))))
@@ -271,7 +271,7 @@ def test_a_study_that_another_process_adds_at_the_same_time_is_one_study(file: S
 
 
 def test_a_duel_that_was_held_after_the_last_copy_is_copied(source: Storage, target: Storage) -> None:
-    """The decision may go by it; one that is there already stays."""
+    """The decision may go by it. One that is there already stays."""
     study = create(source)
     trial = finished(claim(source, study.id))
     source.finish_trial(study.id, trial)

@@ -1,4 +1,4 @@
-"""`torchwise explain` keeps what it told, unless that is unwanted, and never at the cost of telling it."""
+"""`torchwise explain` keeps its output, unless that is unwanted. A failure to keep it never costs the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SQLite file that is not as it should be: each case says what is wrong and what to do."""
+"""A SQLite file that is not as it should be: each case says the fault and the way to fix it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_reader_without_rights_sees_what_a_live_writer_has_written(path: Path,
     copy = public / "store.db"
     copy.write_bytes(path.read_bytes())
     copy.chmod(0o444)
-    writer = sqlite.connect(copy)  # root's or the owner's: its write-ahead log holds what the file does not yet
+    writer = sqlite.connect(copy)  # root's or the owner's: its write-ahead log holds more than the file so far
     if os.geteuid() != 0:
         pytest.skip("only root may write a read-only file")
     writer.execute("UPDATE torchwise_studies SET target = 'app:new'")

@@ -1,4 +1,4 @@
-"""From what the user typed to a database."""
+"""From the user's text to a database."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def no_main() -> Iterator[None]:
 
 @contextmanager
 def killed_after_its_word(work: object, *args: object) -> Iterator[str]:
-    """Start `work`, wait until it says how far it is, `kill -9` it, and yield what it said."""
+    """Start `work`, wait until it says how far it is, `kill -9` it, and yield its word."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=work, args=(*args, theirs))  # type: ignore[arg-type]
     with no_main():

@@ -1,4 +1,4 @@
-"""Rulings where several rule at once, and a look at them that is held up by nothing."""
+"""Approvals when several hold at once, and a look at them that waits for nothing."""
 
 from __future__ import annotations
 

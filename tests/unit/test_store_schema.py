@@ -1,4 +1,4 @@
-"""The tables: the migrations lead to what the code expects, and old stores still open."""
+"""The tables: the migrations lead to the schema that the code expects, and old stores still open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stale decision says of the model: the part that differs, by name."""
+"""The words of a stale decision about the model: the part that differs, by name."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def seen_otherwise_too(points: Tensor, others: Tensor) -> tuple[Tensor, ...]:
 
 
 def graph_of(call: Callable[..., Any], *inputs: Tensor, mode: str = "fake") -> torch.fx.GraphModule:
-    """Trace operators with what Inductor puts beside each: the fake tensor that it gives."""
+    """Trace operators with Inductor's companion for each: the fake tensor of its result."""
     traced: torch.fx.GraphModule = make_fx(call, tracing_mode=mode)(*inputs)
     return traced
 
@@ -57,7 +57,7 @@ def laid_out(graph: torch.fx.GraphModule) -> list[Tensor]:
     return [node.meta["val"] for node in found]
 
 
-# ---- what is read across
+# ---- memory that is read across
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def laid_out(graph: torch.fx.GraphModule) -> list[Tensor]:
         (torch.randn(80, 9), 8, False),
         (torch.randn(80, 1), 8, False),
         (torch.randn(3, 80).T, 8, False),  # is a structure of arrays
-        (POINTS[:, None].expand(80, 7, 3), 7, True),  # counted is what lies in memory
+        (POINTS[:, None].expand(80, 7, 3), 7, True),  # only elements in memory are counted
         (POINTS[:, None].expand(80, 3, 3), 3, False),
         (torch.tensor(1.0), 640, False),
         (torch.empty(80, 0, 3), 8, False),
@@ -268,6 +268,6 @@ def test_a_program_without_short_rows_is_refused() -> None:
     from torch._inductor import config
 
     call = realize(torch.tanh, PLAN, Example((POINTS,)), device="cpu", mode="inference").call
-    compiled_anew = config.patch(force_disable_caches=True)  # as a trial does: what a cache holds is not seen again
+    compiled_anew = config.patch(force_disable_caches=True)  # as a trial does: code from a cache is not examined again
     with compiled_anew, pytest.raises(UnsupportedError, match="structure_of_arrays changes nothing here"):
         call(POINTS)

@@ -146,7 +146,7 @@ def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -
 
 
 def test_a_plan_that_compiles_for_ever_leaves_time_for_another(storage: Storage, spent_clock: Any) -> None:
-    """The budget of a search is shared: what comes first is ended so that what comes next can be tried."""
+    """The budget of a search is shared: the first plan is ended in time for the next to be tried."""
     rewritten = Plan(backend="inductor", transforms=("complex_to_real",))
     limits_s: dict[Plan, float] = {}
 
@@ -187,7 +187,7 @@ def test_looking_at_the_model_is_time_spent_and_no_part_of_the_budget(storage: S
 
 
 def test_targets_of_one_structure_keep_their_decisions(storage: Storage, table: Table) -> None:
-    """They share what was measured; each is decided for by its own calls."""
+    """They share their measurements. Each is decided for by its own calls."""
     many, few = request(), Request(WorkloadSpec("zoo:another", calls=10))
     first, second = (run_study(asked, storage, table, Silent()) for asked in (many, few))
     assert (second.id, second.workload, storage.get_study(first.id)) == (first.id, few.workload, second)
@@ -199,7 +199,7 @@ def test_targets_of_one_structure_keep_their_decisions(storage: Storage, table: 
 
 
 def test_targets_of_one_structure_are_measured_anew_together(storage: Storage, table: Table) -> None:
-    """No decision stays whose measurements are forgotten; what is measured by then is enough for the others."""
+    """A decision whose measurements are forgotten goes. The measurements so far are enough for the others."""
     other = Request(WorkloadSpec("zoo:another", calls=10**6))
     for asked in (request(), replace(other, fresh=True)):
         study = run_study(asked, storage, table, Silent())
@@ -285,7 +285,7 @@ def test_the_same_request_again_reuses_the_decision(storage: Storage, table: Tab
 
 
 def test_what_was_timed_on_a_busy_machine_is_timed_anew(storage: Storage, table: Table) -> None:
-    """Then all took 100 times as long, and the plan seemed no faster; what eager takes now tells."""
+    """Back then all took 100 times as long, and the plan seemed no faster. Eager's time now tells."""
     busy = Slowed(100)
     assert run_study(request(), storage, busy, Silent()).decision.plan == EAGER  # type: ignore[union-attr]
     study = run_study(request(), storage, table, Silent())
@@ -299,7 +299,7 @@ def test_what_was_timed_on_a_busy_machine_is_timed_anew(storage: Storage, table:
 
 
 class Slowed(Table):
-    """A machine on which everything takes so many times as long, whatever is compiled."""
+    """A machine on which every plan takes so many times as long."""
 
     def __init__(self, times: float) -> None:
         super().__init__()
@@ -632,7 +632,7 @@ def test_processes_that_are_stored_are_not_started_again(storage: Storage) -> No
 
 
 class Dueling(Table):
-    """Beside each other plans run as `true` says, whatever their trials said."""
+    """Beside each other plans run as fast as `true` says, against the word of their trials."""
 
     def __init__(self, **true: float) -> None:
         super().__init__()

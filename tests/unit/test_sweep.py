@@ -1,4 +1,4 @@
-"""Many studies side by side: what a manifest asks for, and what becomes of each, with a made-up `torchwise tune`."""
+"""Many studies side by side: the requests of a manifest, and the end of each study, with a made-up `torchwise tune`."""
 
 from __future__ import annotations
 
@@ -152,7 +152,10 @@ def test_ctrl_c_interrupts_every_study_and_begins_none(
 
 
 def test_studies_are_interrupted_when_the_sweep_is_killed(tmp_path: Path) -> None:
-    """What `torchwise sweep` begins its processes with: they must not go on when nobody is there to hear."""
+    """The command that `torchwise sweep` begins its processes with.
+
+    They must not go on when nobody is there to hear.
+    """
     child = textwrap.dedent("""
         import os, pathlib, sys, time
         from torchwise.cluster.following import follow

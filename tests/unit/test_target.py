@@ -33,7 +33,7 @@ class Net(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def own_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Work in a fresh folder, and forget afterwards what was imported from it."""
+    """Work in a fresh folder, and forget afterwards the modules that were imported from it."""
     monkeypatch.chdir(tmp_path)
     path, modules = list(sys.path), set(sys.modules)
     yield
@@ -98,7 +98,7 @@ def test_files_of_one_name_in_two_folders_are_two_modules(write) -> None:
     write("two/user_model.py", MODEL)
     first, second = (load(f"{folder}/user_model.py:Net.example") for folder in ("one", "two"))
     assert type(first.call).__module__ != type(second.call).__module__
-    assert structure(first.call) == structure(second.call)  # where code lies is not what it is
+    assert structure(first.call) == structure(second.call)  # the place of code is not its content
 
 
 def test_a_file_that_does_not_import_is_forgotten(write) -> None:
@@ -149,7 +149,7 @@ def test_check_form_imports_nothing(write) -> None:
     assert "user_broken" not in sys.modules
 
 
-# ---- what is not there
+# ---- missing targets
 
 
 @pytest.mark.parametrize("target", ["", ":", "zoo", "zoo:", ":make", "user_model.py", "user_model.py:"])

@@ -1,4 +1,4 @@
-"""The number of threads as a first, quick choice: where it is open, in which order, and what is built on it."""
+"""The number of threads as a first, quick choice: when it is open, its order, and the plans built on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UNSURE = untold(ONE, 0.8, 28.4)
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the choices of a machine with eight cores and a quota of two, whatever this one has."""
+    """Have the choices of a machine with eight cores and a quota of two, on any machine."""
     others = {key: choice for key, choice in CHOICES.items() if key[0] != "threads" or key[1] == "*"}
     counts = [
         CHOICE._threads(1, ("repeats", "long", *WAITING)),
@@ -133,7 +133,7 @@ def test_an_inspection_sees_short_calls_and_contended_cores(
     assert set(_core_traits(device, Measurement(samples, samples, cores=cores), steady_s)) == traits
 
 
-# ---- what is built on it
+# ---- plans that are built on it
 
 
 def test_compiled_plans_have_the_number_of_threads_that_won() -> None:
@@ -208,7 +208,7 @@ class Asked(torch.nn.Module):
 
 @pytest.fixture(params=["own", "shared"])
 def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Asked, Any, int]]:
-    """A model, its plan of one thread more than the program has, and that number; with either way to set it."""
+    """A model, its plan of one thread more than the program has, and that number, with either way to set it."""
     if request.param == "shared":
         shared = SharedCount()
         monkeypatch.setattr(settings, "thread_count", lambda: shared)
@@ -231,7 +231,7 @@ def test_a_served_plan_holds_its_threads_for_its_own_calls_alone(served: tuple[A
 
 def test_a_served_call_that_raises_puts_the_program_s_number_back(served: tuple[Asked, Any, int]) -> None:
     model, fast, before = served
-    fast(torch.ones(2))  # after a first call that fails, what it noted is undone
+    fast(torch.ones(2))  # after a first call that fails, its notes are undone
     model.raises = True
     with pytest.raises(ValueError, match="as it was told"):
         fast(torch.ones(2))
@@ -281,7 +281,7 @@ def test_a_thread_s_own_number_comes_back_and_no_other_thread_s(number: int) -> 
     run_in_threads(call)
     fast(torch.ones(1))
     assert (seen, torch.get_num_threads()) == ([number], before)
-    torch.set_num_threads(before)  # what threads are given that begin later
+    torch.set_num_threads(before)  # the number for threads that begin later
 
 
 def test_libraries_without_such_functions_leave_pytorch_s_own_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A training step as written against the loop by hand, bit by bit; its checkpoints, its copies, and what it refuses."""
+"""A training step as written against the loop by hand, bit by bit: checkpoints, copies, and refusals."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_frozen_part_stays_and_batch_norm_follows() -> None:
     assert not torch.equal(before["first.weight"], after["first.weight"])
 
 
-# ---- the loss, and what a batch is
+# ---- the loss, and kinds of batches
 
 
 class Answering(torch.nn.Module):
@@ -488,7 +488,7 @@ def test_all_of_it_moves() -> None:
     assert (kept["step"].device.type, kept["exp_avg"].device.type) == ("cpu", "meta")
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def refused(**changes: Any) -> str:

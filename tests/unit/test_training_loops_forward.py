@@ -318,7 +318,7 @@ def bert() -> Any:
 
 @pytest.fixture
 def accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield the library, without what it keeps for a whole process, such as a precision."""
+    """Yield the library, without the state that it keeps for a whole process, such as a precision."""
     found = pytest.importorskip("accelerate")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found.state.AcceleratorState._reset_state(True)

@@ -1,4 +1,4 @@
-"""What a recorded training step notices of its optimizers and scalers, and what it need not notice."""
+"""Changes of optimizers and scalers that a recorded training step notices, and those it need not notice."""
 
 from __future__ import annotations
 

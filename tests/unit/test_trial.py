@@ -1,4 +1,4 @@
-"""One candidate in one process: whatever it does ends there, and is told apart from everything else it could do."""
+"""One candidate in one process: all its effects end there, and each kind of end is told apart."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_hang_is_ended_at_the_limit_with_all_its_children(launcher: ProcessLau
     assert "most recent call first" in trial.failure.traceback
     assert time.monotonic() - start < 15
     after = {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
-    # The workers' server and its resource tracker may have come; a worker may not have stayed.
+    # The workers' server and its resource tracker may have come. A worker may not have stayed.
     names = [" ".join(psutil.Process(pid).cmdline()) for pid in after - before]
     assert all("forkserver" in name or "resource_tracker" in name for name in names), names
 
@@ -139,7 +139,7 @@ def test_a_candidate_that_cannot_lead_is_stopped_early(launcher: ProcessLauncher
 def test_stages_are_heard_in_order(launcher: ProcessLauncher) -> None:
     heard: list[str] = []
     try_plan(launcher, job("wrong"), Trial(0, GOOD, TrialState.RUNNING), Limits(60, 8 * GIB), heard.append)
-    # A test beside this one may be measuring: whoever waits says what it goes on with, the start included.
+    # A test beside this one may be measuring: a trial that waits names the stage it goes on with, the start included.
     stages = [stage for stage in heard if stage not in (WAITING, "start")]
     assert [stage for stage, _ in itertools.groupby(stages)] == ["compile", "verify", "measure"]
 

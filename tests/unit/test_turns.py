@@ -124,7 +124,7 @@ def test_waiting_is_not_on_the_workers_account() -> None:
     other = turns.Turns("cpu", bool)
     heard: list[str] = []
     with contextlib.ExitStack() as held:
-        held.callback(other.leave)  # whatever fails here: the workers of other tests would wait for ever
+        held.callback(other.leave)  # on any failure here: the workers of other tests would wait for ever
         held.enter_context(other.alone())
 
         def hear(stage: str) -> None:
@@ -178,7 +178,7 @@ def other(tmp_path: Path) -> Other:
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[bool]]]:
-    """Make this process a worker that shares a device with `other`; what it tells of its waits is returned."""
+    """Make this process a worker that shares a device with `other`. Return the words on its waits."""
     monkeypatch.setattr(turns.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(turns, "name_of", lambda _device: "cuda-0")
 
@@ -198,7 +198,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 class Compiler:
-    """Stands for Inductor: what `compile` does meanwhile is a function, and so is what timing a kernel does."""
+    """Stands in for Inductor: functions stand for the work of `compile`, and of timing a kernel."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.works: Callable[[], None] = lambda: None

@@ -1,4 +1,4 @@
-"""Calling what draws random numbers with a generator of its own: the program's stays where it was."""
+"""Calling a model that draws random numbers with a generator of its own: the program's stays as it was."""
 
 from __future__ import annotations
 

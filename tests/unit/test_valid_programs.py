@@ -1,4 +1,4 @@
-"""Programs that do unusual things are run plainly, and eager is proven right by its own reference: none is refused."""
+"""Programs that do unusual things are run plainly, and eager is verified by its own reference: none is refused."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_nan_where_eager_has_nan_is_right() -> None:
 
 
 def test_without_a_float64_reference_eager_stands_in() -> None:
-    weight = torch.randn(8, 8)  # float32 whatever the inputs are, so float64 inputs are refused
+    weight = torch.randn(8, 8)  # float32 for any inputs, so float64 inputs are refused
     workload = Workload(lambda x: x @ weight, (Example((torch.randn(4, 8),)),))
     verdict = judge(workload, lambda x: (weight.T @ x.T).T.contiguous())
     assert verdict.outcome is Outcome.PASS, verdict.reason

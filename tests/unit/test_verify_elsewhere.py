@@ -1,4 +1,4 @@
-"""Where eager itself is wrong on a device, a failed verdict says so; where the candidate is, it says nothing more."""
+"""If eager itself is wrong on a device, a failed verdict says so. If the candidate is, it says nothing more."""
 
 from __future__ import annotations
 

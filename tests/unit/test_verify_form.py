@@ -1,4 +1,7 @@
-"""What a verdict must not let pass besides wrong numbers: other containers, shared memory, garbage in whole numbers."""
+"""Faults other than wrong numbers that a verdict must not pass.
+
+They are other containers, shared memory, and garbage in whole numbers.
+"""
 
 from __future__ import annotations
 

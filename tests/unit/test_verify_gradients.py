@@ -1,4 +1,4 @@
-"""Gradients over several draws of the batch: what is judged together, and when more draws are asked for."""
+"""Gradients over several draws of the batch: which are judged together, and when more draws are asked for."""
 
 from __future__ import annotations
 

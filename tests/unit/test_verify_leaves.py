@@ -1,4 +1,4 @@
-"""Answers that are no tensors: NumPy's arrays and scalars, text, and objects are compared by what they hold."""
+"""Answers that are no tensors: NumPy's arrays and scalars, text, and objects are compared by their content."""
 
 from __future__ import annotations
 

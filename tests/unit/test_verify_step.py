@@ -1,4 +1,4 @@
-"""The proof of a training step: what it must catch, and what it must let pass."""
+"""The verification of a training step: faults that it must catch, and steps that it must let pass."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def judged(workload: Workload, make: Maker, precision: str = "native", *, stocha
 
 
 def failed(verdict: Verdict) -> str:
-    """Return the name of the check that failed; empty where all passed."""
+    """Return the name of the check that failed, or "" if all passed."""
     found = [check for check in verdict.checks if check.outcome is not Outcome.PASS]
     return f"{found[0].name}: {found[0].detail}" if found else ""
 
@@ -81,7 +81,7 @@ class Attention(torch.nn.Module):
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {"blocks": Blocks, "frozen + norm": Net, "attention": Attention}
 
 
-# ---- what is right passes
+# ---- right steps pass
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "RMSprop", "Adafactor"])
@@ -198,11 +198,11 @@ def test_gradients_of_what_no_optimizer_trains_do_not_add_up() -> None:
     assert failed(verify_step(StepSubject(workload, candidate, lambda s: s), noise_budget_s=BUDGET_S)) == ""
 
 
-# ---- what is wrong is caught
+# ---- wrong steps are caught
 
 
 def with_gradient(change: Callable[[str, torch.Tensor], torch.Tensor]) -> Maker:
-    """Return what changes each gradient on its way."""
+    """Return a function that changes each gradient on its way."""
 
     def make(step: Any) -> Any:
         for name, parameter in step.model.named_parameters():
@@ -233,7 +233,7 @@ def wrong_state(step: Any) -> Any:
 
 
 def missing_tail(step: Any) -> Any:
-    """Update all but the last element of each tensor, as a kernel does that forgets what is behind its last block."""
+    """Update all but the last element of each tensor, as a kernel does that forgets the rest behind its last block."""
 
     def call(*given: torch.Tensor) -> torch.Tensor:
         kept = [p.detach().flatten()[-1].clone() for p in step.trained()]
@@ -425,7 +425,7 @@ def test_one_percent_of_a_gradient_is_caught_behind_dropout() -> None:
     assert failed(judged(workload, with_gradient(one_percent), stochastic=True)).startswith("gradients")
 
 
-# ---- the parts of the proof
+# ---- the parts of the verification
 
 
 def scales(ours: float, floor: float, noise: float = 0.0, size: int = 64, draws: int = 3) -> Check:
@@ -590,7 +590,7 @@ def test_at_the_margin_itself_alarms_are_as_rare_as_stated() -> None:
         differences = 0.01 + 0.02 * rng.standard_normal(6)
         ours = (1 + differences)[:, None] * np.ones((6, 8))
         found.append(check_trajectories(ours.tolist(), np.ones((6, 8)).tolist(), reduced=False).outcome)
-    assert found.count(Outcome.FAIL) <= 8  # 2 expected; more than 8 has a chance of 2 in 10,000
+    assert found.count(Outcome.FAIL) <= 8  # 2 expected. More than 8 has a chance of 2 in 10,000
 
 
 def test_curves_that_differ_are_told() -> None:

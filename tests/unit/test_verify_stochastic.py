@@ -114,7 +114,7 @@ ONE_TENSOR = np.zeros(1000, dtype=np.intp)
 
 
 def a_loss_and_gradients(small: float, faint: float, calls: int = 60, *, seed: int) -> np.ndarray:
-    """Return noisy calls of a loss, 300 elements of a large gradient, and as many of a small and of a faint one."""
+    """Return noisy calls of a loss, with 300 elements each of a large, a small and a faint gradient."""
     rng = np.random.default_rng(seed)
     sizes = np.repeat([1.0, 1e-4, 1e-8 * small, 1e-12 * faint], [1, 300, 300, 300])
     offsets = np.random.default_rng(0).normal(size=901)

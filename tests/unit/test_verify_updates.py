@@ -1,4 +1,4 @@
-"""What steps make of all state, where rounding decides its form, and where eager's own error is not rounding's."""
+"""The effect of steps on all state, also if rounding decides its form, or eager's own error is not rounding's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eager's own error as the yardstick: what makes it void, and what a model without anything more precise is held to."""
+"""Eager's own error as the yardstick: when it is void, and the limit for a model without anything more precise."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_noise_that_no_mode_is_in_the_way_of_keeps_its_reference() -> None:
 
 
 def off_in_float64(by: float) -> Call:
-    """Return what is wrong in float64 alone, as a kernel may be."""
+    """Return a function that is wrong in float64 alone, as a kernel may be."""
     return lambda x: torch.tanh(x) * (1 + by if x.dtype is DOUBLE else 1)
 
 
@@ -170,7 +170,7 @@ def test_a_short_rollout_is_compared(dtype: torch.dtype) -> None:
     assert judged(roll, lambda x: roll(x * (1 + 1e3 * torch.finfo(dtype).eps)), x).outcome is Outcome.FAIL
 
 
-# What must not be refused for it.
+# Errors that must not be refused for it.
 
 
 def hilbert(x: torch.Tensor) -> torch.Tensor:
@@ -180,12 +180,12 @@ def hilbert(x: torch.Tensor) -> torch.Tensor:
 
 
 def cancelled(x: torch.Tensor) -> torch.Tensor:
-    """What is left of large terms."""
+    """The rest after large terms cancel."""
     return (10 * x + 10).square() - 100 * (x + 1).square() + 1e-3 * x
 
 
 def residual(x: torch.Tensor) -> torch.Tensor:
-    """What should be zero, and is rounding."""
+    """A difference that should be zero, and is rounding."""
     square = x @ x.mT + torch.eye(len(x), dtype=x.dtype)
     return square @ torch.linalg.solve(square, x) - x
 

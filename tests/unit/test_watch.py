@@ -1,4 +1,4 @@
-"""`torchwise.watch()` and the trace beneath it: what is heard, and that listening changes nothing."""
+"""`torchwise.watch()` and the trace beneath it: the events it hears, and that listening changes nothing."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_a_watch_made_directly_has_not_begun() -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_watch_that_is_never_stopped_prints_when_the_process_ends(tmp_path: Path, traced: bool) -> None:
-    """In a process of its own, once beside the user's own TORCH_TRACE, which must be as complete as without."""
+    """Runs in a process of its own, once beside the user's own TORCH_TRACE, which must be as complete as without."""
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\nfrom torchwise.diagnose.watch import watch\nwatch()\n"

@@ -1,4 +1,4 @@
-"""What the user asks for, and the inputs it is asked for: what is accepted, what is refused, what is kept."""
+"""The user's request and its inputs: which are accepted, refused and kept."""
 
 from __future__ import annotations
 

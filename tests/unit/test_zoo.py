@@ -1,4 +1,4 @@
-"""What every reference workload keeps, whatever it computes: names, seeds, sizes, precision, gradients, randomness."""
+"""Rules for every reference workload: names, seeds, sizes, precision, gradients, randomness."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchwise.zoo.registry import select
 from zoo_checks import continuous, inputs, run, worst_error
 
 ENTRIES = tuple(entry for entry in list_workloads() if not entry.is_step)
-"""Those that answer; whole training steps are tested in `test_zoo_training`."""
+"""Those that answer. Whole training steps are tested in `test_zoo_training`."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -76,7 +76,7 @@ def test_the_roofline_counts_at_least_what_must_be_moved(entry: Entry) -> None:
     assert 0 < workload.roofline.flops < math.inf
     first = workload.examples[0].clone()
     outputs = trees.tensors(workload.call(*first.args, **first.kwargs))
-    # Whole numbers and masks may be read in part only, or stand for fewer bits. What shares memory moves once.
+    # Whole numbers and masks may be read in part only, or stand for fewer bits. Shared memory moves once.
     moved = continuous([*trees.tensors((first.args, dict(first.kwargs))), *parameters(workload), *outputs])
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in moved}
     assert workload.roofline.bytes >= sum(storages.values())

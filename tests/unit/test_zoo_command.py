@@ -1,4 +1,4 @@
-"""`torchwise zoo`: every workload with what it shows and its sizes, at no cost, and near misses for a wrong name."""
+"""`torchwise zoo`: every workload with its subject and its sizes, at no cost, and near misses for a wrong name."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_it_loads_no_torch_and_takes_little() -> None:
 
 
 def processor_seconds(command: list[str]) -> float:
-    """Return what a command takes of a processor, which is its time where nothing else runs."""
+    """Return a command's processor time, which is its time on an idle machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, timeout=60, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -183,7 +183,7 @@ def test_a_vortex_has_an_empty_core_and_several_multiply() -> None:
     one = torch.ones(1, dtype=double)
     points = torch.tensor([[0.0, 0.0], [0.25, 0.0], [0.0, 50.0]], dtype=double)
     core = ivhl.vortex_field(points, torch.zeros(1, 2, dtype=double), one, 0.125)
-    # Two healing lengths away f = 2/√6; there the phase is that of the angle, 0 and then a quarter turn.
+    # Two healing lengths away f = 2/√6. There the phase is that of the angle, 0 and then a quarter turn.
     torch.testing.assert_close(core, torch.tensor([0, 2 / 6**0.5, 1j], dtype=torch.complex128), atol=1e-5, rtol=0)
     positions, centres, charges, healing = inputs("vortex_field")
     each = [ivhl.vortex_field(positions, centres[i, None], charges[i, None], healing) for i in range(len(charges))]
@@ -345,7 +345,7 @@ def test_the_potential_of_a_constant_and_of_a_plane_wave_are_known() -> None:
 
 
 def test_the_equation_of_motion_is_the_variation_of_the_energy() -> None:
-    """2 ∂E/∂φ* is what PyTorch calls the gradient, and i ∂φ/∂t = ∂E/∂φ* for the energy with λ/2."""
+    """PyTorch calls 2 ∂E/∂φ* the gradient, and i ∂φ/∂t = ∂E/∂φ* for the energy with λ/2."""
     field = complex_normal(4, 4, 4).requires_grad_()
     ivhl.condensate_potential(field, coupling=0.05).sum().backward()
     moved = ivhl.gross_pitaevskii_step(field.detach(), coupling=0.1, time_step=0.01)

@@ -46,7 +46,7 @@ def silent(name: str, dtype: torch.dtype = torch.float32, noisy_layer: int | Non
 
 
 def noise_of(block: StochasticBlock, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return what a block adds to zeros, per channel in units of its scale."""
+    """Return the noise that a block adds to zeros, per channel in units of its scale."""
     with torch.no_grad():
         return block(torch.zeros(shape, dtype=torch.float64)) / block.scale[:, None, None]
 

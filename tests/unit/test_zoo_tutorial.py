@@ -1,4 +1,4 @@
-"""The programs that teach: each follows its formula, and each shows what it is there to show."""
+"""The programs that teach: each follows its formula, and each shows the effect that it is there for."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def loss_of(workload: Workload) -> torch.Tensor:
 
 
 def hidden(workload: Workload, example: int = 0) -> torch.Tensor:
-    """Return what lies between the two layers of a program in the gallery, before anything is done to it."""
+    """Return the value between the two layers of a program in the gallery, before anything is done to it."""
     with torch.no_grad():
         return torch.tanh(workload.examples[example].args[0] @ workload.call.first.weight.T)
 
 
 def between(workload: Workload, example: int = 0) -> torch.Tensor:
-    """Return what the second layer of a program in the gallery was given, worked out from the answer."""
+    """Return the input of the second layer of a program in the gallery, worked out from the answer."""
     return torch.linalg.solve(workload.call.second.weight.detach(), run(workload, example).T).T
 
 
