@@ -72,7 +72,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_store_of_the_developer_s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have nobody's own store read or written: the default one is not there."""
+    """Keep the developer's own store from being read or written, by a default store that does not exist."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHWISE_STORE", str(tmp_path_factory.mktemp("default-store") / "none.db"))
         yield
@@ -88,7 +88,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 class StandingClock:
-    """Seconds that pass only where a test says so."""
+    """Seconds that pass only if a test says so."""
 
     now = 0.0
 

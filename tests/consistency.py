@@ -90,7 +90,7 @@ def _cells_of_text(study: Study, text: str) -> Iterator[dict[str, str]]:
 
 
 def _left(line: str, begin: int, end: int) -> int:
-    """Return where the cell over a column's name begins."""
+    """Return the position at which the cell over a column's name begins."""
     at = min(end, len(line)) - 1
     found = [match for match in re.finditer(r"\S+(?: \S+)*", line) if match.start() < end and match.end() > begin]
     return found[0].start() if found else max(at, 0)
@@ -243,13 +243,13 @@ class Figures:
         self.text = re.sub(r"\s+", " ", text).replace("[ ", "[").replace(" ]", "]")
 
     def check_says(self, words: str, times: int | None = None) -> None:
-        """Fail where the text does not say these words, or not so many times."""
+        """Fail unless the text says these words so many times, or at least once for None."""
         found = self.text.count(_flat(words))
         wanted = found > 0 if times is None else found == times
         assert wanted, f"{self.name} says {words!r} {found} times, not {times or 'once at least'}"
 
     def check_seconds(self, pattern: str, *values: float) -> None:
-        """Fail where the durations in the pattern's groups are not these."""
+        """Fail unless the durations in the pattern's groups are these."""
         for shown, value in zip(self._groups(pattern), values, strict=True):
             agree(
                 read_seconds(shown),
@@ -259,7 +259,7 @@ class Figures:
             )
 
     def check_ratios(self, pattern: str, *values: float) -> None:
-        """Fail where the numbers in the pattern's groups are not these."""
+        """Fail unless the numbers in the pattern's groups are these."""
         for shown, value in zip(self._groups(pattern), values, strict=True):
             agree(float(shown.replace(",", "")), value, f"{self.name} says {shown} ({pattern}), not the record's", SAME)
 
@@ -270,7 +270,7 @@ class Figures:
 
 
 def check_explanation(record: Explanation, text: str, html: str) -> None:
-    """Fail where figures of one explanation disagree, in the record, its JSON, on the terminal or on the page.
+    """Fail if figures of one explanation disagree, in the record, its JSON, on the terminal or on the page.
 
     The terminal is wide enough that no kernel's name folds.
     """
@@ -378,7 +378,7 @@ def _check_finding(finding: Finding, title: str, shown: Figures, call_s: float) 
 
 
 def _check_trust(record: Explanation, shown: Figures) -> None:
-    """How far it can be trusted is said once, at the top, and nothing repeats it."""
+    """A sentence at the top says how far the explanation can be trusted, and nothing repeats it."""
     assert record.trust, "nothing says how far it can be trusted"
     shown.check_says(record.trust.sentence, times=1)
     assert shown.text.index(_flat(record.trust.sentence)) < shown.text.index("Stages"), "it is not said at the top"

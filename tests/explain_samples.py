@@ -1,4 +1,4 @@
-"""Evidence as a worker would have it, with nothing the matter, and prices that nobody has to wait for."""
+"""Evidence as a worker would collect it, without any fault, and potential savings that nobody has to wait for."""
 
 from __future__ import annotations
 

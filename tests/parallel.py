@@ -17,9 +17,9 @@ MEMORY = 4 * 2**30
 
 
 def workers(config: pytest.Config, cores: int | None = None, memory: int | None = None) -> int:
-    """Return how many processes `-n auto` means: one a core, as long as there are files and memory for them.
+    """Return the number of processes for `-n auto`: one a core, as long as there are files and memory for them.
 
-    None beside pytest's own for one file, and where somebody looks on (`-s`, `--trace`).
+    0 stands for pytest's own process alone: for one file, and with `-s` or `--trace`, when somebody looks on.
     """
     cores = cores or available_cpus()
     memory = memory or psutil.virtual_memory().available

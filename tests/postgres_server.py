@@ -1,4 +1,4 @@
-"""A real PostgreSQL server in a folder of its own, for as long as the tests need it, on a socket without network."""
+"""A real PostgreSQL server in a folder of its own while the tests need it, on a socket without network."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def skip_without(program: str) -> NoReturn:
 
 
 def way_out(reasons: Iterable[str]) -> str:
-    """Return a line that says how to run the tests that were skipped for want of a program, or "" if none was."""
+    """Return a line on how to run the tests that were skipped for want of a program, or "" if none was."""
     missing = Counter(found[1] for reason in reasons if (found := _MISSING.search(reason)))
     if not missing:
         return ""

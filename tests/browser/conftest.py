@@ -31,7 +31,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pages and screenshots go: SCREENSHOTS names a folder to keep them in."""
+    """The folder of pages and screenshots. SCREENSHOTS names one that keeps them."""
     kept = os.environ.get("SCREENSHOTS")
     if kept is None:
         return tmp_path_factory.mktemp("pages")

@@ -24,7 +24,7 @@ ONE_THREAD = Plan(threads=1)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have searches try one plan that compiles nothing, and analyses look at the plain model."""
+    """Have searches try one plan that compiles nothing, and analyses run the plain model alone."""
     for module, name, changes in (
         (torchwise, "tune", {"plans": [ONE_THREAD], "effort": "quick"}),
         (torchwise, "optimize", {"plans": [ONE_THREAD], "effort": "quick"}),
@@ -112,7 +112,7 @@ def of_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `torch.compile` capture graphs, where breaks and recompilations come from, and not compile them."""
+    """Have `torch.compile` capture graphs and not compile them. Breaks and recompilations come from the capture."""
     monkeypatch.setattr(torch, "compile", changed(torch.compile, {"backend": "eager"}))
 
 

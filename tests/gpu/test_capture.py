@@ -300,9 +300,9 @@ def test_what_is_recorded_anew_finds_workspaces_that_stay(bias: bool) -> None:
 
 
 class Forces(torch.nn.Module):
-    """Gives the gradient of an energy, where no gradients are asked for.
+    """Gives the gradient of an energy, while no gradients are asked for.
 
-    The product that is split along its inner dimension is that of the backward pass, in autograd's own thread.
+    The backward pass, in autograd's own thread, has the product that is split along its inner dimension.
     """
 
     def __init__(self) -> None:
@@ -389,7 +389,7 @@ def test_other_work_goes_on_after_a_call_that_cannot_be_captured(net: torch.nn.M
 
 
 def test_a_signature_that_cannot_be_captured_leaves_the_others_and_the_current_stream_alone() -> None:
-    """torch 2.11 lets neither go where ending a capture fails: the stream stays the current one, the pool open."""
+    """After a failed end of a capture, torch 2.11 keeps the stream as the current one, and the pool open."""
 
     def picky(t: torch.Tensor) -> torch.Tensor:
         return t * float(t.sum().item()) if len(t) == 3 else t * 2

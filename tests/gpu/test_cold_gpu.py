@@ -1,4 +1,4 @@
-"""Cold caches on a real GPU: its L2 is empty before a call, and a study tells both speed-ups."""
+"""Cold caches on a real GPU: its L2 is empty before a call, and a study shows both speed-ups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU: patches as matrix products, and kernels that start before the one ahead of them has ended."""
+"""Patches as matrix products on a GPU, and kernels that start before the previous one has ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Programs that keep state, captured on a GPU: served step by step as the plain model answers, and timed.
 
-Decoding with cache objects is the job that people compile most: one step is given its cache again and again, and a new
-conversation brings a new one.
+Decoding with cache objects is the job that people compile most. One step is given its cache again and again, and a
+new conversation brings a new one.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def study_of(tmp_path: Path, target: str, *plans: Plan, **options: object) -> ob
 
 
 def test_a_search_tries_capture_and_proves_it(tmp_path: Path) -> None:
-    """How much faster it is is for benchmarks to say: with four other programs on the GPU eager may be decided for."""
+    """Benchmarks measure the speed-up. With four other programs on the GPU, eager may be decided for."""
     study = study_of(tmp_path, "zoo:tutorial.many_small_ops")
     passed = [t.plan for t in study.trials if t.verdict and t.verdict.outcome is Outcome.PASS]  # type: ignore[attr-defined]
     assert any(plan.capture == "call" for plan in passed)

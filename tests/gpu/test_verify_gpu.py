@@ -1,4 +1,4 @@
-"""Verdicts on a GPU where PyTorch's own kernel is wrong, and the CPU has to say who is right."""
+"""Verdicts on a GPU when PyTorch's own kernel is wrong, and the CPU has to say which side is right."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def a_trial(
 
 
 def an_inspection(baseline_s: float = 1.0, **changes: Any) -> Inspection:
-    """Return the look at a plain model that takes `baseline_s` seconds a call."""
+    """Return the inspection of a plain model that takes `baseline_s` seconds a call."""
     fields: dict[str, Any] = {
         "identity": "1d" * 8,
         "structure": "57" * 8,

@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def operators(self) -> int:
-        """Of one call: on a CPU their number bounds the gaps, under every plan."""
+        """Operators of one call. On a CPU their number bounds the gaps, under every plan."""
         return math.ceil(1.5 * self.shares["launch"] * self.baseline_s / BETWEEN_S)
 
     def parts(self, plan: Plan) -> tuple[float, float]:

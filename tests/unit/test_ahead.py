@@ -1,4 +1,4 @@
-"""Code compiled in one process and called in another: right, live to the weights, refused where it cannot be."""
+"""Code compiled in one process and called in another: right, live to the weights, and refused if it cannot be."""
 
 from __future__ import annotations
 

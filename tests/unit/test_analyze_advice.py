@@ -1,4 +1,4 @@
-"""Advice: each rule speaks with its figures where there is something to say, and is silent where there is not."""
+"""Advice: each rule speaks with its figures if there is something to say, and is silent otherwise."""
 
 from __future__ import annotations
 

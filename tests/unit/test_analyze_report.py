@@ -1,4 +1,4 @@
-"""An analysis shown: the advice first, every phase with its figures, on any width, and as a page of the common look."""
+"""The output of an analysis: the advice first, every phase with its figures, on any width, and as a page."""
 
 from __future__ import annotations
 

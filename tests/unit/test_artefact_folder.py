@@ -54,7 +54,7 @@ def on_disk(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where code is put, on a machine without a GPU."""
+    """The folder of the code, on a machine without a GPU."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setattr(isa, "replay", lambda known: None)

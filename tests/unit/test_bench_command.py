@@ -264,7 +264,7 @@ def test_a_file_that_is_no_benchmark_is_not_gone_on_with(loop: Loop, tmp_path: P
 
 
 def test_the_loop_itself_runs_from_the_command(monkeypatch, tmp_path: Path, capsys) -> None:
-    """From the command to the file with nothing in between replaced but the worker processes."""
+    """The path from the command to the file, with only the worker processes replaced."""
     workers = Workers()
     monkeypatch.setattr(torchwise.trial, "ProcessLauncher", lambda: workers)
     file = tmp_path / "bench.json"

@@ -150,7 +150,7 @@ def test_the_best_is_marked_only_where_it_is_told(rows: tuple[Row, ...], best: l
 def test_what_was_timed_in_one_process_says_which_is_the_best(
     other: float, duel: float | None, best: list[str]
 ) -> None:
-    """Speed-ups over eager put the two in another order where eager is unsteady from one process to the next."""
+    """Speed-ups over eager put the two in another order when eager is unsteady from one process to the next."""
     benchmark = a_benchmark((a_row("reduce-overhead", other), a_row("max-autotune", 2.3), ours(1.9, duel)))
     found = {line.contender: line for line in blocks(benchmark)[0].lines}
     assert [line.name for line in found.values() if line.is_best] == best

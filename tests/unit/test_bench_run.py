@@ -40,7 +40,7 @@ def a_request(*targets: str, contenders: tuple[str, ...] = THREE, **changes: Any
 
 
 def run(workers: Workers, *targets: str, earlier: Benchmark | None = None, **changes: Any) -> dict[Any, Row]:
-    """Return the rows by contender, or by target and contender where there are several targets."""
+    """Return the rows by contender, or by target and contender if there are several targets."""
     done = run_benchmark(a_request(*targets, **changes), workers, Heard(), earlier)
     return {(row.workload.target, row.contender) if len(targets) > 1 else row.contender: row for row in done.rows}
 

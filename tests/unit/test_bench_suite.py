@@ -1,4 +1,4 @@
-"""From families, names and suites to targets, and the messages for those that do not exist."""
+"""Families, names and suites become targets. Messages name those that do not exist."""
 
 from __future__ import annotations
 

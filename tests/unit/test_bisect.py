@@ -74,7 +74,7 @@ def bisected(rule: Rule, **request: object) -> tuple[Bisection, Rehearsed]:
 
 
 def in_part(order: Look, *names: str) -> bool:
-    """Whether an order looks at the whole model, or at a part of the second graph with these operations."""
+    """Whether an order runs the whole model, or a part of the second graph with these operations."""
     return order.part is None or (order.part.graph == 1 and set(names) <= set(order.part.operations))
 
 

@@ -44,7 +44,7 @@ def order(target: str, **more: Any) -> Look:
 
 
 def ends(*files: Path) -> list[str]:
-    """Run programs where there is no Torchwise. Return how each ended."""
+    """Run programs in processes without Torchwise. Return how each ended."""
     command = [sys.executable, "-c", ALONE, *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]

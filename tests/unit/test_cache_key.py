@@ -24,14 +24,14 @@ def _anew() -> Iterator[None]:
 
 
 class Old:
-    """As PyTorch 2.11 has it."""
+    """The key's details in PyTorch 2.11."""
 
     def __init__(self) -> None:
         self.disable_amp = torch._C._is_any_autocast_enabled()
 
 
 class New(Old):
-    """As PyTorch 2.13 has it."""
+    """The key's details in PyTorch 2.13."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class Layer:
 
 
 class Replaying:
-    """As a graph does, it calls once for each kind of call, on copies of the tensors, and replays that by copying."""
+    """Calls once for each kind of call, on copies of the tensors, and replays that by copying, as a graph does."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call

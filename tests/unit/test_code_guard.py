@@ -1,4 +1,4 @@
-"""Code that is replaced without a trace in the model is noticed, and equal code that was made anew is no change."""
+"""Code that is replaced without a trace in the model is noticed. Equal code that was made again is no change."""
 
 from __future__ import annotations
 

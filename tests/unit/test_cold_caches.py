@@ -1,4 +1,4 @@
-"""Cold processor caches: emptied before each timed call and outside of it, in alternation, and told beside the rest."""
+"""Cold processor caches: emptied before each timed call, outside its time, in alternation, and shown in reports."""
 
 from __future__ import annotations
 

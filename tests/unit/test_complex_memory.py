@@ -30,7 +30,7 @@ def shared(answers: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> li
 
 
 def check(function: Callable[..., Any], *given: torch.Tensor) -> None:
-    """Compare answers, written arguments and who shares memory with eager's."""
+    """Compare answers, written arguments and shared memory with eager's."""
     ours, theirs = trees.clone(given), trees.clone(given)
     door = uncompiled()
     with torch.no_grad():
@@ -50,7 +50,7 @@ which a verification refuses.
 
 
 def shared_untouched(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """List who shares memory with whom where the same graph runs as it reached us."""
+    """List the pairs of tensors that share memory when the same graph runs as it reached us."""
     torch._dynamo.reset()
     door, ours = uncompiled(), trees.clone(given)
     door._compiled = door._inner  # type: ignore[method-assign,assignment]

@@ -122,7 +122,7 @@ def test_a_comparison_agrees_with_itself(pair: tuple[tuple[Row, ...], ...]) -> N
 
 
 def test_a_row_that_became_five_times_as_long_is_not_called_the_same() -> None:
-    """From 936 µs to 5.18 ms, with a speed-up of 0.116 to 1.35 times the one before."""
+    """The row went from 936 µs to 5.18 ms, with a speed-up of 0.116 to 1.35 times the one before."""
     before = a_row("default", measurement=noisy(936e-6, 1.3e-3, 1.1, seed=4))
     after = a_row("default", measurement=noisy(5.18e-3, 3.2e-3, 9.0, seed=5))
     found = compare(*(a_benchmark((a_row("eager", 1.0), row)) for row in (before, after)))

@@ -97,7 +97,7 @@ def test_so_do_those_of_other_dtypes_and_conjugates() -> None:
 
 
 class Holder(nn.Module):
-    """Holds the things that models hold: a tie, results of its last call, and an object that is no state at all."""
+    """Holds the things that models hold: a tie, results of its last call, and an object without state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From trials to one decision: the chosen plan, plans that are never chosen, and the sentence about the choice."""
+"""Trials become one decision: the chosen plan, plans that are never chosen, and the sentence about the choice."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_tie_goes_to_the_simpler_whichever_compiles_a_little_sooner() -> None:
 
 
 def test_a_sure_duel_is_not_overruled_by_the_chain_that_it_is_in() -> None:
-    """The second is as fast as the first, and clearly slower than the third, which may be as fast as the first."""
+    """The second is as fast as the first, and clearly slower than the third. The third may be as fast as the first."""
     first, second = a_trial(INDUCTOR, 2.3, 2.6), a_trial(FROZEN, 2.3, 2.6)
     third = met(a_trial(WRAPPED, 2.3, 2.6), FROZEN, 1.005, 1.025)
     assert decided(first, met(second, first, 0.98, 1.02), third).plan == INDUCTOR, "the simplest of those within 2 %"

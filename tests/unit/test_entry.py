@@ -1,4 +1,4 @@
-"""Where a call enters compiled code: below `Module.__call__`, and modules of the library's own classes as others do."""
+"""The place where a call enters compiled code is below `Module.__call__`, also for the library's own classes."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_plan_that_has_the_mend_already_is_not_told_to_have_it() -> None:
 
 
 def launch_bound(**changes: Any) -> Evidence:
-    """As a GPU's profile is: 50 kernels in 20 of 100 µs."""
+    """A GPU's profile: 50 kernels in 20 of 100 µs."""
     kernels = (Kernel("triton_poi_fused_0", 50.0, 20e-6, generated=True),)
     execution = Execution(Interval(CALL_S, CALL_S, CALL_S), 20e-6, 5e-6, 40, 1.0)
     return evidence(device="cuda", execution=execution, profiled=Profiled(kernels, 20e-6, 5e-6, 1.0, 1.0), **changes)

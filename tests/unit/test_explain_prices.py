@@ -67,7 +67,7 @@ def test_a_mend_is_priced_on_every_example_and_once(ask: Any, compiled: int) -> 
 
 
 def test_only_compiling_may_pass_the_limit_and_no_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a model that changes on every call is compiled on every one of them, as it never is for its user."""
+    """Otherwise a model that changes on every call would be compiled on each one, which never happens to its user."""
     limits: list[tuple[str, int]] = []
     arena = Stub()
     for name in ("first_calls", "measure"):

@@ -72,7 +72,7 @@ def test_only_what_fits_the_line_is_suggested(kind: Callable[[], torch.nn.Module
 
 @pytest.mark.parametrize("kind", [suggested.ReadsACount, suggested.ChoosesNothing, suggested.AsksAmong])
 def test_without_running_it_would_be_suggested(kind: Callable[[], torch.nn.Module]) -> None:
-    """Else the tests above would hold of anything."""
+    """Otherwise the tests above would hold of any model."""
     (found, *_) = seen(kind())
     assert found.mend is not None
     assert found.mend.line or found.mend.condition

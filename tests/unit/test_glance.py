@@ -1,4 +1,4 @@
-"""A glance says yes only where nothing changed, and does say it, or every call would be looked at closely."""
+"""A glance says yes only if nothing changed. It must say so, or every call would be examined closely."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ ELSEWHERE = torch.nn.Linear(4, 4).eval()
 
 
 class Beside(torch.nn.Module):
-    """Takes a weight from where a watch looks ("buffer", "attribute"), or from where none does."""
+    """Takes a weight from a place that a watch covers ("buffer", "attribute"), or from another."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

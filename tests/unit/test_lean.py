@@ -1,4 +1,4 @@
-"""The straight way into compiled code: taken where everything that could change is looked at, and only there."""
+"""The straight way into compiled code is taken if everything that could change is checked, and only then."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ MISBEHAVING = Path(__file__).parent.parent / "targets" / "misbehaving.py"
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    """A store in a folder of its own, which is where commands run."""
+    """A store in a folder of its own, in which commands run."""
     monkeypatch.chdir(tmp_path)
     with open_storage(str(tmp_path / "store.db")) as opened:
         yield opened

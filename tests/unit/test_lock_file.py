@@ -1,4 +1,4 @@
-"""The lock file: it is read as it was written, the same bytes every time, and nothing edited or malformed is taken."""
+"""The lock file: it is read as written, always the same bytes, and nothing edited or malformed is taken."""
 
 from __future__ import annotations
 

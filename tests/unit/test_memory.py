@@ -1,4 +1,4 @@
-"""Who shares memory with whom among tensors, held against counting every byte."""
+"""Memory that tensors share, checked by counting every byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of GPU jobs: jobs that run side by side, jobs that are left out, and jobs that run out of time.
+"""The list of GPU jobs: those that run side by side, are left out, or run out of time.
 
 Also, how a suite that is run on several GPUs divides the CPU's cores.
 """

@@ -37,7 +37,7 @@ def as_user(url: str, user: str, secret: str = SECRET) -> str:
 
 
 def said_of(url: str, caplog: pytest.LogCaptureFixture) -> str:
-    """Return the error of opening `url`, having looked for the password in all that a user could get to see."""
+    """Return the error of opening `url`, after a search for the password in all output that a user could see."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(StorageError) as caught:
         open_storage(url)

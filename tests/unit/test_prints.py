@@ -1,4 +1,4 @@
-"""A call that prints or logs is told from one that says nothing."""
+"""A call that prints or logs is told from a silent one."""
 
 from __future__ import annotations
 

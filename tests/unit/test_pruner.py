@@ -1,4 +1,4 @@
-"""When measuring stops early: only a candidate that could lead, or tie, is measured to its end."""
+"""Measuring stops early: only a candidate that could lead, or tie, is measured to its end."""
 
 from __future__ import annotations
 

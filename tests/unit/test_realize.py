@@ -62,7 +62,7 @@ LAID: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "with gaps": (lambda x: (x + 1)[:, ::2], False),
     "repeated": (lambda x: x.sum(0, keepdim=True).expand(2, 3, 4), False),
 }
-"""How an output lies in eager, and whether it can be said in so many words."""
+"""The memory layout of an output in eager, and whether a plan can describe it."""
 
 
 @pytest.mark.parametrize("name", LAID)

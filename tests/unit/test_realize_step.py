@@ -1,4 +1,4 @@
-"""A plan for a training step: each piece against the step as written, the state that is put back, and refused steps."""
+"""A plan for a training step: each piece against the step as written, restored state, and refused steps."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ LAID_OUT = Plan(memory_format="channels_last")
 
 @pytest.mark.parametrize("plan", [LAID_OUT, Plan(optimizer="fused"), LAID_OUT.with_choice("optimizer", "fused")])
 def test_a_fused_optimizer_goes_on_from_a_checkpoint_that_lies_otherwise(plan: Plan) -> None:
-    """Its kernels on a CPU walk through weights and state alike, and do not look how the two lie."""
+    """Its kernels on a CPU walk through weights and state alike, and ignore how the two lie in memory."""
 
     def start(**how: Any) -> torchwise.TrainStep:
         torch.manual_seed(0)

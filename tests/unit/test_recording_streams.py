@@ -136,7 +136,7 @@ def test_a_stream_stays_on_its_device(card: Card) -> None:
 
 
 def test_every_recording_is_anchored_in_the_pool_of_its_stream(card: Card) -> None:
-    """As somebody may have cleared the workspaces since the one before."""
+    """Somebody may have cleared the workspaces since the recording before."""
     first, second = RecordingStream(), RecordingStream()
     for plan in (first, first, second):
         stream_of(plan)

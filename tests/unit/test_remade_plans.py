@@ -1,4 +1,4 @@
-"""Plans that run a copy of the model, or freeze its weights: they follow it, or are made anew, and that is bounded."""
+"""Plans that run a copy of the model, or freeze its weights, follow it or are made anew, within a bound."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
 
 
 def points(axes: Axes, marker: str = "o") -> list[tuple[float, float]]:
-    """Return where single markers are."""
+    """Return the positions of single markers."""
     lines = [line for line in axes.lines if line.get_marker() == marker and len(line.get_xdata()) == 1]
     return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines]
 

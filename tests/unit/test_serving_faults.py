@@ -118,7 +118,7 @@ def _answers(fast: Any, x: torch.Tensor, queue: Any) -> None:
 @pytest.mark.usefixtures("one_thread")
 @torch.no_grad()
 def test_a_process_that_is_forked_afterwards_is_answered() -> None:
-    """As a data loader forks its workers from a program that serves a plan."""
+    """A data loader forks its workers so from a program that serves a plan."""
     fast = served(plain, SMALL)
     expected = fast(SMALL)
     context = multiprocessing.get_context("fork")

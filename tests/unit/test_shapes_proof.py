@@ -96,7 +96,7 @@ def test_batch_norm_in_training_is_refused_with_the_way_out() -> None:
 
 
 def test_a_leak_below_the_roundings_of_float32_shows_in_float64() -> None:
-    """Where a mask penalises and does not forbid: exp(-11) of a weight, which rounding in float32 would excuse."""
+    """The mask penalises and does not forbid: exp(-11) of a weight, which rounding in float32 would excuse."""
     leaky = Attention(penalty=-11.0).eval()
     with torch.no_grad():
         leaky.inner.weight.mul_(0.01)

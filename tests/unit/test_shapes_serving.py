@@ -300,7 +300,7 @@ def test_the_models_own_errors_are_the_callers(net: Net) -> None:
 
 @torch.no_grad()
 def test_an_answer_that_cannot_be_cut_is_made_by_the_original() -> None:
-    """As of a model that answers otherwise for some values, which no verification on examples sees."""
+    """A model may answer otherwise for some values, which no verification on examples sees."""
 
     def call(x: Tensor) -> Tensor:
         return x * 2 if x[0, 0] < 100 else x[1:] * 2

@@ -35,7 +35,7 @@ from torchwise.workload import WorkloadSpec
 
 @pytest.fixture(params=["sqlite to sqlite", "sqlite to postgres", "postgres to sqlite"])
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """Return where the two stores are."""
+    """Return the URLs of the two stores."""
 
     def place(kind: str, name: str) -> str:
         if kind == "sqlite":

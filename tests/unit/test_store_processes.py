@@ -63,7 +63,7 @@ def killed_after_its_word(work: object, *args: object) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return where a store is to be, and is not yet."""
+    """Return the place of a store that does not exist yet."""
     if request.param == "sqlite":
         return str(tmp_path / "torchwise.db")
     server: PostgresServer = request.getfixturevalue("postgres")

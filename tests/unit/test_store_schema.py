@@ -51,7 +51,7 @@ def test_the_newest_migration_is_the_head() -> None:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return where a store is to be, and is not yet."""
+    """Return the place of a store that does not exist yet."""
     if request.param == "sqlite":
         return str(tmp_path / "new.db")
     server: PostgresServer = request.getfixturevalue("postgres")

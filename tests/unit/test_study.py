@@ -122,7 +122,7 @@ def test_where_compiling_pays_it_is_decided_for(storage: Storage, table: Table) 
 
 
 def test_a_trial_knows_what_eager_usually_takes(storage: Storage, table: Table) -> None:
-    """So that it can tell when something holds eager up."""
+    """With that it can tell when other programs slow eager."""
     run_study(request(plans=(INDUCTOR,)), storage, table, Silent())
     assert EAGER_S in table.usual
 

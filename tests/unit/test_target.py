@@ -1,4 +1,4 @@
-"""From a target string to a loaded workload: every form, and every way in which it can be wrong."""
+"""A target string becomes a loaded workload: every form, and every way in which it can be wrong."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_what_is_no_figure_is_told_by_what_was_timed_side_by_side() -> None:
 
 
 class Asked(torch.nn.Module):
-    """Notes how many threads its calls have, and raises where it is told to."""
+    """Notes how many threads its calls have, and raises if it is told to."""
 
     seen: ClassVar[list[int]] = []
     raises = False

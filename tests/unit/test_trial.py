@@ -283,7 +283,10 @@ def test_the_users_own_start_method_is_left_alone() -> None:
 
 
 def test_a_main_that_comes_while_a_worker_starts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streamlit puts its own there, in other threads: the one from before the start would be of a page that is over."""
+    """Streamlit puts its own there, in other threads.
+
+    The one from before the start would belong to a page that is over.
+    """
     from multiprocessing.context import ForkServerProcess
 
     start, page, seen = ForkServerProcess.start, types.ModuleType("__main__"), []
@@ -433,7 +436,7 @@ def test_a_duel_is_timed_more_closely_than_a_quick_trial_and_finds_what_both_com
     ("usual_s", "times"), [((2.0, 1.0), 0), ((1.4, 0.7), 0), ((None, None), 0), ((1.0, 1.0), 2), ((2.0, 0.4), 2.5)]
 )
 def test_a_duel_in_which_one_side_is_held_up_tells_nothing(usual_s: tuple[float, float], times: float) -> None:
-    """A plan on two cores waits for another program on one of them, and its rival on the other core does not."""
+    """A plan on two cores waits for another program on one of them. Its rival on the other core does not."""
 
     class Timed:
         def run(self, asked: Job, limits: Limits, on_stage: object) -> str:

@@ -108,7 +108,7 @@ def test_without_a_folder_for_locks_nobody_waits(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_program_that_is_no_worker_takes_no_part() -> None:
-    """It may load a workload and measure it, and neither waits for others nor holds them up, however long it lives."""
+    """It may load a workload and measure it. It neither waits for others nor makes them wait, however long it lives."""
     mine = turns.Turns("cpu", bool)
     mine.share()
     with mine.alone():

@@ -134,7 +134,7 @@ def test_numbers_that_fail_on_another_device_are_doubted_where_the_model_fits(
 
 
 class Broken(torch.nn.Module):
-    """A model of a device on which a kernel is wrong: it is right once it was moved to the CPU."""
+    """A model of a device on which a kernel is wrong: it is right after a move to the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Broken(torch.nn.Module):
         return y
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Be where kernels are right."""
+        """Move to a device whose kernels are right."""
         self.factor = 1.0
         return super().to(*args, **kwargs)
 

@@ -215,7 +215,7 @@ def test_noise_that_alternates_between_two_draws_is_caught_as_dependent() -> Non
 
 
 def test_true_pairs_are_rejected_at_the_stated_rate_and_no_more() -> None:
-    """1,000 pairs of true eager samples: at a rate of 1e-3, six or more false alarms happen once in 1,600 runs."""
+    """1,000 pairs of true eager samples. At a rate of 1e-3, six or more false alarms happen once in 1,600 runs."""
     torch.manual_seed(0)
     model = Noisy(dropout=0.3)
     x = torch.randn(2, 64)

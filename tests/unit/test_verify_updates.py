@@ -45,7 +45,7 @@ def check_of(verdict: Verdict, name: str) -> Check:
 
 
 class Thrifty(torch.optim.SGD):
-    """Keeps a step's gradient where it looks even after rounding, as L-BFGS keeps directions that are long enough."""
+    """Keeps a step's gradient if it looks even after rounding, as L-BFGS keeps directions that are long enough."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -126,7 +126,7 @@ def test_state_that_rounding_does_not_decide_must_be_there() -> None:
 
 
 def counted() -> int:
-    """Count where nobody looks for state, as on an object that no copy of a step brings along."""
+    """Count in a place where nobody looks for state, as on an object that no copy of a step brings along."""
     os.environ["STEPS"] = str(int(os.environ["STEPS"]) + 1)
     return int(os.environ["STEPS"])
 
