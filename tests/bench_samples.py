@@ -170,5 +170,5 @@ class Heard:
 
 
 def without_samples(row: Row) -> Row:
-    """Return a timed row as one that failed."""
+    """Return a timed row, turned into one that failed."""
     return replace(row, performance=None, state=RowState.FAILED, failure=CRASH, reason=str(CRASH))

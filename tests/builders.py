@@ -68,7 +68,7 @@ def a_plan(**changes: Any) -> Plan:
 
 
 def samples(seconds: float, rounds: int = 60, *, noise: float = 0.02, seed: int = 0) -> tuple[float, ...]:
-    """Return rounds around a median, skewed as latencies are: a hard floor, and now and then a hiccup."""
+    """Return rounds around a median, skewed as latencies are, with a hard floor and an occasional hiccup."""
     draw = np.random.default_rng(seed)
     values = seconds * (1 + noise * draw.gamma(2.0, 0.5, rounds) - noise * 0.84)
     values[draw.random(rounds) < 0.02] *= 1.6

@@ -42,7 +42,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def no_other_main() -> Iterator[None]:
-    """Put `__main__` back: Streamlit takes its place, in threads of its own, and spawned processes would run that."""
+    """Put `__main__` back. Streamlit replaces it, in threads of its own, and spawned processes would run that."""
     sys.modules["__main__"] = MAIN
     yield
     sys.modules["__main__"] = MAIN
@@ -50,7 +50,7 @@ def no_other_main() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def threads_as_they_were() -> Iterator[None]:
-    """Refuse that a test leaves PyTorch another number of threads: the next ones' sums would round otherwise."""
+    """Refuse a test that changes PyTorch's number of threads: the sums of later tests would round otherwise."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else None
     yield
@@ -61,7 +61,7 @@ def threads_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Compute on one: OpenMP's own threads do not survive a fork, with or without a plan."""
+    """Compute on one thread: OpenMP's own threads do not survive a fork, with or without a plan."""
     import torch
 
     before = torch.get_num_threads()
@@ -128,7 +128,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
 @pytest.fixture
 def plainly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the plans' compiler do all that it does but generate code, which takes seconds."""
+    """Have the plans' compiler do everything except generating code, which takes seconds."""
     _compile_by("aot_eager", monkeypatch)
 
 
@@ -155,7 +155,7 @@ def _compile_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dynamo_afresh() -> Iterator[None]:
-    """Have Dynamo know of nothing that other tests compiled, and ask for no gradients."""
+    """Have Dynamo forget everything that other tests compiled, and turn gradients off."""
     import torch
 
     torch._dynamo.reset()

@@ -57,7 +57,7 @@ def agree(one: float, other: float, what: str, tolerance: float = ROUNDING) -> N
 
 
 def check_study(study: Study, text: str, page: str) -> None:
-    """Hold the terminal, the JSON and the page of a study against each other and against themselves.
+    """Check that the terminal, the JSON and the page of a study agree with each other and with themselves.
 
     The terminal is 300 columns wide, so that no cell folds.
     """
@@ -172,7 +172,7 @@ def _check_json(study: Study, data: dict[str, Any]) -> None:
 
 
 def _check_decision(study: Study, words: str) -> None:
-    """Hold savings and break-even of the sentence against the times of the table."""
+    """Check savings and break-even of the sentence against the times of the table."""
     decision = study.decision
     if decision is None or decision.plan.is_eager or study.economics.baseline_s == 0:
         return
@@ -333,7 +333,7 @@ def _check_kernels(record: Explanation, call_s: float) -> None:
 
 
 def _check_advice(record: Explanation) -> None:
-    """Nothing is recommended that was timed without a gain."""
+    """No recommendation was timed without a gain."""
     for one in record.findings:
         price = one.price
         if price and price.basis is not Basis.ESTIMATED and price.answer is not Answer.YES and not price.once_s:
@@ -390,7 +390,7 @@ def _check_trust(record: Explanation, shown: Figures) -> None:
 
 
 def _check_kernel(kernel: Kernel, shown: Figures) -> None:
-    """Hold a row of the table to its kernel: its calls, its time, and its share of the roofline."""
+    """Check a row of the table against its kernel: its calls, its time, and its share of the roofline."""
     row = (
         re.escape(_flat(kernel.name)) + rf" ([\d.,]+) ({DURATION}) (?:–|[\d.,]+ \w+) (?:–|0|[\d.,]+ M) ([\d.]+|unknown)"
     )

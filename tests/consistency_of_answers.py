@@ -1,4 +1,4 @@
-"""Whether the figures of one benchmark, comparison, check or analysis agree, read back as `consistency.py` does."""
+"""Checks that the figures of one benchmark, comparison, check or analysis agree, as `consistency.py` does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BENCH = ("contender", "per call", "speed-up", "cold", "warm", "peak memory", "ro
 
 
 def check_benchmark(benchmark: Benchmark, text: str, markdown: str, page: str) -> None:
-    """Hold the terminal (300 columns), the Markdown and the page of a benchmark against each other and themselves."""
+    """Check the terminal (300 columns), the Markdown and the page of a benchmark against each other and themselves."""
     trust = trust_of(benchmark).sentence
     assert text.startswith(trust), f"the terminal does not begin with {trust!r}"
     for where, said in (("Markdown", markdown), ("the page", page)):

@@ -1,4 +1,4 @@
-"""A store as a team leaves it: one target over three versions of torch, one study that runs, one of ill will."""
+"""A store as a team leaves it: one target over three versions of torch, a running study, and a hostile one."""
 
 from __future__ import annotations
 

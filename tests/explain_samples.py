@@ -38,7 +38,7 @@ def price(mid: float, *, basis: Basis = Basis.MEASURED, once_s: float = 0.0) -> 
 
 
 def priced(found: Finding) -> Price:
-    """Return the price of a finding, which must have one."""
+    """Return the potential saving of a finding, which must have one."""
     assert found.price is not None
     return found.price
 

@@ -38,7 +38,7 @@ def _files(arguments: list[str]) -> int:
 
 
 class GpuTogether(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests run in one process, one after another, and so do all tests on the GPU: it is one, too."""
+    """Runs a file's tests in one process, one after another, and so all tests on the GPU: there is one GPU, too."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))

@@ -1,4 +1,4 @@
-"""Programs that tests start and that no wheel brings: a test without its program is skipped, and with CI=true fails."""
+"""Programs that tests start and that no wheel brings. A test without its program is skipped, or fails if CI=true."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING = re.compile(rf"NOT TESTED: there is no ({'|'.join(PACKAGES)})")
 
 
 def skip_without(program: str) -> NoReturn:
-    """End the test at hand, as its program is not there: it is skipped, but in CI every test must run."""
+    """End the running test, because its program is missing. It is skipped, but in CI every test must run."""
     reason = f"there is no {program}, which this test starts: apt install {PACKAGES[program]}"
     if os.environ.get("CI") == "true":
         pytest.fail(reason)

@@ -1,4 +1,4 @@
-"""A headless Chromium, and each page as it is seen in it."""
+"""A headless Chromium, and each page as it shows it."""
 
 from __future__ import annotations
 

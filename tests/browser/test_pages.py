@@ -33,7 +33,7 @@ WIDE = Plan(
 
 
 def an_explanation() -> Explanation:
-    """Return one of a real run's size: findings of every standing, kernels with names as Inductor gives them."""
+    """Return one of a real run's size: findings of every kind, and kernels with the names that Inductor gives them."""
     times = {
         "graph capture": 1.2,
         "graph optimisation": 2.1,

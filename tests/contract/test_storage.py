@@ -59,7 +59,7 @@ def spoil(storage: Storage, statement: str) -> None:
 
 
 def pass_by(storage: Storage, seconds: float) -> None:
-    """Have time pass for all owners: by whose clock is the store's own affair."""
+    """Have time pass for all owners. The store itself decides whose clock counts."""
     spoil(storage, f"UPDATE torchwise_trials SET heartbeat = heartbeat - {seconds}")
 
 

@@ -1,4 +1,4 @@
-"""Every command of the documentation: run as it stands, or its arguments are read by the command line itself."""
+"""Every command of the documentation is run as it stands, or the command line itself reads its arguments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def why_only_read(text: str) -> str | None:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A store with one study of the tutorial's model, which took one plan that compiles nothing."""
+    """A store with one study of the tutorial's model, for one plan that compiles nothing."""
     folder = str(tmp_path_factory.mktemp("store"))
     own = {"TORCHWISE_STORE": f"{folder}/store.db", "TMPDIR": folder, "COLUMNS": "110"}  # turns are taken in TMPDIR
     found = {**os.environ, **own}

@@ -50,7 +50,7 @@ class Kind:
     """One kind of file.
 
     Attributes:
-        name: of it.
+        name: the kind's name.
         samples: whole files.
         read: its reader.
         told: gives the data that was read in plain form, in which everything in the file must be found. None if that
@@ -142,7 +142,7 @@ def _documents() -> dict[type[Document], tuple[Document, ...]]:
 
 
 def _few_samples(record: Any) -> Any:
-    """Return a record whose measurements have three pairs each: mutations are then not of samples alone."""
+    """Return a record whose measurements have three pairs each, so that mutations do not hit samples alone."""
     data = codec.to_builtins(record)
 
     def cut(value: Any) -> Any:
@@ -253,7 +253,7 @@ seed = 3
 
 
 def _check_tasks(head: dict[str, Any], tasks: list[dict[str, Any]]) -> None:
-    """Refuse tasks that lack something that their manifest gives."""
+    """Refuse tasks that lack a value that their manifest gives."""
     tables = head.pop("studies", []) or [{}]
     for table in ({**head, **table} for table in tables):
         sized = [target for target in table["targets"] if target.startswith("zoo:") and "@" not in target]

@@ -133,7 +133,7 @@ def _slipped(data: Any, path: Path, others: list[Any], draw: random.Random) -> A
 
 
 def nudged(value: Any, draw: random.Random) -> Any:
-    """Return a value a little beside, or far off."""
+    """Return a value close to the given one, or far off."""
     if isinstance(value, bool) or value is None:
         return draw.choice((not value, int(bool(value)), str(value)))
     if isinstance(value, (int, float)):
@@ -153,7 +153,7 @@ def misspelt(word: str, draw: random.Random) -> str:
 
 
 def twice(text: str, draw: random.Random) -> str:
-    """Return JSON in which a key of the outermost object stands twice."""
+    """Return JSON in which a key of the outermost object occurs twice."""
     data = json.loads(text)
     if not isinstance(data, dict) or not data:
         return text

@@ -80,7 +80,7 @@ def fuzz(kind: Kind, others: list[bytes], each: int, seed: int) -> Found:
 
 
 def mutated(kind: Kind, plain: list[Any], others: list[bytes], draw: random.Random) -> bytes:
-    """Return a file that something befell."""
+    """Return a damaged file."""
     place = draw.randrange(len(kind.samples))
     how = draw.random()
     if how < 0.55:
@@ -138,7 +138,7 @@ def differences(plain: Any, told: Any, place: str) -> Iterator[str]:
 
 
 def _is_derived(place: str) -> bool:
-    """Whether a study tells this beside its samples."""
+    """Whether a study derives this value from its samples."""
     return place.endswith(("seconds_per_call", "].speedup", ".duel.speedup", "$.trust"))
 
 

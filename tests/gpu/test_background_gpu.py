@@ -1,4 +1,4 @@
-"""Plans compiled ahead, and swapped in from the background, on a GPU."""
+"""Plans compiled ahead of time, and swapped in from the background, on a GPU."""
 
 from __future__ import annotations
 

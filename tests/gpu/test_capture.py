@@ -203,7 +203,7 @@ def test_recording_leaves_products_of_other_threads_alone(core: str) -> None:
 
 
 def split_along_the_inner_dimension(bias: bool) -> tuple[torch.nn.Module, torch.Tensor]:
-    """Few rows and many columns: products whose partial sums lie in a workspace, with a bias in cuBLASLt's."""
+    """Few rows and many columns: products whose partial sums lie in a workspace, in cuBLASLt's if there is a bias."""
     model = torch.nn.Linear(1 << 16, 64, bias=bias).cuda().eval()
     return model, torch.randn(64, 1 << 16, device="cuda")
 
@@ -247,7 +247,7 @@ def test_plans_replay_beside_each_other_in_workspaces_of_their_own(bias: bool) -
 
 
 def test_a_thread_that_never_multiplied_matrices_records() -> None:
-    """Its recording asks for a workspace all the same, and so for a handle of cuBLAS, which nothing may make then."""
+    """Its recording asks for a workspace all the same, and so for a handle of cuBLAS, which must exist by then."""
     given = x()
     answers: list[torch.Tensor] = []
 

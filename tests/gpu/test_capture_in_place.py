@@ -32,7 +32,7 @@ def captured(call: Any, *args: torch.Tensor, backend: str = "eager", borrow: boo
 
 
 def settled(call: Any, *args: torch.Tensor) -> Any:
-    """Call until nothing is recorded any more, and see that something was."""
+    """Call until nothing is recorded any more, and check that something was."""
     for _ in range(SETTLING_CALLS + 1):
         call(*args)
     [replays] = call._graphs.values()

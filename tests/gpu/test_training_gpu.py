@@ -252,7 +252,10 @@ def test_a_right_plan_is_proven_trajectories_included(plan: Plan) -> None:
 
 
 class Steeper(torch.nn.Linear):
-    """One whose own gradients are 1 % too large, and whose answer is right: not by hooks, as no replay runs them."""
+    """A layer whose own gradients are 1 % too large, and whose answer is right.
+
+    It uses no hooks, as no replay runs them.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = (1.01 * p - 0.01 * p.detach() for p in (self.weight, self.bias))

@@ -20,7 +20,7 @@ STEPS = [entry for entry in list_workloads() if entry.is_step]
 
 
 class Pooled(torch.nn.Module):
-    """Pools transposed features, with padding: the gradient of that is wrong in eager on CUDA (see `elsewhere`)."""
+    """Pools transposed features, with padding, whose gradient is wrong in eager on CUDA (see `elsewhere`)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torchwise.workload import Example, Workload, trees
 
 
 class Net(torch.nn.Module):
-    """A part that is frozen, batch-norm, dropout, and a head."""
+    """A model with a frozen part, batch-norm, dropout, and a head."""
 
     def __init__(self, dropout: float = 0.0, width: int = 8) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    """One of several alike, so that there are repeated blocks."""
+    """One of several equal blocks, so that there are repeated blocks."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ class Machine:
         return cold, 0.3 * cold
 
     def works(self, plan: Plan) -> bool:
-        """Whether the plan neither dies nor lies."""
+        """Whether the plan neither dies nor gives a wrong answer."""
         return self._failure(plan) is None and self._draw(f"wrong {plan.id}", 0, 1) >= self.wrong
 
     def _failure(self, plan: Plan) -> Failure | None:
@@ -179,7 +179,7 @@ class Search:
         return self.machine.overhead(plan, self.restarts) + self.calls * self.machine.seconds(plan)
 
     def best(self) -> Plan:
-        """Return the plan of least true cost among all that work and can be reached."""
+        """Return the plan of least true cost among all working plans that can be reached."""
         return min((plan for plan in reachable(self.space) if self.machine.works(plan)), key=self.cost)
 
 

@@ -1,4 +1,4 @@
-"""An analysis with real workers: eager is the plan, so that nothing has to be compiled."""
+"""An analysis with real workers. Eager is the plan, so that nothing has to be compiled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_training_is_looked_at_with_its_backward_pass_and_what_is_no_batch_is_sa
 
 
 class _Loss(torch.nn.Module):
-    """Returns a loss, which has no batch."""
+    """Returns a loss, which has no batch dimension."""
 
     def __init__(self) -> None:
         super().__init__()

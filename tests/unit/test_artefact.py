@@ -334,7 +334,7 @@ def test_it_is_compiled_once_and_started_once_more_from_what_that_left(tmp_path:
 def test_it_is_compiled_under_the_variables_of_this_process(
     tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server of the workers may have been started before they were set."""
+    """The server of the workers may have started before the variables were set."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
     launcher = Recorded()
     artefact.save(tmp_path / "model.tw", NET, decision, X, launcher=launcher)

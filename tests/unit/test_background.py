@@ -232,7 +232,7 @@ def test_code_that_is_not_what_was_written_is_not_loaded(child: Callable[..., No
 
 
 class Wrong:
-    """Code that answers a little beside the truth."""
+    """Code that answers slightly wrong."""
 
     loaded = 0
 
@@ -249,7 +249,7 @@ class Wrong:
 def test_code_is_loaded_before_the_swap_also_for_a_model_that_may_not_be_called(
     child: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A first call of the program's must not wait for seconds."""
+    """The program's first call must not wait for seconds."""
     model = Model().eval()
     file = tmp_path / "0.code"
     sha256 = messages.write_code(file, [])
@@ -521,7 +521,7 @@ def test_a_model_that_keeps_state_is_not_called_once_more(kept: str, expected: b
 
 @pytest.mark.slow
 def test_a_search_finds_proves_and_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way, with a real search, for a class of a script, which exists by that name here alone."""
+    """The whole process, with a real search, for a class of a script, which exists by that name here alone."""
     monkeypatch.setenv("TORCHWISE_BACKGROUND_PRIORITY", "normal")
     # Compiled code that divides a call between threads waits for the last of them, and so for a core that other tests
     # have: 1.06 times eager's speed, and left, where it is tens of times as fast.

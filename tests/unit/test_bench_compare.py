@@ -51,7 +51,7 @@ def test_a_change_beyond_the_threshold_is_seen(speedup: float, expected: Change)
 
 
 def test_a_slower_machine_fails_nothing() -> None:
-    """Everything takes a third longer, eager as well: the speed-up is as it was."""
+    """Everything takes a third longer, and eager does, too: the speed-up stays."""
     before = (a_row("eager", 1.0), a_row())
     after = (a_row("eager", 1.0, slowness=1.33), a_row(slowness=1.33))
     assert changes(before, after) == {"eager": Change.DRIFT, "default": Change.SAME}
@@ -59,7 +59,7 @@ def test_a_slower_machine_fails_nothing() -> None:
 
 
 def test_a_faster_eager_is_no_regression_of_the_others() -> None:
-    """Eager takes two thirds, the contender as long as before: its speed-up fell, and its time did not grow."""
+    """Eager takes two thirds, and the contender as long as before: its speed-up fell, and its time did not grow."""
     after = a_row(speedup=1.0, slowness=1 / 1.5, seed=5)
     assert change(a_row(speedup=1.5), after) is Change.SAME
 
@@ -75,7 +75,7 @@ EVEN = np.ones(12)
 
 @pytest.mark.parametrize(("candidate", "eager"), [(SPREAD, SPREAD), (EVEN, SPREAD), (SPREAD, EVEN)])
 def test_what_noise_hides_is_inconclusive_and_never_the_same(candidate: np.ndarray, eager: np.ndarray) -> None:
-    """The medians differ by half, and so may two medians of such samples: of times, of speed-ups, or of both."""
+    """The medians differ by half, as two medians of such samples may, in times, in speed-ups, or in both."""
 
     def noisy(seconds: float) -> Row:
         return a_row(measurement=Measurement(tuple(seconds * candidate), tuple(eager)))

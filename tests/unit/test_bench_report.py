@@ -1,4 +1,4 @@
-"""A benchmark on terminals, as Markdown, CSV, JSON and plots: the same figures everywhere, and none that mislead."""
+"""A benchmark on terminals, as Markdown, CSV, JSON and plots: the same figures everywhere, and none misleading."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_part_stands_alone_once_it_was_reduced_to_operators(tmp_path: Path) ->
 
 
 def test_a_part_that_is_wrong_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The same program, in which the compiled side is given another number than eager."""
+    """The same program, with another number for the compiled side than for eager."""
     target, file = f"{TARGETS / 'repro_models.py'}:several_sizes", tmp_path / "wrong.py"
     write(order(target, file=str(file), part=Part(0, ("linear",))), lambda _: None)
     text = file.read_text()

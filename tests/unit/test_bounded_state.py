@@ -1,4 +1,4 @@
-"""A model that keeps its last calls in a bounded deque: a compiler that never drops one is found out."""
+"""A model that keeps its last calls in a bounded deque. A compiler that never drops the oldest is found out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Window(nn.Module):
 
 
 def never_dropping(model: Window) -> Callable[..., Any]:
-    """Answer as a compiler does that adds to a full deque in vain: the oldest item still counts."""
+    """Answer as a compiler does that appends to a full deque without effect: the oldest item still counts."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         oldest = model.past[0]

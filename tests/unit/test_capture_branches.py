@@ -609,7 +609,7 @@ def test_a_number_is_no_answer_and_the_recording_ends(books: Gpu, monkeypatch: p
 
 
 class Counts:
-    """Records paths of "as many as are positive", of which the first question computes and the second is read."""
+    """Records paths of "as many as are positive". Its first question computes the number, and its second only reads."""
 
     def __init__(self) -> None:
         self.inputs = [torch.zeros(4)]

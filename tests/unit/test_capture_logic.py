@@ -479,7 +479,7 @@ def test_a_sparse_input_is_refused(form: Callable[[torch.Tensor], torch.Tensor])
 
 
 class Cuda:
-    """Notes in which order the streams and the generator are used."""
+    """Notes the order in which streams and the generator are used."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -546,7 +546,7 @@ def test_two_threads_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch)
 
 
 class Streams(Cuda):
-    """Remembers the current stream, and ends a capture within which something was raised as torch 2.11 does."""
+    """Remembers the current stream. Ends a capture in which an error was raised as torch 2.11 does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)

@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from more, which on a busy machine wait for each other."""
+    """More threads gain nothing for small tensors, and wait for each other on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -58,7 +58,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _capturable_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the flag out of the groups' check: on the CPU optimizers refuse it, and keep their counts where they run."""
+    """Take the flag out of the groups' check: on the CPU optimizers refuse it, and keep their counts there."""
     from torchwise.realize.capture.training import TrainingState
 
     check = TrainingState.check
@@ -140,7 +140,7 @@ def equal(a: list[Any], b: list[Any]) -> bool:
 
 
 def pair(make: Any, optimizer: str = "momentum", dropout: float = 0.0) -> Any:
-    """Return ours and theirs: model, optimizer and step each, alike."""
+    """Return our side and theirs, alike, each with model, optimizer and step."""
     found = []
     for _ in range(2):
         model = Net(dropout)

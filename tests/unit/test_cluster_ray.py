@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head without devices, and two nodes with one CPU each, which Ray believes to be two machines."""
+    """A head without devices, and two nodes with one CPU each, which Ray takes for two machines."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the names of sockets must be
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 5}
     patched = pytest.MonkeyPatch()
@@ -79,7 +79,7 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def test_a_trial_goes_on_elsewhere_when_its_worker_and_then_its_node_is_killed(cluster: Cluster) -> None:
-    """One candidate hangs on its own account, and is ended at its limit, worded as anywhere, once it is let."""
+    """One candidate hangs by itself. Once nothing else is killed, it is ended at its limit, with the usual words."""
     heard: list[str] = []
     notes: list[str] = []
     with RayLauncher("cpu", cluster.address, note=notes.append) as launcher:

@@ -22,7 +22,7 @@ JOB = Job("try", WorkloadSpec("zoo:tutorial.fusion_demo"), cache_dir="/on/the/us
 
 
 class Launched:
-    """Takes the place of the launcher of processes."""
+    """Replaces the launcher of processes."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self.jobs, self.limits = list(answers), [], []  # type: ignore[var-annotated]

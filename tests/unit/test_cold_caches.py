@@ -107,7 +107,7 @@ def test_on_a_gpu_the_host_waits_for_empty_caches_before_the_clock_starts(
 
 @pytest.fixture
 def buffers(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The buffers that are made, of which only a page is there."""
+    """The buffers that are made. Large ones are views of one element."""
     made: list[torch.Tensor] = []
 
     def empty(size: int, **_: Any) -> torch.Tensor:

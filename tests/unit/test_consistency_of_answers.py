@@ -50,7 +50,7 @@ def noisy(candidate_s: float, eager_s: float, spread: float, *, seed: int = 0, r
 
 
 def contradicting(target: str = "zoo:a.b") -> tuple[Row, ...]:
-    """Return rows of processes in which eager takes another time in each, and a duel that says the contrary."""
+    """Return rows of processes in which eager takes another time in each, and a duel with the opposite result."""
     return (
         a_row(
             "eager", target=target, measurement=noisy(0.0115, 0.0116, 1.02), costs=Costs(0.0, 0.0, 2_694_840, 2_694_840)
@@ -62,7 +62,7 @@ def contradicting(target: str = "zoo:a.b") -> tuple[Row, ...]:
 
 
 def garbage(target: str = "zoo:a.b") -> tuple[Row, ...]:
-    """Return rows that name no figure, as of an eager that had a quarter of its own speed."""
+    """Return rows without a figure, as after an eager that had a quarter of its own speed."""
     return (
         a_row("eager", target=target, measurement=noisy(1.0, 0.256, 1.05)),
         a_row("default", target=target, measurement=noisy(0.993, 1.0, 40.0, seed=1)),

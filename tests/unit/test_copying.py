@@ -164,7 +164,7 @@ def test_a_gradient_and_attributes_of_a_tensor_are_kept() -> None:
 
 
 class Marked(nn.Parameter):
-    """A parameter of a class of its own, as libraries derive them."""
+    """A parameter of a derived class, as libraries have them."""
 
 
 def test_a_parameter_stays_of_its_class() -> None:

@@ -272,7 +272,7 @@ def test_the_sentence_for_eager_does_not_contradict_itself() -> None:
 def test_eager_that_was_held_up_when_it_was_looked_at_is_not_what_a_plan_saves_from(
     looked_at_s: float, baseline_s: float
 ) -> None:
-    """Beside the plan it took one second."""
+    """Eager took one second beside the plan."""
     history = a_history(a_trial(INDUCTOR, 2.0, cold_s=10.0), inspection=an_inspection(looked_at_s))
     assert decide(history, HERE).baseline_s == baseline_s
 

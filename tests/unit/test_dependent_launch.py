@@ -48,7 +48,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def written(kernel: Any, *lines: str) -> list[str]:
-    """Return the body that a kernel ends with, from the lines that Inductor has written so far."""
+    """Return the end of a kernel's body, from the lines that Inductor has written so far."""
     code = IndentedBuffer()
     for line in lines:
         code.writeline(line)

@@ -214,7 +214,7 @@ def test_without_duels_nothing_is_said_of_them() -> None:
 
 
 def test_a_duel_that_failed_is_not_named() -> None:
-    """Two plans whose duel failed have a ratio all the same, by way of a third."""
+    """Two plans whose duel failed still have a ratio, through a third."""
     second = a_trial(FROZEN, 2.3, 2.5, duel=Duel(INDUCTOR, failure=Failure(FailureKind.OUT_OF_MEMORY, "compile", "")))
     third = met(a_trial(WRAPPED, 1.9, 2.1), second, 0.8)
     decision = decided(met(a_trial(INDUCTOR, 2.4, 2.6), third, 1.3), second, third)

@@ -36,7 +36,7 @@ class Found:
 
 
 class Net(nn.Module):
-    """Answers in the form that it is asked for."""
+    """Answers in the requested form."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def timed(low: float, mid: float, high: float) -> Price:
 
 
 def of_call(call_s: float, *found: Finding, **changes: Any) -> Explanation:
-    """A record as it was written before savings and kernels were held to the call, which takes `call_s`."""
+    """A record from before savings and kernels were limited to the call, which takes `call_s`."""
     kernels = (Kernel("cpp_fused_0", 1.0, call_s * 0.9, 1e3, None, None, generated=True),)
     made = explanation(
         *found,
@@ -173,7 +173,7 @@ def test_a_fix_that_takes_next_to_nothing_saves_no_more_than_the_call() -> None:
 
 
 def test_a_saving_is_on_the_scale_of_the_call_that_is_shown() -> None:
-    """The run took three times as long when the fix was timed: three times its saving would be more than the call."""
+    """The run took three times as long when the fix was timed. Three times its saving would be more than the call."""
     slow = Measurement((1.5 * CALL_S,) * 40, (3 * CALL_S,) * 40)
     assert price_of(share_saved_anywhere(slow), CALL_S, "").per_call_s.mid == pytest.approx(CALL_S / 2)
 

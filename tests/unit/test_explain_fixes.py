@@ -1,4 +1,4 @@
-"""Fixes against compiling anew: each is tried, and only one that was seen to help is recommended."""
+"""Fixes against recompiles: each is tried, and only one that was seen to help is recommended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchwise.workload import Example, Workload
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have nothing generate code: how often Dynamo compiles does not depend on that."""
+    """Have nothing generate code: the number of Dynamo's compiles does not depend on that."""
     own = torch.compile
 
     def quick(model: Any, *, dynamic: bool | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -42,7 +42,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Arena:
-    """Calls, and no clock."""
+    """Provides calls, and no clock."""
 
     device, mode = "cpu", "inference"
 

@@ -1,4 +1,4 @@
-"""No code is suggested that was not run: it fits the line, answers alike, and takes the break away."""
+"""Only code that was run is suggested: it fits the line, answers alike, and takes the break away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = suggested.X
 
 
 class Arena:
-    """Calls, and no clock."""
+    """Provides calls, and no clock."""
 
     device, mode = "cpu", "inference"
 

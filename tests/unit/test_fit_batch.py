@@ -1,4 +1,4 @@
-"""`torchwise.fit_batch`: doubling, the gap halved, the reasons to end, and the best batch."""
+"""`torchwise.fit_batch`: it doubles, then halves the gap, and tells why it ended and which batch is best."""
 
 from __future__ import annotations
 

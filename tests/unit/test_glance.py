@@ -27,7 +27,7 @@ class Net(torch.nn.Module):
 
 
 class Other(torch.nn.Linear):
-    """Takes the place of a layer's class."""
+    """Replaces the class of a layer."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Rules of the house that a machine can hold: broad handlers say why, files stay short, pure folders need no torch."""
+"""Rules of the house that a machine can check: broad handlers say why, files stay short, pure folders need no torch."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_child_of_the_doctor_ends_with_an_interruption(tmp_path: Path) -> None
 
 
 def test_the_server_of_workers_dies_quietly_while_it_loads(tmp_path: Path) -> None:
-    """It is in the terminal's foreground as the command is, and hears Ctrl-C as that does."""
+    """It is in the terminal's foreground, as the command is, and hears Ctrl-C as the command does."""
     (tmp_path / "model.py").write_text("import torch\ndef make():\n    return torch.tanh, (torch.ones(3),)\n")
     words = [sys.executable, "-m", "torchwise.cli", "tune", "model.py:make", "--device", "cpu", "--store", "tried.db"]
     with subprocess.Popen(

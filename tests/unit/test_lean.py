@@ -321,7 +321,7 @@ def test_what_was_noted_of_the_inputs_is_let_go() -> None:
 
 
 def test_what_goes_through_numpy_is_compiled_though_its_guards_are_noted() -> None:
-    """An array that outlives a graph break is guarded, and a guard that is made twice compares tensors (`lean.py`)."""
+    """An array that outlives a graph break is guarded. A guard that is made twice compares tensors (`lean.py`)."""
     counted = Counted(through_numpy, X)
     assert torch.equal(counted(X), through_numpy(X))
 

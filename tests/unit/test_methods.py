@@ -1,4 +1,4 @@
-"""Methods that a program put in a class of a module: a worker, which imports that, runs them as well."""
+"""Methods that a program put in a class of a module. A worker imports the module, and runs them as well."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_dropout_of_an_isolated_rnn_acts_in_training_only(training: bool, x: tor
 
 
 class Own(nn.GRU):
-    """A user's own, with work and methods that PyTorch's has not."""
+    """A user's own class, with work and methods that PyTorch's lacks."""
 
     def start(self, batch: int) -> torch.Tensor:
         return torch.ones(self.num_layers, batch, self.hidden_size)
@@ -447,7 +447,7 @@ def test_the_static_forms_of_the_zoo_pass(operation: str) -> None:
 
 
 class Recurrent(nn.Module):
-    """Both: rows that the data select, and an RNN."""
+    """Has both: rows that the data select, and an RNN."""
 
     def __init__(self, tagger: Tagger) -> None:
         super().__init__()

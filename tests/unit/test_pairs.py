@@ -1,4 +1,4 @@
-"""Two sides timed in alternation: in which order, for how long, and how many calls to a block."""
+"""Two sides timed in alternation: their order, their length, and the number of calls in a block."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_order_swaps_from_round_to_round_and_tight_answers_end_it() -> None:
 
 
 class Noisy(Clock):
-    """A clock on which the same work takes now more and now less, and longer after a look at the interval."""
+    """A clock on which the same work takes varying times, and longer after a look at the interval."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
@@ -205,7 +205,7 @@ def test_what_is_beyond_tenfold_is_no_percentage(eager: tuple[float, ...], said:
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
-    """Have the driver answer with these rows when it is asked for clocks, one after the other, and know no programs."""
+    """Have the driver answer requests for clocks with these rows, one after the other, and know no programs."""
     told = iter(rows)
     monkeypatch.setattr(
         quality,

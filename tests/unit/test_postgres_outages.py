@@ -39,7 +39,7 @@ def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
 
 
 class Losing(Table):
-    """A launcher during whose second trial the server goes, and comes back some time after its end."""
+    """A launcher during whose second trial the server goes. It comes back some time after the trial's end."""
 
     def __init__(self, lose: Callable[[], None], come_back: Callable[[], None]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ REAL_COMMIT = psycopg.Connection.commit
 
 @pytest.fixture(params=[lose_answer, lose_order], ids=["committed", "not committed"])
 def commit_is_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function after which the next commit of a transaction that wrote is lost."""
+    """Return a function that makes the next commit of a writing transaction get lost."""
 
     def lose_next() -> None:
         losses = [request.param]

@@ -111,7 +111,7 @@ def test_derived_weights_follow_the_original(conv: torch.nn.Module, plan: Plan) 
 
 
 class Writing(torch.nn.Module):
-    """Counts calls in buffers: in one that it writes to, and in one that it puts another in the place of."""
+    """Counts calls in two buffers: it writes to one, and replaces the other."""
 
     def __init__(self) -> None:
         super().__init__()

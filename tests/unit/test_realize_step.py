@@ -211,7 +211,7 @@ def test_a_fused_optimizer_goes_on_from_a_checkpoint_that_lies_otherwise(plan: P
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """Be the only rank there is."""
+    """Be the only rank."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Calls recognised without making their signature: never one for another."""
+"""Calls recognised without their signature: never one for another."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_it_keeps_no_tensor_alive() -> None:
 
 
 def test_a_call_is_recognised_only_under_the_mode_it_was_seen_in() -> None:
-    """Not recognising it is never wrong: its signature then says which call it is."""
+    """Not recognising a call is never wrong: its signature then says which call it is."""
     for args in ((X,), ([X],)):
         recognizer = Recognizer(args)
         with torch.inference_mode():

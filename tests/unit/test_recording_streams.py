@@ -1,4 +1,4 @@
-"""Whose is the stream that a plan's graphs are recorded on, with CUDA stood in for."""
+"""Who owns the stream that a plan's graphs are recorded on, with a stand-in for CUDA."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_first_anchor_keeps_the_pool_and_later_ones_go_with_their_recordings
 
 
 def test_the_stream_that_was_left_first_is_taken_first(card: Card) -> None:
-    """The graphs of a plan that is just being collected may be there still."""
+    """The graphs of a plan that is just being collected may still exist."""
     first, second = RecordingStream(), RecordingStream()
     stream_of(first), stream_of(second)
     del first
@@ -205,7 +205,7 @@ def test_a_stream_whose_anchor_breaks_off_goes_on_in_another_pool(card: Card, en
 
 
 def test_with_the_drivers_own_allocator_nothing_is_captured(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a workspace would belong to the anchor, which is never replayed, and no other graph could write to it."""
+    """A workspace there would belong to the anchor, which is never replayed. No other graph could write to it."""
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
     with pytest.raises(UnsupportedError, match="backend:cudaMallocAsync"):
         stream_of(RecordingStream())
@@ -314,7 +314,7 @@ def asked(threads: int) -> Done:
 def test_handles_are_made_before_the_recording_in_which_their_workspaces_are(
     monkeypatch: pytest.MonkeyPatch, done: Done, gradients: bool
 ) -> None:
-    """Making one takes memory from the driver, which fails while its thread records."""
+    """Making a handle takes memory from the driver, which fails while its thread records."""
     monkeypatch.setattr(torch.autograd, "_get_sequence_nr", lambda: int(gradients))
     with torch.no_grad():
         stream_of(RecordingStream())

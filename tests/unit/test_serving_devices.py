@@ -1,4 +1,4 @@
-"""Inputs and weights on another device than the plan's: the original answers, counted."""
+"""Inputs and weights on another device than the plan's: the original answers, and the calls are counted."""
 
 from __future__ import annotations
 

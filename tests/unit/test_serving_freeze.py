@@ -133,7 +133,7 @@ def test_a_module_that_changes_is_never_compiled_for(net: Net, change: Callable[
 @pytest.mark.slow
 @torch.no_grad()
 def test_pytorch_is_not_asked_again_on_every_call(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes many times as long as the call."""
+    """The question takes many times as long as the call."""
     now, asked = [0.0], list[str]()
     refuse = frozen._refuse_compiling
     clocked = functools.partial(Circuit, clock=lambda: now[0])

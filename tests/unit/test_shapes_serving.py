@@ -91,7 +91,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 def strides(tensor: Tensor) -> list[int]:
-    """The strides that mean anything."""
+    """The strides of dimensions longer than 1. Others have no effect."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
@@ -158,7 +158,10 @@ def test_keyword_arguments_are_padded_too() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("args", [(), (None,), (None, True)])
 def test_a_call_of_another_kind_than_the_proofs_is_answered_as_it_came(args: tuple[Any, ...]) -> None:
-    """Without the mask, say, padding changes the answer: not even the original may be asked on padded inputs."""
+    """Without the mask, for example, padding changes the answer.
+
+    Not even the original may be asked on padded inputs.
+    """
     sizes: list[int] = []
 
     def mean(x: Tensor, mask: Tensor | None = None, negative: bool = False) -> Tensor:

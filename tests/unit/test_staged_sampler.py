@@ -35,7 +35,7 @@ def asked_of(history: History, **space: Any) -> Plan | None:
 
 
 def ever_asked(history: History, **space: Any) -> list[Plan]:
-    """Ask until nothing more is proposed, while nothing that is tried works."""
+    """Ask until no more plans are proposed, while every tried plan fails."""
     found: list[Plan] = []
     while (plan := asked_of(history, **space)) is not None:
         found.append(plan)
@@ -564,7 +564,7 @@ OF_ALL = frozenset({"module", "gemm", "floating", "complex", "short_rows", "rnn"
 
 
 def asked_by_all_means(device: str, *trials: Trial) -> list[Plan]:
-    """Ask until nothing more is proposed, while every plan is a little faster than the one before."""
+    """Ask until no more plans are proposed, while every plan is a little faster than the one before."""
     space = PlanSpace(device, "inference", OF_ALL, effort="thorough")
     history = known(*trials, device=device, shares={"gemm": 0.5, "launch": 0.5})
     found: list[Plan] = []

@@ -236,7 +236,7 @@ def test_changes_are_named_by_path() -> None:
 
 
 def test_memory_is_put_back_where_it_was() -> None:
-    """A CUDA graph, or a view that somebody holds, knows it by its address."""
+    """A CUDA graph, or a view that somebody holds, knows the memory by its address."""
     model = Stateful(torch.zeros(4), _grow)
     model.alias, model.view = model.kept, model.kept[1:3]
     kept, place = model.kept, model.kept.data_ptr()

@@ -34,7 +34,7 @@ class Kind(dict[str, Any]):
 
 
 class WithAttributes(dict[str, Any]):
-    """Whose copies would keep the tensors of the original as attributes."""
+    """Its copies would keep the tensors of the original as attributes."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

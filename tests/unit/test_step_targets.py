@@ -1,4 +1,4 @@
-"""Training steps as targets: in which mode, for which commands, and how they reach a worker."""
+"""Training steps as targets: their modes, the commands that take them, and how they reach a worker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_search_hears_where_the_loss_went(tmp_path: Path) -> None:
 
 
 def test_two_plans_of_a_step_are_timed_beside_each_other() -> None:
-    """One batch in four pieces takes about as many times as long."""
+    """A batch cut in four takes about four times as long."""
     job = Job("try", WorkloadSpec(TARGET, mode="training"), Plan(optimizer="foreach"), effort=EFFORTS["quick"])
     found = hold_duel(ProcessLauncher(), job, Plan(pieces=4), LIMITS, lambda _stage: None)
     assert found.measurement is not None, found.failure

@@ -128,7 +128,7 @@ def test_a_trial_knows_what_eager_usually_takes(storage: Storage, table: Table) 
 
 
 def test_a_search_does_not_pay_for_waiting(storage: Storage, spent_clock: Any) -> None:
-    """Its budget is for its own work."""
+    """The budget of a search is for its own work."""
 
     class Waits(Table):
         def run(self, job: Job, limits: Limits, on_stage: Any) -> str | Failure:
@@ -546,7 +546,7 @@ def test_what_runs_out_of_time_sooner_than_it_should_is_tried_once_a_search(stor
 
 
 class Fickle(Table):
-    """A plan has another speed in each process: those given, and the last of them from then on."""
+    """A plan with another speed in each process: the given ones, and the last of them from then on."""
 
     def __init__(self, *speeds: float | Failure) -> None:
         super().__init__()
@@ -566,7 +566,7 @@ class Fickle(Table):
 
 
 def search(storage: Storage, table: Table, effort: str = "standard", listener: Silent | None = None) -> Trial:
-    """Return the trial of a plan that compiles, searched for among plans that are named."""
+    """Return the trial of a plan that compiles, from a search among named plans."""
     asked = request(ENDLESS, plans=(INDUCTOR,), effort=effort)
     return run_study(asked, storage, table, listener or Silent()).trials[0]
 

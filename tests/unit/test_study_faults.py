@@ -141,7 +141,7 @@ def test_bad_input_and_a_failing_model_have_exit_codes_of_their_own(
 
 
 def test_processes_tuning_into_one_file_lose_nothing(tmp_path: Path) -> None:
-    """Four at once on one study: every plan is tried exactly once, by whoever claims it first."""
+    """Four at once on one study: each plan is tried exactly once, by the process that claims it first."""
     plans = [GOOD, *(Plan(threads=n) for n in (4, 5, 6, 7, 8))]
     running = [
         subprocess.Popen(

@@ -291,7 +291,7 @@ class Answer:
 
 
 class Slotted:
-    """Likewise, and without attributes by which its parts could be named."""
+    """The same, without attributes by which its parts could be named."""
 
     __slots__ = ("parts",)
 

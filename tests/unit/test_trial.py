@@ -303,7 +303,7 @@ def test_a_main_that_comes_while_a_worker_starts_stays(monkeypatch: pytest.Monke
 
 
 def test_the_look_at_every_operator_prints_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage prints each of its bytes, and on a GPU waits for each."""
+    """Printing a storage prints each of its bytes, and on a GPU waits for each."""
     import torch
 
     from torchwise.trial.inspection import _watched
@@ -396,7 +396,7 @@ def dueled(launcher: ProcessLauncher, factory: str, plan: Plan, rival: Plan) -> 
 
 
 def test_a_duel_is_the_rival_s_time_over_the_plan_s(launcher: ProcessLauncher) -> None:
-    """One thread takes half a millisecond and a little, two take three."""
+    """One thread takes a little over half a millisecond, and two take three."""
     found = dueled(launcher, "wrong", GOOD, Plan(threads=2))
     assert found.rival == Plan(threads=2)
     assert found.measurement is not None, found.failure

@@ -1,4 +1,4 @@
-"""Turns at a device: whoever measures is alone, the others wait, and no wait counts against a worker's time."""
+"""Turns at a device: a worker that measures is alone, the others wait, and no wait counts against a worker's time."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Other(turns.Turns):
         super().__init__(device, bool, folder)
 
     def may_measure(self) -> bool:
-        """Say whether it would have the device alone at once."""
+        """Return whether it would have the device alone at once."""
         try:
             turns.fcntl.flock(self._room, turns.fcntl.LOCK_EX | turns.fcntl.LOCK_NB)
         except BlockingIOError:
@@ -334,7 +334,7 @@ def test_a_compiler_that_raises_leaves_everything_as_it_was(
 
 @dataclass(frozen=True)
 class Aside:
-    """A worker's assignment: to time a kernel as it compiles, once another measures at the GPU of this name."""
+    """A worker's assignment: time a kernel as it compiles, once another worker measures at the GPU of this name."""
 
     gpu: str
     task: str = f"{__name__}:times_a_kernel"

@@ -1,4 +1,4 @@
-"""Why nothing was compiled: the reason, and the line that it lies in."""
+"""Why nothing was compiled: the reason, and its line."""
 
 from __future__ import annotations
 

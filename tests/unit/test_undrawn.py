@@ -38,7 +38,7 @@ def test_the_programs_generator_stays_where_it_was(name: str) -> None:
 
 
 def test_numbers_lie_where_an_operator_draws_them() -> None:
-    """An index made of one from elsewhere would end the program."""
+    """An index made of numbers from elsewhere would end the program."""
     with drawing_apart("cpu"):
         found = DRAWING["randint"](X)
     assert set(found.flatten().tolist()) == {3, 4}

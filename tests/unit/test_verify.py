@@ -87,7 +87,7 @@ def test_an_answer_that_lies_otherwise_and_is_else_eagers_is_told_apart(net: Wor
 
 
 class Above(torch.nn.Module):
-    """Returns as many numbers as are above a threshold, of which float64 finds another number."""
+    """Returns all numbers above a threshold. In float64 there are more or fewer of them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def test_nothing_is_added_where_the_device_is_right_or_the_candidate_wrong_too(
 
 
 def test_a_rounding_of_zero_accuses_nobody() -> None:
-    """The true gradient of a bias before a normalisation is zero, and each rounding of it another number."""
+    """The true gradient of a bias before a normalisation is zero, and each rounding of it is another number."""
     here = seen(RIGHT.double(), ZERO.double() * 1e3)
     assert asked(seen(WRONG, ZERO), here, lambda: seen(RIGHT.double(), ZERO.double())) == FAILED
     here = seen(WRONG.double(), ZERO.double())

@@ -17,7 +17,7 @@ def observed(gradient: torch.Tensor) -> Observation:
 
 
 def judged(ours: list[float], eagers: list[float]) -> Gradients:
-    """Return draws on which candidate and eager are off by so much, relatively, in directions of their own."""
+    """Return draws on which candidate and eager are off by these relative amounts, in directions of their own."""
     generator, found = torch.Generator().manual_seed(0), Gradients(2.0**-7)
     for mine, theirs in zip(ours, eagers, strict=True):
         exact, first, second = (torch.randn(SIZE, generator=generator) for _ in range(3))

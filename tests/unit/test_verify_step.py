@@ -54,7 +54,7 @@ def failed(verdict: Verdict) -> str:
 
 
 class Attention(torch.nn.Module):
-    """Two layers whose keys have biases, the true gradient of which is zero."""
+    """Two layers whose keys have biases. The true gradient of these is zero."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_plans_that_only_round_otherwise_pass(model: str, plan: Plan) -> None:
 
 
 class Convolutions(torch.nn.Module):
-    """Convolutions whose biases batch-norm takes away again, so that their true gradients are zero."""
+    """Convolutions whose biases batch-norm removes, so that their true gradients are zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -583,7 +583,7 @@ def test_false_alarms_are_as_rare_as_stated(reduced: bool) -> None:
 
 
 def test_at_the_margin_itself_alarms_are_as_rare_as_stated() -> None:
-    """The worst case that is granted: the true difference is the margin."""
+    """The worst case that is granted: the true difference equals the margin."""
     rng = np.random.default_rng(12)
     found = []
     for _ in range(2000):

@@ -191,12 +191,12 @@ def residual(x: torch.Tensor) -> torch.Tensor:
 
 
 def ranked(x: torch.Tensor) -> torch.Tensor:
-    """Which of many that are nearly alike is the largest."""
+    """Return the index of the largest of many nearly equal numbers."""
     return (1 + 1e-6 * x).argmax(-1)
 
 
 def routed(x: torch.Tensor) -> torch.Tensor:
-    """Send each row through the one of two branches that a score picks, with near ties."""
+    """Send each row through one of two branches by a score, with near ties."""
     score = (1 + 2e-5 * x).sum(-1, keepdim=True)
     return torch.where(score > score.mean(), x, -x)
 

@@ -277,7 +277,7 @@ def test_it_detaches_when_the_program_raises() -> None:
 
 
 def test_another_listener_that_leaves_makes_nobody_deaf() -> None:
-    """PyTorch's own handler takes itself out at the first record, while the list of handlers is walked."""
+    """PyTorch's own handler removes itself at the first record, while the list of handlers is walked."""
 
     class Leaver(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -37,7 +37,7 @@ def run(workload: Workload, seed: int = 0) -> torch.Tensor:
 
 
 def silent(name: str, dtype: torch.dtype = torch.float32, noisy_layer: int | None = None) -> Workload:
-    """Load it small, without dropout, and without noise but for that of one layer."""
+    """Load it small, without dropout, and without noise except that of one layer, if given."""
     workload = load(f"{name}@small", dtype=dtype)
     for index, layer in enumerate(workload.call.eval().layers):
         if index != noisy_layer:

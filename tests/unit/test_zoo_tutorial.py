@@ -212,7 +212,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def graphs(workload: Workload) -> int:
-    """Return in how many graphs PyTorch traces it."""
+    """Return the number of graphs in which PyTorch traces it."""
     counter = CompileCounter()
     with torch.no_grad():
         answer = torch.compile(workload.call, backend=counter)(*workload.examples[0].args)
