@@ -166,6 +166,10 @@ def test_every_number_is_tried_before_anything_is_compiled() -> None:
 def test_a_decision_names_the_cause_and_what_it_costs() -> None:
     cause = "Other programs hold 1.0 of 8 cores: eager with 8 threads takes 88.0 ms a call"
     assert f"{cause}, with 1 thread 110 µs." in decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason
+    again = "When those programs have ended, tune again: more threads may be faster then."
+    assert decide(known(a_trial(ONE, 800.0, cold_s=0.0)), HERE).reason.endswith(f"with 1 thread 110 µs. {again}")
+    limited = replace(CONTENDED, others=0.0, quota=1.0)
+    assert again not in decide(known(a_trial(ONE, 800.0, cold_s=0.0), cores=limited), HERE).reason
     left = decide(known(), HERE).reason
     assert left.endswith(f"{cause}. Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`.")
     unsure = decide(known(a_trial(ONE, 0.8, 28.4, cold_s=0.0)), HERE)

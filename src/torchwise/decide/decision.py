@@ -41,15 +41,15 @@ def decide(history: History, environment: Environment) -> Decision:
         environment=environment,
     )
     if chosen is None and (untold := _untold(history)) is not None:
-        reason = _why_inconclusive(untold) + _waits(history, is_left=True)
+        reason = _why_inconclusive(untold) + _waits(history)
         return replace(stay, reason=reason, answer=Answer.INCONCLUSIVE)
     if chosen is None:
-        return replace(stay, reason=_why_eager(history) + _waits(history, is_left=True), answer=Answer.NO)
+        return replace(stay, reason=_why_eager(history) + _waits(history), answer=Answer.NO)
     assert chosen.costs is not None
     return replace(
         stay,
         plan=chosen.plan,
-        reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen) + _waits(history),
+        reason=_why(chosen, history) + _beside(chosen, history) + _loss(chosen) + _waits(history, chosen.plan),
         speedup=chosen.speedup,
         break_even_calls=economics.break_even_calls(chosen),
         saved_s=economics.saving(chosen),
@@ -137,10 +137,11 @@ def _beside(chosen: Trial, history: History) -> str:
     return f" Timed beside {rival} in one process, it has {ratios[rival]} times its speed."
 
 
-def _waits(history: History, *, is_left: bool = False) -> str:
+def _waits(history: History, chosen: Plan = EAGER) -> str:
     """Say why threads wait for a core, and how long a call then takes.
 
-    If eager stays and so leaves it at that, name a remedy.
+    If eager stays and so leaves it at that, name a remedy. If a plan has fewer threads because other programs hold
+    cores, say how long that holds: without them it may be slower than eager (`docs/benchmarks/search.md`).
     """
     cores = history.inspection.measurement.cores
     if cores is None or not cores.is_contended:
@@ -154,8 +155,11 @@ def _waits(history: History, *, is_left: bool = False) -> str:
         else:  # its middle is no figure to divide another one by, so the times side by side are used
             pair = best.measurement
             by_threads = {cores.threads: pair.baseline_time.mid, threads: pair.candidate_time.mid}
-    ends = is_left and cores.threads > 1
-    way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`." if ends else ""
+    way_out = ""
+    if chosen.is_eager and cores.threads > 1:
+        way_out = " Fewer threads wait less: set OMP_NUM_THREADS, or approve a plan with `threads`."
+    elif chosen.threads is not None and cores.is_held:
+        way_out = " When those programs have ended, tune again: more threads may be faster then."
     return f" {describe_contention(cores, by_threads)}{way_out}"
 
 
