@@ -172,8 +172,9 @@ def report(runs: list[dict[str, object]], options: argparse.Namespace) -> str:
         lines.append(f"| {number} | {run['plan']} | {answer} | {' | '.join(cells)} | {run['seconds']} |")
     lines += ["", f"{agreeing} of {len(pairs)} pairs of runs agree."]
     if judged := [run["judged"] for run in runs if "judged" in run]:
-        counts = ", ".join(f"{judged.count(word)} {word}" for word in ("right", "inconclusive", "wrong"))
-        unknown = len(judged) - sum(judged.count(word) for word in ("right", "inconclusive", "wrong"))
+        found = {word: judged.count(word) for word in ("right", "inconclusive", "wrong")}
+        unknown = len(judged) - sum(found.values())
+        counts = ", ".join(f"{times} {word}" for word, times in found.items())
         counts += f", {unknown} unknown" if unknown else ""
         beside = "the other runs" if options.among_themselves else "quiet runs"
         lines += ["", f"Beside {beside}: {counts}."]

@@ -67,8 +67,9 @@ def run(words: list[str], environment: dict[str, str], folder: Path) -> str:
     """Run a command with the Torchwise under test, and return its output."""
     words = [str(Path(sys.executable).with_name("torchwise")), *words[1:]] if words[0] == "torchwise" else words
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
-    # Whether a busy machine can tell is not the command's fault, and no test of it.
-    assert done.returncode in (0, EXIT_INCONCLUSIVE), f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    # A busy machine may leave a study inconclusive, and then the output must say so.
+    said_so = done.returncode == EXIT_INCONCLUSIVE and "inconclusive" in done.stdout.lower()
+    assert done.returncode == 0 or said_so, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 

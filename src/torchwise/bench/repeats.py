@@ -22,14 +22,13 @@ def next_duel(scale: Scale, effort: Effort, able: Collection[str]) -> Row | None
     Args:
         scale: the rows of one target.
         effort: sets the required width of an interval and the maximum number of processes.
+        able: contenders that can run again.
     """
     for row in (one.row for one in scale.rows):
         ratio, met = row.speed_over_rival, len(row.duels)
         if ratio is None or row.is_its_rival or not row.is_right or row.contender not in able:
             continue
-        if met >= effort.processes:
-            continue
-        if not is_plain(ratio, _distance(ratio), met, effort.half_width):
+        if met < effort.processes and not is_plain(ratio, _distance(ratio), met, effort.half_width):
             return row
     return None
 
